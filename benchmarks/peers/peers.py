@@ -30,8 +30,10 @@ from draftree.bench.samples import Answer
 from draftree.drafting import DraftModel
 from draftree.drafting.folder import base_of
 from draftree.engine.limits import eos_token_ids
+from draftree.models import free_bytes
 
 GRACE = 60.0  # seconds for a process to end
+ROOM = 4  # times the model's weights that must be free before one more way is made ready: a machine that swaps is none
 OWN, REFERENCE = "draftree", "hugging_face"
 
 
@@ -128,8 +130,14 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
             except RuntimeError as why:
                 left_out[engine] = str(why)
             setup.watcher.step()
+        need = ROOM * sum(weight.nbytes for weight in setup.model.parameters())
         for process in processes:
             for way in process.facts["ways"]:
+                free = free_bytes(torch.device("cpu"))
+                if free is not None and free < need and way != PLAIN:
+                    process.troubles[way] = (
+                        "too little memory is left beside the other engines (give fewer: --set engines=)"
+                    )
                 process.ask(way, [])  # what cannot be made ready is found before anything is measured
         ways = {
             f"{process.engine} {way}": Way(f"{process.engine} {way}", ask=partial(process.ask, way))

@@ -138,6 +138,15 @@ def test_without_hugging_face_others_are_measured_all_the_same(fake, monkeypatch
         run(experiments()["peers"], given | {"engines": ("hugging_face",)}, prompts=prompts)
 
 
+def test_no_more_is_loaded_than_memory_holds(monkeypatch):
+    monkeypatch.setattr(peers, "free_bytes", lambda device: 1000)
+    prompts = [next(p for p in embedded_prompts() if p.set == "wikisql" and p.warm is warm) for warm in (False, True)]
+    given = {"engines": ("hugging_face",), "drafters": (), "max_new_tokens": 4, "warm_per_set": 1}
+    table = run(experiments()["peers"], given, prompts=prompts).table
+    assert list(table["way"]) == ["plain"]
+    assert any("too little memory is left" in remark for remark in table.attrs["remarks"])
+
+
 def test_weights_of_eight_bits_have_an_environment_of_their_own(fake, monkeypatch):
     asked = []
     monkeypatch.setattr(peers, "python_of", lambda engine: asked.append(engine) or fail())
