@@ -17,6 +17,7 @@ from draftree.integrations.ray_serve import app, deployment
 from draftree.integrations.ray_serve import front as front_module
 from draftree.integrations.ray_serve.front import Front, HttpRequest, labelled
 from draftree.integrations.ray_serve.prefixes import MOST_BLOCKS, Beginnings, Prefixes, beginnings_of
+from draftree.models import Placement
 from draftree.serve.launch import Launch
 
 LONG = "All of this is the beginning of a text that is rather longer than two of the blocks that are compared. " * 2
@@ -262,6 +263,9 @@ def test_a_body_that_is_too_long_is_cut_and_left_to_the_replica_to_refuse() -> N
         ({"slots": "0"}, "slots is 0"),
         ({"replicas": "two"}, "replicas is 'two'"),
         ({"share": "yes"}, "share is 'yes': give true or false"),
+        ({"strict": "no"}, "strict is 'no': give true or false"),
+        ({"device": "cuda:9"}, "no device 'cuda:9'"),
+        ({"gpus": "all"}, "gpus is 'all': give a number"),
     ],
 )
 def test_wrong_arguments_of_a_deployment_are_told(arguments: dict[str, str], said: str) -> None:
@@ -274,6 +278,21 @@ def test_a_deployment_shares_and_reads_keys_as_the_server_does(monkeypatch: pyte
     assert app({}).sharing == "key"
     assert app({"share": "true"}).sharing == app({"share": True}).sharing == "all"
     assert app({"api_keys": "one, two ,three"}).api_keys == ("one", "two", "three")
+    monkeypatch.setenv("DRAFTREE_API_KEYS", "four, ")
+    assert app({"api_keys": "one"}).api_keys == ("one", "four")
+    assert app({"max_choices": 3, "max_body_bytes": "999"}).most_choices == 3
+    assert app({"max_body_bytes": "999"}).body_bytes == 999
+
+
+def test_where_replicas_have_their_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_serve, "deployment", lambda launch, **options: (launch, options))
+    launch, options = app({"device": "cpu", "dtype": "bfloat16", "strict": "true"})
+    assert launch.placement == Placement("cpu", "bfloat16")
+    assert launch.strict
+    assert options["gpus"] == 0
+    launch, options = app({"device": "cuda", "gpus": "0.5"})  # of other machines
+    assert launch.placement == Placement("cuda")
+    assert options["gpus"] == 0.5
 
 
 def test_what_a_deployment_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,6 +305,14 @@ def test_what_a_deployment_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
         deployment(launch, replicas=3, most_replicas=2)
     with pytest.raises(ValueError, match="exchange is 0"):
         deployment(launch, exchange=0.0)
+    with pytest.raises(ValueError, match="gpus is -1"):
+        deployment(launch, gpus=-1.0)
+
+
+@pytest.mark.parametrize("option", [["--most-replicas", "3"], ["--exchange", "60"], ["--gpus", "1"]])
+def test_options_of_replicas_are_for_replicas(option: list[str]) -> None:
+    done = CliRunner().invoke(cli, ["serve", *option])
+    assert f"{option[0]} is for replicas" in str(done.exception)
 
 
 class Learners(Replicas):

@@ -7,7 +7,7 @@ import socket
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,12 +16,12 @@ from draftree.cli.options import Model, grouped
 from draftree.cli.running import Running
 from draftree.cli.where import Where
 from draftree.errors import install
+from draftree.serve.settings import KEYS, keys_of
 
 if TYPE_CHECKING:
     from draftree.engine.engine import Engine
     from draftree.serve.launch import Launch
 
-KEYS = "DRAFTREE_API_KEYS"
 MISSING = f"The server needs more packages: {install('serve')}."
 
 
@@ -58,6 +58,14 @@ def serve(
     replicas: Annotated[
         int | None, typer.Option(min=1, help="Replicas on Ray Serve, with --threads each.", show_default="none, no Ray")
     ] = None,
+    most_replicas: Annotated[
+        int | None, typer.Option(min=1, help="Replicas that Ray may start as the load asks.", show_default="--replicas")
+    ] = None,
+    exchange: Annotated[
+        float | None,
+        typer.Option(help="Seconds after which replicas tell each other their answers.", show_default="never"),
+    ] = None,
+    gpus: Annotated[float, typer.Option(min=0, help="GPUs of each replica; a part of one is shared.")] = 0.0,
 ) -> None:
     """Serve MODEL under the OpenAI API: chat, completions, streams, metrics; the text is that of plain decoding."""
     try:
@@ -75,11 +83,10 @@ def serve(
         raise ValueError(f"There is no log format {log_format!r}: give {' or '.join(FORMATS)}.")
     if log_format == "json" and replicas is not None:
         raise ValueError("Replicas log as Ray Serve does: set RAY_SERVE_LOG_ENCODING=JSON in place of --log-format.")
-    keys = [*(api_key or ()), *(key.strip() for key in os.environ.get(KEYS, "").split(",") if key.strip())]
     settings = ServerSettings(
         model_name=name or (Path(model).name if model else "draftree-demo"),
         root=model or "",
-        api_keys=tuple(keys),
+        api_keys=keys_of(api_key or ()),
         slots=slots,
         queue=queue,
         max_prompt_tokens=max_prompt_tokens,
@@ -91,9 +98,13 @@ def serve(
     )
     parts = partial(drafting.for_engine, trie=trie)
     launch = Launch(model, parts, settings, running.name, running.strict, where.threads, where.placement)
+    of_replicas = {"most_replicas": most_replicas, "exchange": exchange, "gpus": gpus}
     if replicas is not None:
-        scale_out(launch, replicas, host, port)
+        scale_out(launch, replicas, host, port, **of_replicas)
         return
+    for option, value in of_replicas.items():
+        if value:
+            raise ValueError(f"--{option.replace('_', '-')} is for replicas: give --replicas too, or leave it out.")
     app = launch.app()
     start_logging(log_format)
     with listening(host, port) as opened:
@@ -102,8 +113,8 @@ def serve(
         GracefulServer(app.state.server.worker, app=app, log_level="warning", log_config=None).run(sockets=[opened])
 
 
-def scale_out(launch: Launch, replicas: int, host: str, port: int) -> None:
-    """Serve by so many replicas on this machine, each with its share of the cores.
+def scale_out(launch: Launch, replicas: int, host: str, port: int, **options: Any) -> None:
+    """Serve by so many replicas on this machine, each with its share of the cores; `options` of `deployment`.
 
     Raises:
         ValueError: Ray is not installed, the model cannot be loaded, or the port is in use.
@@ -112,10 +123,11 @@ def scale_out(launch: Launch, replicas: int, host: str, port: int) -> None:
 
     cores = os.cpu_count() or 1
     launch = replace(launch, threads=launch.threads or max(1, cores // replicas))
-    application = ray_serve.deployment(launch, replicas=replicas)
+    application = ray_serve.deployment(launch, replicas=replicas, **options)
     listening(host, port).close()
     launch.check()  # a replica that cannot start is tried again and again
-    ray_serve.run(application, host, port, max(cores, replicas * (launch.threads or 1)))
+    most = options.get("most_replicas") or replicas
+    ray_serve.run(application, host, port, max(cores, most * (launch.threads or 1)))
 
 
 def listening(host: str, port: int) -> socket.socket:

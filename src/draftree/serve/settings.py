@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 SHARING = ("key", "all")
+KEYS = "DRAFTREE_API_KEYS"  # the environment variable with more API keys, joined by commas
+
+
+def keys_of(given: Iterable[str]) -> tuple[str, ...]:
+    """The API keys that are given and those of the environment, without blanks around them."""
+    everything = [*given, *os.environ.get(KEYS, "").split(",")]
+    return tuple(key.strip() for key in everything if key.strip())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

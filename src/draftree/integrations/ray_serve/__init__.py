@@ -15,31 +15,37 @@ from typing import Any
 
 from draftree.by_name import check_drafter, make_drafter
 from draftree.errors import install
+from draftree.models import Placement
 from draftree.serve.launch import Launch
-from draftree.serve.settings import ServerSettings
+from draftree.serve.settings import ServerSettings, keys_of
 
 MISSING = f"Replicas need Ray: {install('serve,ray')}."
 ENDLESS = 1_000_000
 GRACE = 10.0  # seconds that running answers have when a replica is told to stop
-NUMBERS = {"slots": int, "queue": int, "max_prompt_tokens": int, "max_output_tokens": int, "timeout": float}
+NUMBERS = {  # of `ServerSettings`: the argument, what it is called there, and what it is
+    "slots": ("slots", int),
+    "queue": ("queue", int),
+    "max_prompt_tokens": ("max_prompt_tokens", int),
+    "max_output_tokens": ("max_output_tokens", int),
+    "max_choices": ("most_choices", int),
+    "max_body_bytes": ("body_bytes", int),
+    "timeout": ("timeout", float),
+}
+PLACEMENT = ("device", "dtype", "quantize")
 OTHERS = (
-    "model",
-    "drafter",
-    "name",
-    "trie",
-    "runner",
-    "threads",
-    "replicas",
-    "most_replicas",
-    "exchange",
-    "api_keys",
-    "share",
+    *("model", "drafter", "name", "trie", "runner", "strict", "threads", *PLACEMENT),
+    *("replicas", "most_replicas", "exchange", "gpus", "api_keys", "share"),
 )
-SHARING = {"true": "all", "false": "key"}
+TRUTH = {"true": True, "false": False}
 
 
 def deployment(
-    launch: Launch, *, replicas: int = 1, most_replicas: int | None = None, exchange: float | None = None
+    launch: Launch,
+    *,
+    replicas: int = 1,
+    most_replicas: int | None = None,
+    exchange: float | None = None,
+    gpus: float = 0.0,
 ) -> Any:
     """The application as `ray.serve.run` takes it: replicas behind a front that routes by the beginnings of texts.
 
@@ -48,6 +54,7 @@ def deployment(
         replicas: how many; with `most_replicas`, how many at least.
         most_replicas: Ray starts as many replicas more as the load asks for, up to so many in all.
         exchange: seconds between two exchanges of what the replicas' tries learned; None for none.
+        gpus: of each replica; a part of one lets several replicas share it.
 
     Raises:
         ValueError: Ray is not installed, or a number out of range.
@@ -58,6 +65,8 @@ def deployment(
         raise ValueError(f"{replicas} to {most_replicas} replicas cannot be: give at least 1, and no fewer at most.")
     if exchange is not None and not exchange > 0:
         raise ValueError(f"exchange is {exchange:g}: give seconds over 0, or leave it out.")
+    if not gpus >= 0:
+        raise ValueError(f"gpus is {gpus:g}: give how many each replica has, or leave it out.")
     from ray import serve
     from ray.serve.config import RequestRouterConfig
 
@@ -76,7 +85,8 @@ def deployment(
         Replica,
         name="Replica",
         max_ongoing_requests=ENDLESS,  # the replica itself says when it is full
-        ray_actor_options={"num_cpus": launch.threads or 1},
+        # Ray shows a replica its own GPUs alone, and none where it was given none.
+        ray_actor_options={"num_cpus": launch.threads or 1, "num_gpus": gpus},
         request_router_config=RequestRouterConfig(**router),
         health_check_period_s=2,
         graceful_shutdown_timeout_s=GRACE,
@@ -102,8 +112,10 @@ def app(arguments: dict[str, Any]) -> Any:
     """The application of `serve run draftree.integrations.ray_serve:app NAME=VALUE ...`.
 
     Args:
-        arguments: model, drafter, trie, name, runner, threads, api_keys (joined by commas), share (true or false);
-            replicas, most_replicas and exchange of `deployment`; slots, queue, timeout and limits of `ServerSettings`.
+        arguments: model, drafter, trie, name, runner, strict (true or false), threads; device, dtype and quantize of
+            `Placement`; api_keys (joined by commas, those of the environment are more), share (true or false);
+            replicas, most_replicas, exchange and gpus of `deployment`; slots, queue, timeout, max_prompt_tokens,
+            max_output_tokens, max_choices and max_body_bytes of `draftree serve`.
 
     Raises:
         ValueError: an argument that is not known, or a value that cannot be.
@@ -121,21 +133,33 @@ def app(arguments: dict[str, Any]) -> Any:
     model, drafter = arguments.get("model"), arguments.get("drafter", "lookahead")
     trie = Path(arguments["trie"]) if "trie" in arguments else None
     check_drafter(drafter, trie)
-    given = {name: number(name, kind) for name, kind in NUMBERS.items() if name in arguments}
-    keys = tuple(filter(None, str(arguments.get("api_keys", "")).split(",")))
-    share = str(arguments.get("share", "false")).lower()
-    if share not in SHARING:
-        raise ValueError(f"share is {arguments['share']!r}: give true or false.")
+
+    def truth(name: str) -> bool:
+        said = str(arguments.get(name, "false")).lower()
+        if said not in TRUTH:
+            raise ValueError(f"{name} is {arguments[name]!r}: give true or false.")
+        return TRUTH[said]
+
+    given = {setting: number(name, kind) for name, (setting, kind) in NUMBERS.items() if name in arguments}
+    keys = keys_of(str(arguments.get("api_keys", "")).split(","))
+    sharing = "all" if truth("share") else "key"
+    placement = Placement(**{name: str(arguments[name]) for name in PLACEMENT if name in arguments})
+    gpus = number("gpus", float, 0.0)
+    if not gpus:  # else the replicas' machines have the device, and not the one that this runs on
+        placement.check()
     name = arguments.get("name") or (Path(model).name if model else "draftree-demo")
     launch = Launch(
         model,
         partial(named_parts, drafter, trie),
-        ServerSettings(model_name=name, root=model or "", api_keys=keys, sharing=SHARING[share], **given),
+        ServerSettings(model_name=name, root=model or "", api_keys=keys, sharing=sharing, **given),
         runner=arguments.get("runner", "auto"),
+        strict=truth("strict"),
         threads=number("threads", int, 1),
+        placement=placement,
     )
     replicas, most = number("replicas", int, 1), number("most_replicas", int)
-    return deployment(launch, replicas=replicas, most_replicas=most, exchange=number("exchange", float))
+    exchange = number("exchange", float)
+    return deployment(launch, replicas=replicas, most_replicas=most, exchange=exchange, gpus=gpus)
 
 
 def named_parts(drafter: str, trie: Path | None, model: Any, tokenizer: Any) -> dict[str, Any]:
