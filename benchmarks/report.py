@@ -108,7 +108,8 @@ def side_by_side(entry: dict[str, Any], folder: Path) -> list[str]:
             for one, own in table.groupby(across, sort=False):
                 columns[f"{one}, {name}"] = own[[*by, value]].rename(columns={value: f"{one}, {name}"})
         made.append(f"`{facts['about']['command']}` at {facts['about']['commit']}")
-    joined = reduce(lambda left, right: left.merge(right, on=by), columns.values())
+    keys = pd.concat([own[by] for own in columns.values()]).drop_duplicates()  # of a row that not all of them have too
+    joined = reduce(lambda left, right: left.merge(right, on=by, how="left"), columns.values(), keys)
     about = f"{facts['about']['device']}, {counted(facts['about']['threads'], 'thread')}, {facts['about']['dtype']}"
     table = shown(joined, columns=[*by, *columns])
     text = entry["text"].replace("DIFFERING", differing(results))
