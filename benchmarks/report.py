@@ -31,7 +31,7 @@ RESULTS = Path(__file__).parent / "results"
 SHOWN = tomllib.loads((RESULTS / "shown.toml").read_text(encoding="utf-8"))
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 MANUAL = PAGE.parent / "developer" / "experiments.md"
-OTHERS = [PAGE.parent / page for page in ("../README.md", "serving.md", "structured_output.md")]
+OTHERS = [PAGE.parent / page for page in ("../README.md", "serving.md", "structured_output.md", "runners.md")]
 USUAL = "AMD EPYC"  # what all tables of the page were measured on that name no other machine
 ABOUT = ("commit", "command", "device", "threads", "dtype", "model")
 HEAD = """# Results
@@ -117,10 +117,10 @@ def side_by_side(entry: dict[str, Any], folder: Path) -> list[str]:
 
 
 def differing(results: Sequence[Mapping[str, Any]]) -> str:
-    """How many answers of these results differ from those that they were compared with, in words."""
+    """How many answers of these results differ from those of the first engine's plain decoding, in words."""
     rows = [row for facts in results for row in facts["rows"] if "differing" in row]
     differ, answers = (sum(row[name] for row in rows) for name in ("differing", "answers"))
-    return "no answer differs" if not differ else f"{differ} of {answers} answers differ from Hugging Face's"
+    return "no answer differs" if not differ else f"{differ} of {answers} answers differ from plain decoding's"
 
 
 def tables(text: str, folder: Path = RESULTS) -> str:

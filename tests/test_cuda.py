@@ -89,7 +89,6 @@ def test_logits_over_all_buckets(name: str, lengths: tuple[int, ...]) -> None:
     captured = runs[-1].runner
     assert isinstance(captured, CudaGraphRunner)
     assert captured._captured.recorded == 3  # the buckets that came twice
-    assert captured.captured_bytes["recordings"] >= 0
 
 
 @pytest.mark.parametrize("name", ["qwen2", "phi3", "gemma"])
@@ -176,8 +175,8 @@ def test_recordings_go_when_too_many_and_when_stores_move() -> None:
             one.commit(trees, [list(range(trees[0].size))], result)
     assert run.cache.capacity > 300
     assert runner._captured.recorded > 5
-    del run, found
-    gc.collect()
+    held = run.cache.notes[runner._captured]
+    assert 0 < len(held) <= 3
 
 
 # ---------------------------------------------------------------- the law
@@ -315,7 +314,7 @@ def test_requests_that_come_and_go() -> None:
         engine.run()
         for request, answer in zip(requests, wanted, strict=True):
             assert request.error is None
-            assert request.tokens == answer[: len(request.tokens)], kind
+            assert request.tokens == answer, kind
 
 
 def test_two_engines_in_two_threads() -> None:

@@ -208,7 +208,7 @@ def test_a_replica_that_starts_later_is_told_the_texts(monkeypatch: pytest.Monke
             messages = [message async for message in front._to_all(request)]
             assert messages[0]["status"] == 200
         await front.catch_up()
-        assert len(replicas.calls) == len(told(replicas)) + 3 * 3  # nobody is new
+        assert told(replicas) == [(0, b"one"), (1, b"one"), (0, b"two"), (1, b"two")]  # nobody is new
         replicas.calls.clear()
         replicas.count = 3
         await front.catch_up()
@@ -221,6 +221,23 @@ def test_a_replica_that_starts_later_is_told_the_texts(monkeypatch: pytest.Monke
     replicas = Replicas(*([WHOLE, body(b"")] for _ in range(5)))
     asyncio.run(run(replicas))
     assert told(replicas) == [(2, b"two")]
+
+
+def test_a_replica_that_does_not_take_the_texts_is_told_again() -> None:
+    refused = [WHOLE | {"status": 503}, body(b"later")]
+    replicas = Replicas(*([WHOLE, body(b"")] for _ in range(2)), refused, [WHOLE, body(b"")])
+
+    async def run() -> None:
+        front = Front(replicas, 1000, None)  # type: ignore[arg-type]
+        request = HttpRequest("POST", "/v1/corpus", b"", [], b"one")
+        async for _ in front._to_all(request):
+            pass
+        replicas.count = 3
+        for _ in range(3):
+            await front.catch_up()
+
+    asyncio.run(run())
+    assert [named["replica"] for arguments, named in replicas.calls if arguments] == [0, 1, 2, 2]
 
 
 def test_texts_that_were_refused_are_told_nobody() -> None:
@@ -280,6 +297,8 @@ def test_a_deployment_shares_and_reads_keys_as_the_server_does(monkeypatch: pyte
     assert app({"api_keys": "one, two ,three"}).api_keys == ("one", "two", "three")
     monkeypatch.setenv("DRAFTREE_API_KEYS", "four, ")
     assert app({"api_keys": "one"}).api_keys == ("one", "four")
+    with pytest.raises(ValueError, match="empty"):
+        app({"api_keys": ""})
     assert app({"max_choices": 3, "max_body_bytes": "999"}).most_choices == 3
     assert app({"max_body_bytes": "999"}).body_bytes == 999
 
@@ -307,9 +326,16 @@ def test_what_a_deployment_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
         deployment(launch, exchange=0.0)
     with pytest.raises(ValueError, match="gpus is -1"):
         deployment(launch, gpus=-1.0)
+    with pytest.raises(ValueError, match="device is 'cuda', and Ray shows replicas without gpus none"):
+        deployment(Launch(None, dict, placement=Placement("cuda")))
 
 
-@pytest.mark.parametrize("option", [["--most-replicas", "3"], ["--exchange", "60"], ["--gpus", "1"]])
+def test_an_empty_key_is_refused_and_opens_nothing() -> None:
+    done = CliRunner().invoke(cli, ["serve", "--api-key", ""])
+    assert "empty" in str(done.exception)
+
+
+@pytest.mark.parametrize("option", [["--most-replicas", "3"], ["--exchange", "0"], ["--gpus", "1"]])
 def test_options_of_replicas_are_for_replicas(option: list[str]) -> None:
     done = CliRunner().invoke(cli, ["serve", *option])
     assert f"{option[0]} is for replicas" in str(done.exception)
@@ -359,5 +385,6 @@ def test_replicas_that_could_not_start_are_not_started(
     ((launch, options), where) = started[0]
     assert launch.threads == 1
     assert options == {"replicas": 2, "most_replicas": None, "exchange": None, "gpus": 0.0}
+    assert launch.placement.device == "cpu", "Ray shows them no GPU"
     assert where[:2] == ("127.0.0.1", 0)
     assert CliRunner().invoke(cli, ["serve", "--replicas", "0"]).exit_code == 2

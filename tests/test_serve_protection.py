@@ -131,7 +131,7 @@ def test_a_client_that_does_not_read_is_left(demo: Any, monkeypatch: pytest.Monk
             line.connect((url.host, url.port))
             line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(sent) + sent)
             assert line.recv(100).startswith(b"HTTP/1.1 200 ")
-            assert server.idle()
+            assert server.idle(60)
             said = b""
             with contextlib.suppress(ConnectionResetError):
                 while piece := line.recv(2**20):
@@ -172,25 +172,41 @@ def test_time_is_bounded(demo: Any) -> None:
 def test_a_request_that_is_never_begun_is_told_so_and_streams_are_not_silent(
     demo: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One slot, held by a long answer: others wait, and their time is over before it is free."""
+    """One slot, held by an answer of slow steps: others wait, and their time is over before it is free."""
     monkeypatch.setattr(answers, "KEEP_ALIVE", 0.02)
     body = {"prompt": "The sea", "max_tokens": 2000, "ignore_eos": True}
     with serving(*demo, slots=1, timeout=60) as server:
-        path = f"{server.url}/v1/completions"
+        engine, path = server.worker.engine, f"{server.url}/v1/completions"
+        step = engine.step
+        monkeypatch.setattr(engine, "step", lambda: (time.sleep(0.01), step()))
         with httpx.stream("POST", path, json=body | {"stream": True, "draftree": {"drafter": "off"}}) as first:
             lines = first.iter_lines()
             next(lines)
-            late = httpx.post(path, json=body | {"draftree": {"timeout": 0.1}}, timeout=60)
-            assert late.status_code == 503
-            assert late.headers["retry-after"] == "1"
-            assert "until the time of this request was over" in late.json()["error"]["message"]
+            for n in (1, 2):
+                late = httpx.post(path, json=body | {"n": n, "draftree": {"timeout": 0.1}}, timeout=60)
+                assert late.status_code == 503
+                assert late.headers["retry-after"] == "1"
+                assert "until the time of this request was over" in late.json()["error"]["message"]
             with httpx.stream("POST", path, json=body | {"stream": True, "draftree": {"timeout": 0.2}}) as waiting:
                 said = [line for line in waiting.iter_lines() if line]
             assert said.count(": waiting") > 2
             assert "until the time" in said[-2]
             assert said[-1] == "data: [DONE]"
+        monkeypatch.undo()
         assert server.idle()
         assert server.complete("Hi", max_tokens=2)["choices"]
+        waited = server.app.state.server.metrics.text().decode()
+        assert "draftree_queue_seconds_count 2.0" in waited, "only what was begun has left the queue"
+
+
+def test_a_refused_request_makes_no_trie(demo: Any) -> None:
+    with serving(*demo, slots=1, queue=0) as server:
+        (drafter,) = server.app.state.server._tries
+        assert server.post("/v1/completions", prompt="Hi", user="bad", temperature=-1).status_code == 400
+        assert server.post("/v1/completions", prompt="Hi", user="much", n=2).status_code == 400
+        assert not drafter._scoped
+        assert server.complete("Hi", max_tokens=2, user="good")["choices"]
+        assert len(drafter._scoped) == 1
 
 
 def test_whoever_goes_away_frees_the_slot(server: Running) -> None:

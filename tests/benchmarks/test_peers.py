@@ -192,8 +192,11 @@ def test_an_environment_is_made_once_and_anew_when_it_asks_for_more(monkeypatch,
 
 
 def test_what_is_optional_may_fail_to_install(monkeypatch, tmp_path):
+    tried = []
+
     def run(command):
         if "rare==1" in command:
+            tried.append(command)
             raise RuntimeError("no compiler")
 
     monkeypatch.setattr(environments, "PLACE", tmp_path)
@@ -202,6 +205,7 @@ def test_what_is_optional_may_fail_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(environments.ENVIRONMENTS, "some", wanted)
     (tmp_path / "some").mkdir()
     assert environments.python_of("some").parent.parent == tmp_path / "some"
+    assert len(tried) == 1
 
 
 def test_an_environment_that_cannot_be_made_says_what_pip_said():

@@ -41,6 +41,30 @@ def test_every_shown_column_is_there():
         assert set(entry.get("columns", facts["columns"])) <= {name for row in facts["rows"] for name in row}
 
 
+def test_rows_that_not_all_results_have_and_answers_that_differ(tmp_path):
+    about = {
+        "command": "draftree bench run peers",
+        "commit": "c",
+        "device": "d",
+        "threads": 1,
+        "dtype": "float32",
+        "model": "m",
+    }
+    keep = {"experiment": "peers", "source": "", "says": "", "complete": True, "remarks": [], "tables": {}}
+    for name, engines, differ in (("large", ["a"], 0), ("small", ["a", "b"], 2)):
+        rows = [
+            {"engine": one, "x": 1.0, "x_low": 0.5, "x_high": 2.0, "differing": differ, "answers": 4, **about}
+            for one in engines
+        ]
+        facts = keep | {"about": about, "columns": ["engine", "x"], "rows": rows}
+        (tmp_path / f"{name}.json").write_text(json.dumps(facts))
+    entry = {"files": {"L": "large.json", "S": "small.json"}, "by": "engine", "value": "x", "text": "Said: DIFFERING."}
+    said, _, names, _, *lines = report.side_by_side(entry, tmp_path)
+    assert said.startswith("Said: 4 of 12 answers differ from plain decoding's.")
+    assert names == "| engine | L | S |"
+    assert [line.split("|")[1:3] for line in lines] == [[" a ", " 1.00 [0.50, 2.00] "], [" b ", "  "]]
+
+
 def test_one_figure_of_several_results_side_by_side():
     entry = report.SHOWN["table"]["gain"]
     head, _, names, _, *lines = report.side_by_side(entry, report.RESULTS)

@@ -103,7 +103,7 @@ def serve(
         scale_out(launch, replicas, host, port, **of_replicas)
         return
     for option, value in of_replicas.items():
-        if value:
+        if value not in (None, 0.0) or (option == "exchange" and value is not None):
             raise ValueError(f"--{option.replace('_', '-')} is for replicas: give --replicas too, or leave it out.")
     app = launch.app()
     start_logging(log_format)
@@ -121,12 +121,13 @@ def scale_out(launch: Launch, replicas: int, host: str, port: int, **options: An
     """
     from draftree.integrations import ray_serve
 
-    cores = os.cpu_count() or 1
-    launch = replace(launch, threads=launch.threads or max(1, cores // replicas))
+    cores, most = os.cpu_count() or 1, options.get("most_replicas") or replicas
+    launch = replace(launch, threads=launch.threads or max(1, cores // most))
+    if not options.get("gpus") and launch.placement.device == "auto":  # what replicas see
+        launch = replace(launch, placement=replace(launch.placement, device="cpu"))
     application = ray_serve.deployment(launch, replicas=replicas, **options)
     listening(host, port).close()
     launch.check()  # a replica that cannot start is tried again and again
-    most = options.get("most_replicas") or replicas
     ray_serve.run(application, host, port, max(cores, most * (launch.threads or 1)))
 
 

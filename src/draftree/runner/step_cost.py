@@ -28,7 +28,9 @@ from draftree.runner.plan import Plan
 from draftree.runner.preparing import preparations
 
 FIRST_ROWS = (1, 4, 8, 16, 32, 64, 128)  # measured in this order, as long as they are cheap
-SPARSE = 3  # each third of them where passes have to be prepared, which takes as long as a dozen of them
+SPARSE = (
+    3  # where each row count has to be prepared, which takes as long as a dozen passes, only every third is measured
+)
 DEAR = 2.0  # times a plain step, from which on no larger row counts are measured
 HALVINGS = 2  # further points, each in the middle of the stretch that rises most for the rows it begins with
 PATIENCE = 4.0  # seconds after which nothing more is measured

@@ -22,9 +22,8 @@ from draftree.serve.token_bytes import TokenBytes
 from draftree.serve.worker import Answers, QueuedError, StoppingError
 from draftree.trace.labels import label, pieces
 
-KEEP_ALIVE = (
-    15.0  # seconds of silence after which a stream says that it waits: proxies and clients give up on silent ones
-)
+# Seconds of silence after which a stream says that it waits, as proxies and clients give up on silent ones.
+KEEP_ALIVE = 15.0
 STATISTICS = ("steps", "drafted", "accepted", "emitted", "acceptance_length", "accepted_by_depth", "accepted_by_source")
 
 

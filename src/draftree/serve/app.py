@@ -90,6 +90,10 @@ async def _not_found(request: Request, error: Any) -> Response:
     return JSONResponse(found.body(), found.status, error.headers)
 
 
+class UnreadError(Exception):
+    """A client has left unread what was sent to it for too long."""
+
+
 class Watch:
     """Gives every request an id, counts its response, logs it without what it says, and answers where that failed.
 
@@ -119,14 +123,16 @@ class Watch:
             try:
                 async with asyncio.timeout(UNREAD):
                     await send(message)
-            except TimeoutError:  # the connection breaks off, and the answers end
-                raise ApiError("The client has not read what was sent to it.", status=499) from None
+            except TimeoutError:
+                raise UnreadError from None
 
         try:
             await self._app(scope, receive, watched)
         except asyncio.CancelledError:  # by an ASGI server that stops, or that has lost the client
             alive = self._server.worker.alive
             failed = ApiError(GONE, status=499) if alive else told(StoppingError())
+        except UnreadError:  # the answers end, and the connection breaks off
+            status = 499
         except Exception as error:
             failed = told(error)
         try:

@@ -156,12 +156,8 @@ class CallReader:
         new = self._room(body, prompt, most)
         if body.min_tokens is not None and body.min_tokens - (body.own.resumed_tokens or 0) > new:
             raise ApiError(f"min_tokens is {body.min_tokens} and the answer has at most {new}: lower it.", "min_tokens")
-        drafts = self.drafter is not None and body.own.drafter != "off"
-        if body.own.node_budget and not drafts:
+        if body.own.node_budget and (self.drafter is None or body.own.drafter == "off"):
             raise ApiError("node_budget bounds draft tokens, and nothing drafts: leave it out.", "draftree.node_budget")
-        if drafts:
-            for drafter in parts_of(self.drafter, Lookahead):
-                drafter.trie_of(scope)  # made here, outside of the engine's thread
         parts = []
         for seed in seeds(self.target, body, body.tries):
             rules = make_rules(

@@ -75,3 +75,8 @@ class Launch:
             ValueError: as `app`.
         """
         self._made().state.server.worker.close()
+        import torch
+
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # for those who make it, who may be on this device

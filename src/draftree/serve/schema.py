@@ -177,7 +177,7 @@ class Message(Strict):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    # What clients send back of an answer, empty.
+    # Fields that clients hold of an answer and send back with it; they are empty in every answer of this server.
     refusal: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     audio: None = None

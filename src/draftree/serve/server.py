@@ -14,6 +14,8 @@ from fastapi.responses import JSONResponse
 from fastapi.sse import EventSourceResponse
 from starlette.requests import ClientDisconnect
 
+from draftree.drafting.lookahead import Lookahead
+from draftree.drafting.merge import parts_of
 from draftree.engine import Engine
 from draftree.engine.request import TokenScores
 from draftree.serve.answers import Call, NoAnswers, best, collect, statistics, stream, told, usage, whole_choice
@@ -44,6 +46,7 @@ class Server:
         self.worker = Worker(engine, tokenizer, settings.queue)
         self.worker.on_end.append(self.metrics.ended)
         self.calls = CallReader(engine, tokenizer, settings)
+        self._tries = parts_of(engine.config.drafter, Lookahead)
         self.started = int(time.time())
 
     async def body(self, request: Request, kind: type[Body]) -> Body:
@@ -96,8 +99,13 @@ class Server:
         Raises:
             ApiError: the queue is full, the server is stopping, or the engine refuses a prompt.
         """
+        scope = parts[0].rules.scope
         try:
             with _refusals():
+                self.worker.make_sure_of_room(len(parts))
+                for drafter in self._tries:
+                    if not drafter.has_trie(scope):  # which is made outside of the engine's thread
+                        await asyncio.to_thread(drafter.trie_of, scope)
                 return await self.worker.start(parts, timeout, whole=whole)
         except ValueError as error:
             raise ApiError(str(error)) from None

@@ -13,9 +13,8 @@ KEYS = "DRAFTREE_API_KEYS"  # the environment variable with more API keys, joine
 
 
 def keys_of(given: Iterable[str]) -> tuple[str, ...]:
-    """The API keys that are given and those of the environment, without blanks around them."""
-    everything = [*given, *os.environ.get(KEYS, "").split(",")]
-    return tuple(key.strip() for key in everything if key.strip())
+    """The API keys that are given, which `ServerSettings` refuses where one is empty, and those of the environment."""
+    return (*given, *(key.strip() for key in os.environ.get(KEYS, "").split(",") if key.strip()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ class Answers:
         self.parts, self.whole = parts, whole
         self.deadline = time.monotonic() + timeout
         self.abandoned = False  # nobody reads them any more
+        self.begun: bool | None = None  # once their time was over, whether any of them had been begun by then
         self._worker = worker
         self.loop = asyncio.get_running_loop()
         self._ready: dict[int, Delta] = {}
@@ -108,7 +109,7 @@ class _Live:
         part = self.part
         request = part.request
         assert request is not None
-        if part.joined is None and request.state is not State.WAITING:
+        if part.joined is None and request.state is not State.WAITING and not isinstance(request.error, QueuedError):
             part.joined = now
         over = request.state is State.FINISHED
         if len(request.output) == part.given and not over:
@@ -300,7 +301,7 @@ class Worker:
             return
         now = time.monotonic()
         try:
-            self._make_sure_of_room(len(answers.parts))
+            self.make_sure_of_room(len(answers.parts))
             for part in answers.parts:
                 part.added = now
                 part.request = self.engine.add(part.prompt, part.rules)
@@ -315,13 +316,14 @@ class Worker:
 
     def _add_scoring(self, scoring: Scoring) -> None:
         try:
-            self._make_sure_of_room(len(scoring.prompts))
+            self.make_sure_of_room(len(scoring.prompts))
         except FullError as error:
             fail(scoring, error)
         else:
             self._scorer.add(scoring)
 
-    def _make_sure_of_room(self, more: int) -> None:
+    def make_sure_of_room(self, more: int) -> None:
+        """Raise a FullError where so many answers more have no place; any thread may ask."""
         waiting = self.live + more
         if waiting > self._most:
             raise FullError(max(1, round(self._usual * waiting / self.engine.config.slots)))
@@ -367,7 +369,10 @@ class Worker:
         request = live.part.request
         assert request is not None
         if now > live.answers.deadline:
-            if all(part.joined is None for part in live.answers.parts) and request.state is State.WAITING:
+            if live.answers.begun is None:
+                requests = [part.request for part in live.answers.parts if part.request is not None]
+                live.answers.begun = any(one.state is not State.WAITING for one in requests)
+            if not live.answers.begun:
                 request.error = QueuedError()
             self.engine.cancel(request)
         try:

@@ -102,6 +102,11 @@ class Lookahead(Drafter):
             self._scoped[scope] = found
             return found
 
+    def has_trie(self, scope: str | None) -> bool:
+        """Whether `trie_of` has the store at hand."""
+        with self._making:
+            return scope in self._scoped if scope is not None else self._trie is not None
+
     def _new_trie(self) -> Trie:
         if self._loaded is not None:
             make, arguments = self._loaded
@@ -116,10 +121,11 @@ class Lookahead(Drafter):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tries."""
+        """Bytes of all tries, and of the file that scopes begin with."""
         with self._making:
             tries = [*self._scoped.values(), *([] if self._trie is None else [self._trie])]
-        return sum(trie.nbytes for trie in tries)
+        loaded = 0 if self._loaded is None else len(self._loaded[1][0])
+        return loaded + sum(trie.nbytes for trie in tries)
 
     def source_name(self, source: int) -> str:
         """See `Drafter.source_name`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,6 +68,10 @@ def deployment(
         raise ValueError(f"exchange is {exchange:g}: give seconds over 0, or leave it out.")
     if not gpus >= 0:
         raise ValueError(f"gpus is {gpus:g}: give how many each replica has, or leave it out.")
+    if not gpus and launch.placement.device.startswith("cuda"):
+        raise ValueError(
+            f"device is {launch.placement.device!r}, and Ray shows replicas without gpus none: give how many each has."
+        )
     from ray import serve
     from ray.serve.config import RequestRouterConfig
 
@@ -141,12 +146,12 @@ def app(arguments: dict[str, Any]) -> Any:
         return TRUTH[said]
 
     given = {setting: number(name, kind) for name, (setting, kind) in NUMBERS.items() if name in arguments}
-    keys = keys_of(str(arguments.get("api_keys", "")).split(","))
+    keys = keys_of(str(arguments["api_keys"]).split(",") if "api_keys" in arguments else ())
     sharing = "all" if truth("share") else "key"
     placement = Placement(**{name: str(arguments[name]) for name in PLACEMENT if name in arguments})
     gpus = number("gpus", float, 0.0)
-    if not gpus:  # else the replicas' machines have the device, and not the one that this runs on
-        placement.check()
+    # With GPUs the replicas' machines have the device, and not the one that this runs on.
+    (replace(placement, device="cpu") if gpus else placement).check()
     name = arguments.get("name") or (Path(model).name if model else "draftree-demo")
     launch = Launch(
         model,

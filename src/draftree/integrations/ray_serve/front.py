@@ -52,7 +52,9 @@ class Front:
         self._replicas, self._body_bytes, self._exchange = replicas, body_bytes, exchange
         self._exchanging: asyncio.Task[None] | None = None
         self._texts: deque[HttpRequest] = deque()  # which all replicas there were have taken
+        self._kept = 0  # bytes of these
         self._told: set[str] = set()  # replicas that have them all
+        self._telling = asyncio.Lock()
         self._catching_up: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -112,25 +114,27 @@ class Front:
         """Every replica gets the request; the response is the first that refuses it, or else any."""
         first: list[dict[str, Any]] = []
         names = set()
-        async for number, name in self._numbers():
-            found = [message async for message in self._from_one(request, None, number)]
-            if not first or found[0]["status"] >= 400:
-                first = found
-            if found[0]["status"] >= 400:
-                break
-            names.add(name)
-        if first and first[0]["status"] < 400:
-            self._keep(request, names)
+        async with self._telling:
+            await self._tell_new()
+            async for number, name in self._numbers():
+                found = [message async for message in self._from_one(request, None, number)]
+                if not first or found[0]["status"] >= 400:
+                    first = found
+                if found[0]["status"] >= 400:
+                    break
+                names.add(name)
+            if first and first[0]["status"] < 400:
+                self._keep(request, names)
         for message in first:
             yield message
 
     def _keep(self, request: HttpRequest, names: set[str]) -> None:
         """Keep texts that the replicas `names` have taken, for those that start later."""
-        if not self._texts:
-            self._told |= names
+        self._told = self._told & names if self._texts else names
         self._texts.append(request)
-        while sum(len(text.body) for text in self._texts) > MOST_TEXTS:
-            self._texts.popleft()
+        self._kept += len(request.body)
+        while self._kept > MOST_TEXTS:
+            self._kept -= len(self._texts.popleft().body)
         if self._catching_up is None:
             self._catching_up = asyncio.ensure_future(self._catch_up_again())
 
@@ -144,15 +148,25 @@ class Front:
 
     async def catch_up(self) -> None:
         """Tell replicas that have started since the first texts came all that are kept."""
+        async with self._telling:
+            await self._tell_new()
+
+    async def _tell_new(self) -> None:
         there = set()
         async for number, name in self._numbers():
             there.add(name)
-            if name not in self._told:
-                for request in list(self._texts):
-                    async for _ in self._from_one(request, None, number):
-                        pass
+            if name not in self._told and await self._tell(number):
                 self._told.add(name)
         self._told &= there
+
+    async def _tell(self, number: int) -> bool:
+        """Whether replica `number` has taken all texts that are kept; else it is told them again later."""
+        for request in self._texts:
+            found = [message async for message in self._from_one(request, None, number)]
+            if found[0]["status"] >= 400:
+                log.warning("a new replica has not taken the texts that others have: %d", found[0]["status"])
+                return False
+        return True
 
     async def _metrics(self, request: HttpRequest) -> AsyncIterator[dict[str, Any]]:
         """Metrics of all replicas, each with its name as the label `replica`."""
