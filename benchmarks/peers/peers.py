@@ -117,7 +117,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     left_out: dict[str, str] = {}
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        job = job_of(setup, work)
+        job = job_of(setup, work, left_out)
         processes = []
         setup.watcher.stage("loading engines", len(setup["engines"]))
         for engine in setup["engines"]:
@@ -195,14 +195,21 @@ def answers_of(runs: pd.DataFrame, name: tuple[str, str]) -> list[Ids]:
     return [ids for group in runs[runs["way"] == " ".join(name)]["ids"] for ids in group]
 
 
-def job_of(setup: Setup, work: Path) -> Job:
-    """What every engine is given; the model, its small one and its drafters are saved below `work`."""
+def job_of(setup: Setup, work: Path, left_out: dict[str, str]) -> Job:
+    """What every engine is given; the model, its small one and its drafters are saved below `work`.
+
+    A drafter that does not fit the model, as it was trained for weights in another type, is put into `left_out`.
+    """
     model = setup.model
     folder = work / "model"
     setup.save(model, folder)
     drafters, draft = {}, ""
     for name in setup["drafters"]:
-        drafter = setup.trained(name)
+        try:
+            drafter = setup.trained(name)
+        except ValueError as why:
+            left_out[f"drafter {name}"] = str(why).rstrip(".")
+            continue
         if isinstance(drafter, DraftModel):
             setup.save(drafter.model.to(model.dtype), work / name)
             draft = str(work / name)
