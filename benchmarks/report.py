@@ -31,7 +31,9 @@ RESULTS = Path(__file__).parent / "results"
 SHOWN = tomllib.loads((RESULTS / "shown.toml").read_text(encoding="utf-8"))
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 MANUAL = PAGE.parent / "developer" / "experiments.md"
-OTHERS = [PAGE.parent / page for page in ("../README.md", "serving.md", "structured_output.md", "runners.md")]
+OTHERS = [
+    PAGE.parent / page for page in ("../README.md", "serving.md", "structured_output.md", "runners.md", "engines.md")
+]
 USUAL = "AMD EPYC"  # what all tables of the page were measured on that name no other machine
 ABOUT = ("commit", "command", "device", "threads", "dtype", "model")
 HEAD = """# Results

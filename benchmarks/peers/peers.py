@@ -48,7 +48,7 @@ class Process:
     """
 
     def __init__(self, engine: str, job: Job, stack: ExitStack) -> None:
-        self.engine, self.plain_peak = engine, 0
+        self.engine, self.plain_peak, self._work = engine, 0, Path(job.work).parent
         said = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8"))  # noqa: SIM115 -- the stack closes it
         wanted = EIGHT_BITS if job.int8 and engine in (OWN, REFERENCE) else engine
         command = [str(python_of(wanted)), "-m", f"benchmarks.peers.engines.{engine}"]
@@ -73,7 +73,7 @@ class Process:
         try:
             reply = self.reply(way, prompts)
         except RuntimeError as why:
-            self.troubles[way] = str(why)
+            self.troubles[way] = str(why).replace(f"{self._work}/", "")  # a folder that is gone with the run
             return []
         return [Answer(ids, reply["seconds"] / len(prompts)) for ids in reply["answers"]]
 
@@ -208,7 +208,7 @@ def job_of(setup: Setup, work: Path, left_out: dict[str, str]) -> Job:
         try:
             drafter = setup.trained(name)
         except ValueError as why:
-            left_out[f"drafter {name}"] = str(why).rstrip(".")
+            left_out[f"drafter {name}"] = str(why).rstrip(".").replace(f"{ROOT}/", "")
             continue
         if isinstance(drafter, DraftModel):
             setup.save(drafter.model.to(model.dtype), work / name)

@@ -31,8 +31,8 @@ ENGINES = {
     "missing": "import a_package_that_does_not_exist\n",
     "refuses": "def make(job):\n    raise ValueError('no such weights')\n",
     "stumbles": (
-        "def fail():\n    raise KeyError('nothing here')\n"
-        "def make(job):\n    return Peer('1', {'plain': lambda: lambda prompts: prompts, 'drafted': fail})\n"
+        "def make(job):\n    def fail():\n        raise KeyError(f'nothing in {job.work}')\n"
+        "    return Peer('1', {'plain': lambda: lambda prompts: prompts, 'drafted': fail})\n"
     ),
     "dies": "def make(job):\n    return Peer('1', {'plain': lambda: lambda prompts: os._exit(1)})\n",
     "chatters": (
@@ -85,7 +85,7 @@ def test_a_way_that_fails_is_left_out_and_the_others_answer(fake):
     with ExitStack() as stack:
         process = peers.Process("stumbles", fake, stack)
         assert process.ask("drafted", [[3]]) == []
-        assert process.troubles == {"drafted": "KeyError: 'nothing here'"}
+        assert process.troubles == {"drafted": "KeyError: 'nothing in converted'"}
         assert process.ask("plain", [[3]])[0].ids == [3]
 
 
