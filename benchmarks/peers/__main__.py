@@ -19,13 +19,9 @@ QUICK = {
     "peers-4m": [],
     "peers-60m": ["--params", "60M"],
 }
-# All engines are in memory at once: with vLLM, which takes several times the weights, this size does not fit into 24 GiB.
-LARGE = [
-    "--params",
-    "400M",
-    "--set",
-    "engines=" + ",".join(name for name in PEERS.options["engines"] if name != "vllm"),
-]
+# All engines are in memory at once: with vLLM, which takes several times its weights, they do not fit into 24 GiB here.
+WITHOUT_VLLM = ",".join(name for name in PEERS.options["engines"] if name != "vllm")
+LARGE = ["--params", "400M", "--set", f"engines={WITHOUT_VLLM}"]
 CASES = {**QUICK, "peers-400m": LARGE}
 ALL = {
     **CASES,
