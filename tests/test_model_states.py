@@ -120,7 +120,7 @@ def by_bitsandbytes(model: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("library", "family", "drafter"), crossed([by_torchao, by_quanto, by_bitsandbytes], ["demo", "gpt2"], [*DRAFTERS])
+    ("library", "family", "drafter"), crossed([by_torchao, by_quanto, by_bitsandbytes], ["demo", "qwen2"], [*DRAFTERS])
 )
 def test_weights_of_8_bits(library: Callable[[Any], Any], family: str, drafter: str) -> None:
     """`make test-8bit` has the libraries."""
