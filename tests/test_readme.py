@@ -69,7 +69,7 @@ def commands(page: str) -> list[tuple[str, bool]]:
 
 @pytest.mark.parametrize("page", FRONT + [page for page in USER_PAGES if page not in FRONT])
 def test_commands_exist_with_their_options(page: str) -> None:
-    targets = re.findall(r"^([a-z-]+):", read("Makefile"), re.M)
+    targets = re.findall(r"^([a-z0-9-]+):", read("Makefile"), re.M)
     extras = tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"]
     assert commands(page) or page not in FRONT
     for line, whole in commands(page):
