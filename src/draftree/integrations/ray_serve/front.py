@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +62,7 @@ class Front:
         if scope["type"] != "http":
             return
         if self._exchange is not None and self._exchanging is None:
-            self._exchanging = asyncio.ensure_future(self._exchange_all(self._exchange))
+            self._exchanging = asyncio.ensure_future(_again(self._exchange, self.exchange))
         body = await _read(receive, self._body_bytes + 1)
         request = HttpRequest(scope["method"], scope["path"], scope["query_string"], list(scope["headers"]), body)
         if request.path == "/metrics":
@@ -136,15 +136,7 @@ class Front:
         while self._kept > MOST_TEXTS:
             self._kept -= len(self._texts.popleft().body)
         if self._catching_up is None:
-            self._catching_up = asyncio.ensure_future(self._catch_up_again())
-
-    async def _catch_up_again(self) -> None:
-        while True:
-            await asyncio.sleep(CATCH_UP)
-            try:
-                await self.catch_up()
-            except Exception as error:  # a replica that fails; the next time another stands in its place
-                log.warning("a new replica could not be told the texts that others have: %s", type(error).__name__)
+            self._catching_up = asyncio.ensure_future(_again(CATCH_UP, self.catch_up))
 
     async def catch_up(self) -> None:
         """Tell replicas that have started since the first texts came all that are kept."""
@@ -193,15 +185,6 @@ class Front:
             seen.add(name)
             yield number, name
 
-    async def _exchange_all(self, seconds: float) -> None:
-        """From time to time, tell every replica what the others answered."""
-        while True:
-            await asyncio.sleep(seconds)
-            try:
-                await self.exchange()
-            except Exception as error:  # a replica that fails; the next time another stands in its place
-                log.warning("replicas could not exchange what they learned: %s", type(error).__name__)
-
     async def exchange(self) -> None:
         """Tell every replica what the others answered since the last time."""
         found = {}
@@ -212,6 +195,16 @@ class Front:
             others = [answer for other, (_, answers) in found.items() if other != name for answer in answers]
             if others:
                 await self._replicas.learn.remote(others, replica=number)
+
+
+async def _again(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    """Do it from time to time."""
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await work()
+        except Exception as error:  # a replica that fails; the next time another stands in its place
+            log.warning("replicas could not be told what others know: %s", type(error).__name__)
 
 
 def labelled(texts: dict[str, str]) -> str:

@@ -57,7 +57,7 @@ def add_norm(x: Tensor, more: Tensor | None, weight: Tensor, epsilon: float) -> 
 
 
 @triton.jit
-def _turn_and_keep(  
+def _turn_and_keep(
     query, key, value, of_query, of_key, of_value, cosine, sine, partner, starts, out, keys, values, slot, head_of_slot,
     rows, KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -156,7 +156,7 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
 
 
 @triton.jit
-def _attend(  
+def _attend(
     query, keys, values, mask, starts, out, parts, logs, slot, head_of_slot, scale, rows, band, spans,
     KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
     QUERIES: tl.constexpr, COLUMNS: tl.constexpr, OF_SPAN: tl.constexpr, WHOLE: tl.constexpr,
@@ -209,7 +209,7 @@ def _attend(
 
 
 @triton.jit
-def _join(  
+def _join(
     parts, logs, out, rows, spans,
     KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, MOST_SPANS: tl.constexpr,
 ):  # fmt: skip
