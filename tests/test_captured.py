@@ -20,7 +20,6 @@ from draftree.runner import CudaGraphRunner, EagerRunner, inspect_model, open_ru
 from draftree.runner.cuda_graphs import runner as graph_runner
 from draftree.runner.cuda_graphs.frames import band_of, bucket_of
 from draftree.runner.eager import runner as eager_runner
-from draftree.runner.eager.product import may_pack
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.pool import StorePool
 from draftree.runner.layout.skip import Skip
@@ -316,31 +315,6 @@ def test_weights_changed_in_place_are_seen_and_replaced_ones_drop_recordings(mon
     linear.weight.data = linear.weight.data * 2  # another way to the same
     assert difference(run.step(trees).logits, doubled) < CLOSE
     assert passes(runner).recorded == 3
-
-
-# ---------------------------------------------------------------- products for fixed shapes
-
-
-def test_bfloat16_on_a_cpu_takes_packed_weights_by_itself() -> None:
-    """Recorded passes multiply packed weights, others the stock ones, and both say the same as far as 16 bits go."""
-    model = copy.deepcopy(build("qwen2")).to(torch.bfloat16)  # biases
-    if not may_pack(torch.bfloat16, torch.device("cpu")):
-        assert open_runner(model, "eager").form == "eager"
-        return
-    runner = open_runner(model)
-    assert runner.form == "cuda_graphs"
-    assert isinstance(runner, CudaGraphRunner)
-    fixed, usual = passes(runner)._model.layers[0], runner._layers[0]
-    assert all(product.tensors()[0].is_mkldnn for product in fixed.products)
-    assert usual.live()
-    assert not any(t.is_mkldnn for product in usual.products for t in product.tensors())
-    eager = EagerRunner(runner.target)
-    runs = [Run(h, (21, 30)).prefill() for h in (eager, runner)]
-    trees = [Tree(BUSHY, 1), Tree.random(9, 2)]
-    wanted, found = (run.step(trees).logits.float() for run in runs)
-    assert far(trees, found, wanted) < 0.15
-    assert far(trees, found, wanted) < 0.05 * float(wanted.std()) * 8
-    assert passes(runner).recorded == 1
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from runner_driver import Tree, one_thread  # noqa: F401
 from torch import Tensor, nn
-from zoo import VOCABULARY, build
+from zoo import MEMBERS, VOCABULARY, build, construct
 
 from draftree import native
 from draftree.native import LIBRARY, load_library
-from draftree.runner import open_runner
+from draftree.runner import open_runner, pack_weights
 from draftree.runner.cpu.layers import CompiledAngles
 from draftree.runner.cpu.runner import CpuRunner
 from draftree.runner.eager.runner import EagerRunner
@@ -24,10 +25,16 @@ from draftree.runner.target import inspect_model
 from draftree.runner.weights.packed import Packed
 
 PLAIN = ("llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "glm4", "olmo2", "gemma")
+TYPES = (torch.float32, torch.bfloat16)
 FAMILIES = (*PLAIN, "gemma2", "gemma3", "olmo3")  # torch attends where a window ends or scores are capped
 LIBRARY_BUILT = load_library()
 ONE = torch.ones(1, 1, 1, dtype=torch.bool)
 pytestmark = pytest.mark.skipif(LIBRARY_BUILT is None, reason="not built: python hatch_build.py")
+
+
+def model_of(family: str, dtype: torch.dtype) -> nn.Module:
+    model: nn.Module = build(family)
+    return model if dtype == torch.float32 else copy.deepcopy(model).to(dtype)
 
 
 def multiply(packed: Packed, x: Tensor, threads: int = 1, out: Tensor | None = None) -> Tensor:
@@ -54,11 +61,47 @@ def test_products(inputs: int, outputs: int) -> None:
         torch.testing.assert_close(multiply(packed, x, 1, before.clone()), expected + before, rtol=1e-4, atol=1e-4)
 
 
-def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+def rounded(x: Tensor) -> Tensor:
+    """To what bfloat16 has, as float32."""
+    return x.bfloat16().float()
+
+
+@pytest.mark.parametrize("inputs", [2, 6, 64, 300])
+@pytest.mark.parametrize("outputs", [1, 15, 16, 17, 33, 96, 401])
+def test_products_with_weights_in_bfloat16(inputs: int, outputs: int) -> None:
+    """They are summed in float32 and rounded to bfloat16, and so is what they are added to."""
+    torch.manual_seed(inputs * outputs)
+    linears = [nn.Linear(inputs, outputs).bfloat16(), nn.Linear(inputs, 5).bfloat16()]
+    packed = Packed(linears)
+    for rows in (*range(1, 27), 40, 131):
+        x = rounded(torch.randn(rows, inputs))
+        exact = torch.cat([m.float()(x) for m in copy.deepcopy(linears)], 1).detach()
+        near = {"rtol": 2**-7, "atol": 1e-5}  # sums in another order may fall to the next number
+        for threads in (1, 2):
+            found = multiply(packed, x, threads)
+            torch.testing.assert_close(found, rounded(exact), **near)
+            assert torch.equal(found, rounded(found))
+        assert (found == rounded(exact)).float().mean() > 0.9
+        before = rounded(torch.randn_like(exact))
+        assert torch.equal(multiply(packed, x, 1, before.clone()), rounded(before + found))
+
+
+def test_what_is_no_number_stays_none_in_bfloat16() -> None:
+    packed = Packed([SimpleNamespace(weight=torch.ones(4, 4, dtype=torch.bfloat16), bias=None, out_features=4)])
+    x = rounded(torch.tensor([[torch.inf, 1, 1, 1], [torch.nan, 1, 1, 1], [3e38, 3e38, 1, 1], [3e38, 1, 1, 1]]))
+    found = multiply(packed, x)
+    assert (found[0] == torch.inf).all()
+    assert found[1].isnan().all()
+    assert (found[2] == torch.inf).all()
+    assert torch.equal(found[3], x[3, :1].expand(4))
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None:
     """To the last bit, for any number of rows and threads."""
     torch.manual_seed(0)
-    packed = Packed([nn.Linear(300, 210, bias=False)])
-    x = torch.randn(64, 300)
+    packed = Packed([nn.Linear(300, 210, bias=False).to(dtype)])
+    x = torch.randn(64, 300).to(dtype).float()
     alone = torch.cat([multiply(packed, row[None]) for row in x])
     for rows in range(1, 65):
         for threads in (1, 2):
@@ -66,12 +109,13 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
 
 
 @pytest.mark.parametrize("family", PLAIN)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_tree_gives_the_bits_of_its_branches(family: str, threads: int) -> None:
+@pytest.mark.parametrize(("threads", "dtype"), [(1, TYPES[0]), (2, TYPES[0]), (1, TYPES[1]), (2, TYPES[1])])
+def test_a_tree_gives_the_bits_of_its_branches(family: str, threads: int, dtype: torch.dtype) -> None:
     """Each node in a ragged batch of trees has the logits of token by token decoding, to the last bit."""
     torch.manual_seed(5)
     torch.set_num_threads(threads)
-    runner = CpuRunner(inspect_model(build(family)))
+    model = model_of(family, dtype)
+    runner = CpuRunner(inspect_model(model))
     prompts = [torch.randint(0, VOCABULARY, (1, n)) for n in (5, 23)]
     trees = [Tree.random(13, seed) for seed in (1, 2)]
 
@@ -174,12 +218,59 @@ def test_same_as_tensor_operations(family: str, threads: int, seed: int) -> None
             torch.testing.assert_close(ours.hidden[layer], hidden, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("change", [lambda m: m.to(torch.bfloat16), lambda m: m.double()])
-def test_only_float32(change: Callable[[nn.Module], nn.Module]) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_is_as_near_to_the_model_as_tensor_operations(family: str) -> None:
+    """The model's own logits, and its hidden states behind the first layers: both ways differ from them by rounding."""
+    model = model_of(family, torch.bfloat16)
+    torch.manual_seed(1)
+    tokens = torch.randint(0, VOCABULARY, (1, 40))
+    with torch.no_grad():
+        said = model(tokens, output_hidden_states=True)
+    target = inspect_model(model)
+    plan = replace(Plan.causal(tokens, 0), taps=(1, 2))
+    far = []
+    for way in (CpuRunner(target), EagerRunner(target)):
+        found = way.run(plan, way.new_cache(1))
+        assert found.logits.dtype == found.hidden[1].dtype == torch.bfloat16
+        parts = [(found.logits, said.logits), *((found.hidden[i], said.hidden_states[i]) for i in plan.taps)]
+        far.append([float((ours.float() - own.float()).square().mean().sqrt()) for ours, own in parts])
+    scale = float(said.logits.float().std())
+    assert far[0][0] < 0.03 * scale
+    for ours, theirs in zip(*far, strict=True):
+        assert ours <= 1.5 * theirs + 2**-6 * scale
+
+
+def test_logits_and_heads_of_states_are_those_of_a_pass() -> None:
+    """What drafters ask for behind a pass, in the model's type."""
+    model = model_of("qwen3", torch.bfloat16)
+    runner = CpuRunner(inspect_model(model))
+    count = len(runner.target.layers)
+    plan = replace(Plan.causal(torch.arange(3, 12)[None], 0), taps=(count,))
+    found = runner.run(plan, runner.new_cache(1))
+    again = runner.logits(found.hidden[count])
+    assert again.dtype == torch.bfloat16
+    assert torch.equal(again, found.logits)
+    read = runner.head(runner.close(found.hidden[count]))
+    torch.testing.assert_close(read, found.logits, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("change", [lambda m: m.to(torch.float16), lambda m: m.double()])
+def test_only_float32_and_bfloat16(change: Callable[[nn.Module], nn.Module]) -> None:
     model = change(copy.deepcopy(build("llama")))
     assert open_runner(model).name != "cpu"
-    with pytest.raises(ValueError, match="runner='cpu' is for float32 on a CPU"):
+    with pytest.raises(ValueError, match="runner='cpu' is for float32 and bfloat16 on a CPU"):
         open_runner(model, "cpu")
+
+
+def test_an_odd_number_of_inputs_is_refused_in_bfloat16() -> None:
+    model = construct(MEMBERS["llama"], intermediate_size=33)
+    assert open_runner(model).name == "cpu"
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    assert open_runner(half).name == "eager"
+    with pytest.raises(ValueError, match="a linear of this model has an odd number of inputs: use runner='auto'"):
+        open_runner(half, "cpu")
+    with pytest.raises(ValueError, match="a linear of this model has an odd number of inputs: leave it as it is"):
+        pack_weights(half)
 
 
 @pytest.mark.parametrize("damage", ["missing", "stale", "no library"])

@@ -17,7 +17,7 @@ from zoo import MEMBERS, build, construct
 
 from draftree.drafting import BiTA
 from draftree.engine import Engine, Request, Rules, generate
-from draftree.runner import Runner, open_runner
+from draftree.runner import Runner, choose, open_runner
 from draftree.runner.cuda_graphs.runner import CudaGraphRunner
 from draftree.shaping import Fixed
 
@@ -60,6 +60,8 @@ RUNNERS = [
     ("mixtral", "hooked"),
     ("llama", "cuda_graphs"),
     ("mistral-window", "cuda_graphs"),
+    ("llama", "cpu"),
+    ("mistral-window", "cpu"),
 ]
 # Products of experts depend on their rows where a processor has bfloat16 of its own.
 REFUSED_ON_SOME = ("mixtral",)
@@ -95,6 +97,20 @@ def test_these_models_need_it(name: str) -> None:
     tries = ((seed, slots) for slots in (1, 3, 4) for seed in range(2, 8))
     loose = (run(flat(name), "hooked", drafter=RandomTree(references, seed), slots=slots)[0] for seed, slots in tries)
     assert any([r.tokens for r in answers] != [r.tokens for r in plain] for answers in loose)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "glm4", "olmo2", "gemma"])
+@pytest.mark.parametrize("sample", [False, True])
+def test_compiled_layers_do_not_need_it(name: str, sample: bool) -> None:
+    """No bit of a row depends on the rows beside it, so every answer is that of plain decoding without strict, too."""
+    model = flat(name)
+    plain, engine = run(model, "auto", sample=sample)
+    assert engine.runner.name == "cpu"
+    references = {tuple(p): r.tokens for p, r in zip(PROMPTS, plain, strict=True)}
+    for seed, slots in ((2, 1), (3, 3), (4, 4)):
+        drafted, _ = run(model, "auto", sample=sample, drafter=RandomTree(references, seed), slots=slots)
+        assert [r.tokens for r in drafted] == [r.tokens for r in plain], (seed, slots)
+        assert sum(r.stats.accepted for r in drafted) > 4 * len(PROMPTS)
 
 
 def test_long_prompts_are_read_alone_and_in_chunks_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,8 +177,10 @@ def test_a_deep_prefix_that_no_row_sees_changes_no_bit() -> None:
 
 
 def test_auto_takes_a_runner_that_keeps_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On processors with products of bfloat16 "auto" are passes of fixed shapes, which cannot with a deep prefix."""
-    monkeypatch.setattr(CudaGraphRunner, "pays", lambda target: True)
+    """On a GPU "auto" are passes of fixed shapes, which cannot with a deep prefix."""
+    usual = choose
+    choices = {"auto": CudaGraphRunner}
+    monkeypatch.setattr("draftree.runner.choose", lambda target, way: choices.get(way) or usual(target, way))
     model, ids = construct(MEMBERS["mistral-window"]).to(torch.bfloat16), torch.tensor([[5, 9, 20, 30, 5, 9, 20]])
     drafter = BiTA.fresh(model, masks=2, prompts=5)
     with Engine(model, drafter=drafter, strict=True) as engine:

@@ -157,9 +157,33 @@ def test_heads_that_end_within_a_panel_are_packed_apart():
     )
 
 
-@pytest.mark.parametrize("shape", [(2000, 1024), (32, 1), (16, 7)])
-def test_panels_are_a_copy_of_the_weights_and_no_larger(shape):
-    weight = torch.randn(shape)
+def test_in_bfloat16_it_computes_saves_and_goes_back_too():
+    stock = copy.deepcopy(build("qwen2")).to(torch.bfloat16)  # biases
+    model, ids = copy.deepcopy(stock), torch.tensor(prompts((9,)))
+    copied = open_runner(stock, "cpu")
+    expected = generate(stock, ids, runner=copied, max_new_tokens=12).sequences
+    pack_weights(model)
+    runner = open_runner(model)
+    assert runner.form.startswith("cpu")
+    assert runner.copied.nbytes < copied.copied.nbytes / 4, "panels are read where they are"
+    assert torch.equal(generate(model, ids, runner=runner, max_new_tokens=12).sequences, expected)
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, stock(ids).logits, rtol=0.05, atol=0.05)
+        assert model(ids).logits.dtype == torch.bfloat16
+    for name, tensor in stock.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+    model.model.layers[0].mlp.down_proj.panels[:, 0] = 3
+    model.load_state_dict(stock.state_dict())
+    unpack_weights(model)
+    assert open_runner(model, "hooked").target.alteration is None
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, stock(ids).logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(2000, 1024), (32, 2), (16, 8)])
+def test_panels_are_a_copy_of_the_weights_and_no_larger(shape, dtype):
+    weight = torch.randn(shape).to(dtype)
     panels = to_panels(weight)
     assert torch.equal(from_panels(panels, len(weight)), weight)
     assert panels.is_contiguous()
@@ -196,8 +220,8 @@ def test_free_memory_is_known_here():
 def test_what_cannot_be_packed_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="'gpt2' model does not qualify"):
         pack_weights(build("gpt2"))
-    with pytest.raises(ValueError, match=r"float32 on the CPU, and these are torch\.bfloat16"):
-        pack_weights(copy.deepcopy(build("llama")).to(torch.bfloat16))
+    with pytest.raises(ValueError, match=r"float32 or bfloat16 on the CPU, and these are torch\.float16"):
+        pack_weights(copy.deepcopy(build("llama")).to(torch.float16))
     monkeypatch.setattr("draftree.runner.cpu.packing.load_library", lambda: None)
     with pytest.raises(ValueError, match="not built"):
         pack_weights(copy.deepcopy(build("llama")))

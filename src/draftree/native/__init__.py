@@ -15,7 +15,7 @@ from pathlib import Path
 from draftree.native.structures import Layer, Matrix, Pass, T5Decoder
 
 LIBRARY = Path(__file__).with_name("_draftree.so")
-ABI = 15  # of layers.c
+ABI = 16  # of layers.c
 WIDEST = 16  # floats of the widest vectors that it is compiled for
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
@@ -55,7 +55,7 @@ def started(found: ctypes.CDLL, widest: int) -> ctypes.CDLL | None:
     openmp = [ctypes.cast(getattr(process, name), c_void_p) if known else None for name in OPENMP]
     if found.layer_start(*openmp, widest) != ABI:
         return None
-    found.layer_norm.argtypes = [c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p]
+    found.layer_norm.argtypes = [c_void_p, c_void_p, c_float, c_int64, c_int64, c_int, c_void_p]
     found.layer_product.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_int64, c_int, c_void_p]
     found.weights_checksum.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
     found.weights_checksum.restype = None

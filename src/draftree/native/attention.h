@@ -16,6 +16,7 @@ typedef struct {
     int64_t by_row;
     const uint8_t *prefix_rows;               /* [rows], which see the deep prefix, or NULL for none */
     float scaling;
+    int rounding;                             /* whether the result is rounded to bfloat16 */
     float *out;                               /* element (row, group, d) at out[row * stride + group * dim + d] */
     int64_t stride;
 } Attention;
@@ -59,13 +60,14 @@ INLINE void attend_lanes(const Attention *a, int64_t first, int vector, float *s
 
     /* Unseen columns get a score that is never the largest, and later the weight 0. */
     const float never = -3e38f;
-    for (c = 0; c < a->prefix; c++)
-        for (int64_t l = 0; l < live; l++)
-            if (!a->prefix_rows || !a->prefix_rows[(first + l) % a->rows]) scores[c * LANES + l] = never;
     int64_t covered = a->back + a->rows, before = a->start - a->back; /* negative where the context is shorter than that */
-    for (int64_t j = before < 0 ? -before : 0; j < covered; j++)
-        for (int64_t l = 0; l < live; l++)
-            if (!a->visible[(first + l) % a->rows * a->by_row + j]) scores[(before + j) * LANES + l] = never;
+    for (int64_t l = 0; l < live; l++) {
+        int64_t row = (first + l) % a->rows;
+        const uint8_t *visible = a->visible + row * a->by_row;
+        for (c = 0; c < a->prefix && !(a->prefix_rows && a->prefix_rows[row]); c++) scores[c * LANES + l] = never;
+        for (int64_t j = before < 0 ? -before : 0; j < covered; j++)
+            if (!visible[j]) scores[(before + j) * LANES + l] = never;
+    }
     float most[LANES], sum[LANES];
     for (int l = 0; l < LANES; l++) most[l] = never, sum[l] = 0;
     for (c = 0; c < columns; c++) {
@@ -76,8 +78,9 @@ INLINE void attend_lanes(const Attention *a, int64_t first, int vector, float *s
         float *s = scores + c * LANES;
         for (int l = 0; l < LANES; l++) {
             float weight = exponential(s[l] - most[l]);
-            s[l] = s[l] > 0.5f * never ? weight : 0;
-            sum[l] += s[l];
+            weight = s[l] > 0.5f * never ? weight : 0;
+            sum[l] += weight;
+            s[l] = rounded(weight, a->rounding); /* as torch's attention in bfloat16 does between its two products */
         }
     }
     int64_t d = 0;
@@ -87,6 +90,6 @@ INLINE void attend_lanes(const Attention *a, int64_t first, int vector, float *s
     for (; d < dim; d++) MIXED(1);
     for (int64_t l = 0; l < live; l++) {
         float *out = a->out + (first + l) % a->rows * a->stride + (first + l) / a->rows * dim, scale = 1.0f / sum[l];
-        for (d = 0; d < dim; d++) out[d] = mixed[d * LANES + l] * scale;
+        for (d = 0; d < dim; d++) out[d] = rounded(mixed[d * LANES + l] * scale, a->rounding);
     }
 }

@@ -1,6 +1,7 @@
 /* Decoder layers on a CPU: several of them in one call, or one in two calls, before and after an attention of torch's. What
  * else a step of a small model consists of is overhead of tensor operations. Plain C behind ctypes; eager/layer.py does the same
  * in tensor operations, and tests compare them. All tensors are contiguous float32 unless strides are given. */
+#include <stdlib.h>
 #include <time.h>
 
 #include "products.h"
@@ -8,14 +9,18 @@
 #include "attention.h"
 #include "checksum.h"
 
-#define ABI 15 /* raised when a signature changes; draftree.native refuses a library of another number */
+#define ABI 16 /* raised when a signature changes; draftree.native refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define HELD_UP 1000000 /* nanoseconds; a share on several threads that takes so much longer than one thread would has waited */
 #define A_PASS 64 /* shares, about */
 #define NO_ATTENTION 1 /* of what a layer skips */
 #define NO_MLP 2
+/* Where numbers are rounded to bfloat16, as a model of that type does in its `forward`; products round by their weights' kind. */
+#define ROUNDS 1 /* the results of norms, turns, activations, attention and sums */
+#define NORMS_ROUND_TWICE 2 /* also before they are multiplied by the weight */
+#define TURNS_ROUND_ONCE 4 /* only the sum of a turn's two products, not these themselves: where angles are float32 */
 
-/* The weights of one decoder layer. */
+/* The weights of one decoder layer; all but matrices in float32. */
 typedef struct {
     Matrix qkv, output, gate, up, down;
     /* Norms before attention and MLP, on queries and keys, behind attention and MLP; NULL where there is none. */
@@ -26,6 +31,7 @@ typedef struct {
     int32_t wide; /* the norms on queries and keys take all heads at once */
     int32_t gelu; /* the MLP's activation is GELU by tanh; else SiLU */
     int32_t skips; /* NO_ATTENTION: no keys and values are written then; NO_MLP */
+    int32_t rounding; /* 0 in float32; else ROUNDS, and what of the others holds */
     float scaling; /* of attention scores */
 } Layer;
 
@@ -44,6 +50,7 @@ typedef struct {
     float *scores;                 /* threads * (2 * dim + longest columns) * LANES floats, aligned to LANES */
     const int64_t *counts;         /* [batch], rows of each request, where some have fewer; NULL where all have `rows` */
     const int64_t *offsets;        /* [batch + 1], the sums of those before: rows lie one behind the other then */
+    int64_t exact_angles;          /* whether angles are float32 in a bfloat16 model, too */
 } Pass;
 
 /* Rows of a request, and where they begin. */
@@ -72,41 +79,52 @@ INLINE float inverse_root_mean_square(const float *x, int64_t width, float epsil
     return 1.0f / sqrtf(sum / (float)width + epsilon);
 }
 
+/* x of a row by its norm: scaled and weighed. */
+INLINE float normed(float x, float scale, float weight, int rounding) {
+    return rounded(rounded(x * scale, rounding & NORMS_ROUND_TWICE) * weight, rounding & ROUNDS);
+}
+
 /* Each row of x scaled to a mean square of 1, times weight; into `out`, or added to it. */
-INLINE void norm_rows(const float *x, const float *weight, float epsilon, int64_t rows, int64_t width, int add, float *out) {
+INLINE void norm_rows(const float *x, const float *weight, float epsilon, int64_t rows, int64_t width, int add, int rounding,
+                      float *out) {
     for (int64_t r = 0; r < rows; r++, x += width, out += width) {
         float scale = inverse_root_mean_square(x, width, epsilon);
         if (add)
-            for (int64_t i = 0; i < width; i++) out[i] += x[i] * scale * weight[i];
+            for (int64_t i = 0; i < width; i++) out[i] = rounded(out[i] + normed(x[i], scale, weight[i], rounding), rounding & ROUNDS);
         else
-            for (int64_t i = 0; i < width; i++) out[i] = x[i] * scale * weight[i];
+            for (int64_t i = 0; i < width; i++) out[i] = normed(x[i], scale, weight[i], rounding);
     }
+}
+
+/* A number turned with its partner. */
+INLINE float turned(float own, float other, float cosine, float sine, int rounding) {
+    int each = rounding & ROUNDS && !(rounding & TURNS_ROUND_ONCE);
+    return rounded(rounded(own * cosine, each) + rounded(other * sine, each), rounding & ROUNDS);
 }
 
 /* One head x [dim] normed and turned by its position's angles. `weight` is NULL where heads have no norm; `scale` is the norm's. */
 INLINE void rotate_head(const float *x, const float *weight, float scale, const int32_t *partner, const float *cosine,
-                        const float *sine, int64_t dim, float *out) {
+                        const float *sine, int64_t dim, int rounding, float *out) {
     int64_t half = dim / 2;
-    if (partner) {
+    if (partner)
         for (int64_t i = 0; i < dim; i++) {
             float own = x[i], other = x[partner[i]];
-            if (weight) own *= scale * weight[i], other *= scale * weight[partner[i]];
-            out[i] = own * cosine[i] + other * sine[i];
+            if (weight) {
+                own = normed(own, scale, weight[i], rounding);
+                other = normed(other, scale, weight[partner[i]], rounding);
+            }
+            out[i] = turned(own, other, cosine[i], sine[i], rounding);
         }
-        return;
-    }
-    if (weight) {
+    else
         for (int64_t i = 0; i < half; i++) {
-            float low = x[i] * scale * weight[i], high = x[half + i] * scale * weight[half + i];
-            out[i] = low * cosine[i] + high * sine[i];
-            out[half + i] = high * cosine[half + i] + low * sine[half + i];
+            float low = x[i], high = x[half + i];
+            if (weight) {
+                low = normed(low, scale, weight[i], rounding);
+                high = normed(high, scale, weight[half + i], rounding);
+            }
+            out[i] = turned(low, high, cosine[i], sine[i], rounding);
+            out[half + i] = turned(high, low, cosine[half + i], sine[half + i], rounding);
         }
-        return;
-    }
-    for (int64_t i = 0; i < half; i++) {
-        out[i] = x[i] * cosine[i] + x[half + i] * sine[i];
-        out[half + i] = x[half + i] * cosine[half + i] + x[i] * sine[half + i];
-    }
 }
 
 /* Infinities and what is no number become 0: a row that does not see a column gives it the weight 0, and 0 times those is no
@@ -123,6 +141,7 @@ INLINE void only_finite(float *x, int64_t count) {
  * [slots, kv heads, capacity, dim] behind each slot's context. */
 INLINE void rotate_rows(const Layer *l, const Pass *p, const float *qkv, float *query, float *keys, float *values) {
     int64_t dim = l->dim, kv_heads = l->kv_heads, heads = kv_heads * l->groups;
+    int rounding = l->rounding | (p->exact_angles ? TURNS_ROUND_ONCE : 0);
     for (int64_t b = 0; b < p->batch; b++)
         for (int64_t i = 0, n = rows_of(p, b), at = offset_of(p, b); i < n; i++, qkv += (heads + 2 * kv_heads) * dim) {
             const float *cosine = p->cosine + (at + i) * dim, *sine = p->sine + (at + i) * dim;
@@ -135,14 +154,14 @@ INLINE void rotate_rows(const Layer *l, const Pass *p, const float *qkv, float *
             for (int64_t h = 0; h < heads; h++) {
                 const float *weight = l->query_norm ? l->query_norm + (l->wide ? h * dim : 0) : 0;
                 if (weight && !l->wide) of_query = inverse_root_mean_square(qkv + h * dim, dim, l->head_epsilon);
-                rotate_head(qkv + h * dim, weight, of_query, l->partner, cosine, sine, dim,
+                rotate_head(qkv + h * dim, weight, of_query, l->partner, cosine, sine, dim, rounding,
                             query + (at * heads + h * n + i) * dim);
             }
             for (int64_t h = 0; h < kv_heads; h++) {
                 int64_t to = (((p->first + b) * kv_heads + h) * p->capacity + p->starts[b] + i) * dim;
                 const float *weight = l->key_norm ? l->key_norm + (l->wide ? h * dim : 0) : 0;
                 if (weight && !l->wide) of_key = inverse_root_mean_square(key + h * dim, dim, l->head_epsilon);
-                rotate_head(key + h * dim, weight, of_key, l->partner, cosine, sine, dim, keys + to);
+                rotate_head(key + h * dim, weight, of_key, l->partner, cosine, sine, dim, rounding, keys + to);
                 memcpy(values + to, qkv + (heads + kv_heads + h) * dim, dim * sizeof *values);
                 only_finite(keys + to, dim);
                 only_finite(values + to, dim);
@@ -152,19 +171,10 @@ INLINE void rotate_rows(const Layer *l, const Pass *p, const float *qkv, float *
 
 /* ---------------------------------------------------------------- shares of work that threads take */
 
-/* A matrix product: rows of x times m. */
-typedef struct {
-    const Matrix *m;
-    const float *x;
-    int64_t rows;
-    int add;
-    float *out;
-} Product;
-
 /* The first half of an MLP: the activated gate times what goes up. */
 typedef struct {
     const Matrix *gate, *up;
-    const float *x;
+    const float *x; /* as Laying leaves them */
     int64_t rows;
     int gelu;
     float *gated, *raised; /* [rows, outputs] each; the result is in `gated` */
@@ -202,6 +212,7 @@ INLINE void attending_share(const Attending *t, int64_t first, int64_t last, int
             .by_row = p->back + p->rows,
             .prefix_rows = p->prefix_rows ? p->prefix_rows + b * p->rows : 0,
             .scaling = l->scaling,
+            .rounding = l->rounding,
             .out = t->out + (at * l->kv_heads + head) * l->groups * dim,
             .stride = (int64_t)l->kv_heads * l->groups * dim,
         };
@@ -213,8 +224,10 @@ typedef void (*Share)(const void *task, int64_t first, int64_t last); /* panels 
 
 /* The functions for one kind of processor. */
 typedef struct {
-    Share product, gating, attending, checksum;
-    void (*norm)(const float *, const float *, float, int64_t, int64_t, int, float *);
+    Share laying, product, gating, attending, checksum;
+    Share pairing; /* as laying, for DOTS; NULL where bfloat16 is not multiplied so */
+    int64_t most; /* rows of a tile */
+    void (*norm)(const float *, const float *, float, int64_t, int64_t, int, int, float *);
     void (*rotate)(const Layer *, const Pass *, const float *, float *, float *, float *);
 } Kernels;
 
@@ -223,6 +236,7 @@ INLINE void gating_share(const Gating *t, Share product, int64_t first, int64_t 
     Product gate = {t->gate, t->x, t->rows, 0, t->gated}, up = {t->up, t->x, t->rows, 0, t->raised};
     product(&gate, first, last);
     product(&up, first, last);
+    int rounds = t->gate->kind == BFLOAT16;
     int64_t width = t->gate->outputs, begin = first * LANES, end = last * LANES < width ? last * LANES : width;
     for (int64_t r = 0; r < t->rows; r++) {
         float *gated = t->gated + r * width;
@@ -230,17 +244,25 @@ INLINE void gating_share(const Gating *t, Share product, int64_t first, int64_t 
         if (t->gelu) /* (1 + tanh(u)) / 2 is the logistic function of 2 u */
             for (int64_t i = begin; i < end; i++) {
                 float g = gated[i], u = 1.5957691216f * (g + 0.044715f * g * g * g);
-                gated[i] = g / (1.0f + exponential(-u)) * raised[i];
+                gated[i] = rounded(rounded(g / (1.0f + exponential(-u)), rounds) * raised[i], rounds);
             }
         else
-            for (int64_t i = begin; i < end; i++) gated[i] = gated[i] / (1.0f + exponential(-gated[i])) * raised[i];
+            for (int64_t i = begin; i < end; i++) {
+                float g = gated[i];
+                gated[i] = rounded(rounded(g / (1.0f + exponential(-g)), rounds) * raised[i], rounds);
+            }
     }
 }
 
 #define KERNELS(name, target, vector)                                                                             \
     target static void product_##name(const void *task, int64_t first, int64_t last) {                            \
-        const Product *t = task;                                                                                  \
-        product_panels(t->m, t->x, t->rows, first, last, vector, t->add, t->out);                              \
+        if (((const Product *)task)->m->kind == BFLOAT16)                                                         \
+            product_panels(task, first, last, vector, BFLOAT16);                                                  \
+        else                                                                                                      \
+            product_panels(task, first, last, vector, FLOAT32);                                                   \
+    }                                                                                                             \
+    target static void laying_##name(const void *task, int64_t first, int64_t last) {                             \
+        lay_tiles(task, first, last, MOST_ROWS(vector), FLOAT32);                                                 \
     }                                                                                                             \
     target static void gating_##name(const void *task, int64_t first, int64_t last) {                             \
         gating_share(task, product_##name, first, last);                                                          \
@@ -252,20 +274,38 @@ INLINE void gating_share(const Gating *t, Share product, int64_t first, int64_t 
         checksum_share(task, first, last);                                                                        \
     }                                                                                                             \
     target static void norm_##name(const float *x, const float *weight, float epsilon, int64_t rows,              \
-                                   int64_t width, int add, float *out) {                                          \
-        norm_rows(x, weight, epsilon, rows, width, add, out);                                                     \
+                                   int64_t width, int add, int rounding, float *out) {                            \
+        norm_rows(x, weight, epsilon, rows, width, add, rounding, out);                                           \
     }                                                                                                             \
     target static void rotate_##name(const Layer *l, const Pass *p, const float *qkv, float *query, float *keys,  \
                                      float *values) {                                                             \
         rotate_rows(l, p, qkv, query, keys, values);                                                              \
     }                                                                                                             \
-    static const Kernels kernels_##name = {product_##name, gating_##name, attending_##name,                       \
-                                           checksum_##name, norm_##name, rotate_##name};
+    static const Kernels kernels_##name = {laying_##name, product_##name,    gating_##name, attending_##name, checksum_##name,  \
+                                           0,             MOST_ROWS(vector), norm_##name,   rotate_##name};
 
 KERNELS(plain, , 4)
 #if defined(__x86_64__) && defined(__GNUC__)
 KERNELS(avx2, __attribute__((target("avx2,fma"))), 8)
 KERNELS(avx512, __attribute__((target("avx512f,avx512vl,avx512dq,avx2,fma"))), 16)
+#endif
+#if HAS_DOTS
+__attribute__((target("avx512bf16,avx512f,avx512vl,avx512dq,avx2,fma"))) static void product_dots(const void *task, int64_t first,
+                                                                                                 int64_t last) {
+    const Product *t = task;
+    if (t->m->kind == BFLOAT16)
+        product_panels(t, first, last, LANES, DOTS);
+    else
+        product_avx512(task, first, last);
+}
+__attribute__((target("avx512f,avx512vl,avx512dq,avx2,fma"))) static void gating_dots(const void *task, int64_t first, int64_t last) {
+    gating_share(task, product_dots, first, last);
+}
+__attribute__((target("avx512f,avx512vl,avx512dq,avx2,fma"))) static void pairing_dots(const void *task, int64_t first, int64_t last) {
+    lay_tiles(task, first, last, MOST_ROWS(LANES), DOTS);
+}
+static const Kernels kernels_dots = {laying_avx512, product_dots,     gating_dots, attending_avx512, checksum_avx512,
+                                     pairing_dots,  MOST_ROWS(LANES), norm_avx512, rotate_avx512};
 #endif
 
 static const Kernels *kernels = &kernels_plain;
@@ -282,6 +322,9 @@ int32_t layer_start(void *parallel_, void *own_number_, void *team_size_, int32_
     if (widest >= 16 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq"))
         kernels = &kernels_avx512;
+#endif
+#if HAS_DOTS
+    if (kernels == &kernels_avx512 && __builtin_cpu_supports("avx512bf16")) kernels = &kernels_dots;
 #endif
     return ABI;
 }
@@ -329,14 +372,36 @@ static int64_t panels_of(const Matrix *m) { return (m->outputs + LANES - 1) / LA
 /* ---------------------------------------------------------------- what Python calls */
 
 /* out = x, each row scaled to a mean square of 1, times weight. */
-void layer_norm(const float *x, const float *weight, float epsilon, int64_t rows, int64_t width, float *out) {
-    kernels->norm(x, weight, epsilon, rows, width, 0, out);
+void layer_norm(const float *x, const float *weight, float epsilon, int64_t rows, int64_t width, int rounding, float *out) {
+    kernels->norm(x, weight, epsilon, rows, width, 0, rounding, out);
+}
+
+/* x [rows, inputs of m] as its product reads them; `mine`: to be freed, NULL where x is read as it lies. */
+static const float *laid(const Matrix *m, const float *x, int64_t rows, int64_t threads, float **mine) {
+    Share laying = m->kind == BFLOAT16 && kernels->pairing ? kernels->pairing : kernels->laying;
+    *mine = 0;
+    if (rows == 1 && laying != kernels->pairing) return x;
+    *mine = malloc(rows * m->inputs * sizeof *x);
+    Laying t = {x, rows, m->inputs, *mine};
+    spread(laying, &t, tiles_of(rows, kernels->most), threads, rows * m->inputs);
+    return *mine;
 }
 
 /* out [rows, outputs] = x [rows, inputs] m, or added to it. */
 void layer_product(const Matrix *m, const float *x, int64_t rows, int64_t threads, int add, float *out) {
-    Product t = {m, x, rows, add, out};
+    float *mine;
+    Product t = {m, laid(m, x, rows, threads, &mine), rows, add, out};
     spread(kernels->product, &t, panels_of(m), threads, rows * m->inputs * m->outputs);
+    free(mine);
+}
+
+/* The first half of an MLP, see Gating; x [rows, inputs]. */
+static void gate_rows(const Matrix *gate, const Matrix *up, const float *x, int64_t rows, int64_t threads, int gelu, float *gated,
+                      float *raised) {
+    float *mine;
+    Gating t = {gate, up, laid(gate, x, rows, threads, &mine), rows, gelu, gated, raised};
+    spread(kernels->gating, &t, panels_of(gate), threads, 2 * rows * gate->inputs * gate->outputs);
+    free(mine);
 }
 
 /* A number for each block of BLOCK_WORDS words, of which the last may be shorter. */
@@ -349,7 +414,7 @@ void weights_checksum(const uint32_t *words, int64_t count, int64_t threads, uin
 void layer_enter(const Layer *l, const Pass *p, const float *x, float *query, float *keys, float *values) {
     int64_t rows = offset_of(p, p->batch);
     float *normed = p->scratch, *qkv = normed + rows * l->hidden;
-    if (l->input_norm) kernels->norm(x, l->input_norm, l->input_epsilon, rows, l->hidden, 0, normed);
+    if (l->input_norm) layer_norm(x, l->input_norm, l->input_epsilon, rows, l->hidden, l->rounding, normed);
     layer_product(&l->qkv, l->input_norm ? normed : x, rows, p->threads, 0, qkv);
     kernels->rotate(l, p, qkv, query, keys, values);
 }
@@ -358,7 +423,7 @@ void layer_enter(const Layer *l, const Pass *p, const float *x, float *query, fl
 static void add_product(const Layer *l, const Pass *p, const Matrix *m, const float *in, const float *norm, float *between, float *x) {
     int64_t rows = offset_of(p, p->batch);
     layer_product(m, in, rows, p->threads, !norm, norm ? between : x);
-    if (norm) kernels->norm(between, norm, l->behind_epsilon, rows, l->hidden, 1, x);
+    if (norm) kernels->norm(between, norm, l->behind_epsilon, rows, l->hidden, 1, l->rounding, x);
 }
 
 /* From the attention's result [batch * rows, heads * dim] behind the normed rows in the scratch, through output projection and
@@ -368,9 +433,8 @@ static void leave(const Layer *l, const Pass *p, float *x) {
     float *normed = p->scratch, *gathered = normed + rows * l->hidden;
     if (!(l->skips & NO_ATTENTION)) add_product(l, p, &l->output, gathered, l->behind_attention, normed, x);
     if (l->skips & NO_MLP) return;
-    if (l->post_norm) kernels->norm(x, l->post_norm, l->post_epsilon, rows, l->hidden, 0, normed);
-    Gating t = {&l->gate, &l->up, l->post_norm ? normed : x, rows, l->gelu, gathered, gathered + rows * width};
-    spread(kernels->gating, &t, panels_of(&l->gate), p->threads, 2 * rows * l->gate.inputs * width);
+    if (l->post_norm) layer_norm(x, l->post_norm, l->post_epsilon, rows, l->hidden, l->rounding, normed);
+    gate_rows(&l->gate, &l->up, l->post_norm ? normed : x, rows, p->threads, l->gelu, gathered, gathered + rows * width);
     add_product(l, p, &l->down, gathered, l->behind_mlp, normed, x);
 }
 
@@ -384,6 +448,7 @@ void layer_leave(const Layer *l, const Pass *p, const float *mixed, int64_t by_r
             for (int64_t h = 0; h < heads; h++)
                 memcpy(gathered + ((b * p->rows + i) * heads + h) * dim,
                        mixed + b * by_request + h / l->groups * by_head + (h % l->groups * p->rows + i) * by_row, dim * sizeof *mixed);
+    for (int64_t i = 0; mixed && l->rounding && i < rows * heads * dim; i++) gathered[i] = as_bfloat16(gathered[i]);
     leave(l, p, x);
 }
 

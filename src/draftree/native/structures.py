@@ -8,7 +8,10 @@ from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 class Matrix(Structure):
     """A matrix in panels (`products.h`)."""
 
-    _fields_ = (("panels", c_void_p), ("bias", c_void_p), ("inputs", c_int64), ("outputs", c_int64))
+    _fields_ = (
+        *((name, c_void_p) for name in ("panels", "bias")),
+        *((name, c_int64) for name in ("inputs", "outputs", "kind")),
+    )
 
 
 class Layer(Structure):
@@ -19,7 +22,7 @@ class Layer(Structure):
         *((name, c_void_p) for name in ("input_norm", "post_norm", "query_norm", "key_norm")),
         *((name, c_void_p) for name in ("behind_attention", "behind_mlp", "partner")),
         *((name, c_float) for name in ("input_epsilon", "post_epsilon", "head_epsilon", "behind_epsilon")),
-        *((name, c_int32) for name in ("hidden", "kv_heads", "groups", "dim", "wide", "gelu", "skips")),
+        *((name, c_int32) for name in ("hidden", "kv_heads", "groups", "dim", "wide", "gelu", "skips", "rounding")),
         ("scaling", c_float),
     )
 
@@ -33,6 +36,7 @@ class Pass(Structure):
         *((name, c_void_p) for name in ("cosine", "sine", "scratch")),
         *((name, c_int64) for name in ("threads", "prefix", "back")),
         *((name, c_void_p) for name in ("visible", "prefix_rows", "scores", "counts", "offsets")),
+        ("exact_angles", c_int64),
     )
 
 

@@ -101,8 +101,8 @@ T5_SHARE(avx512, __attribute__((target("avx512f,avx512vl,avx512dq,avx2,fma"))))
 /* The one for this processor. */
 static Share t5_chosen(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
-    if (kernels == &kernels_avx512) return t5_attending_avx512;
-    if (kernels == &kernels_avx2) return t5_attending_avx2;
+    if (kernels->norm == norm_avx512) return t5_attending_avx512;
+    if (kernels->norm == norm_avx2) return t5_attending_avx2;
 #endif
     return t5_attending_plain;
 }
@@ -130,8 +130,7 @@ static void dense(const Matrix *up, const Matrix *gate, const Matrix *down, cons
                   float *wide, float *x) {
     int64_t inner = down->inputs;
     if (gate->inputs) {
-        Gating t = {gate, up, normed, rows, 1, wide, wide + rows * inner};
-        spread(kernels->gating, &t, panels_of(gate), threads, 2 * rows * gate->inputs * inner);
+        gate_rows(gate, up, normed, rows, threads, 1, wide, wide + rows * inner);
     } else {
         layer_product(up, normed, rows, threads, 0, wide);
         for (int64_t k = 0; k < rows * inner; k++) wide[k] = wide[k] > 0 ? wide[k] : 0;
@@ -148,7 +147,7 @@ static void t5_layers(const T5Decoder *c, const Pass *p, float *x, float *const 
     t5_distances(c, p);
     for (int64_t i = 0; i < c->count; i++) {
         const T5Layer *l = c->layers + i;
-        layer_norm(x, l->norm, c->epsilon, rows, c->hidden, normed);
+        layer_norm(x, l->norm, c->epsilon, rows, c->hidden, 0, normed);
         layer_product(&l->qkv, normed, rows, p->threads, 0, wide);
         for (int64_t r = 0; r < rows; r++)
             for (int64_t h = 0; h < c->heads; h++) {
@@ -163,12 +162,12 @@ static void t5_layers(const T5Decoder *c, const Pass *p, float *x, float *const 
         T5Attending text = {c, p, wide, keys[i], values[i], 3 * width, p->capacity, 0, mixed};
         spread(attending, &text, items, p->threads, rows * width * c->longest);
         layer_product(&l->output, mixed, rows, p->threads, 1, x);
-        layer_norm(x, l->cross_norm, c->epsilon, rows, c->hidden, normed);
+        layer_norm(x, l->cross_norm, c->epsilon, rows, c->hidden, 0, normed);
         layer_product(&l->query, normed, rows, p->threads, 0, wide);
         T5Attending source = {c, p, wide, l->keys, l->values, width, c->columns, 1, mixed};
         spread(attending, &source, items, p->threads, rows * width * c->columns);
         layer_product(&l->crossed, mixed, rows, p->threads, 1, x);
-        layer_norm(x, l->mlp_norm, c->epsilon, rows, c->hidden, normed);
+        layer_norm(x, l->mlp_norm, c->epsilon, rows, c->hidden, 0, normed);
         dense(&l->up, &l->gate, &l->down, normed, rows, p->threads, wide, x);
     }
 }
@@ -183,7 +182,7 @@ int64_t t5_pass(const T5Decoder *c, const Pass *p, const int64_t *tokens, float 
     for (int64_t r = 0; r < rows; r++) memcpy(x + r * hidden, c->embedding + tokens[r] * hidden, hidden * sizeof *x);
     t5_layers(c, p, x, keys, values);
     for (int64_t b = 0; b < p->batch; b++)
-        layer_norm(x + (b * p->rows + first) * hidden, c->closing, c->epsilon, n, hidden, normed + b * n * hidden);
+        layer_norm(x + (b * p->rows + first) * hidden, c->closing, c->epsilon, n, hidden, 0, normed + b * n * hidden);
     layer_product(c->head, normed, p->batch * n, head_threads, 0, logits);
     return 1;
 }

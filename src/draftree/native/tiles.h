@@ -1,33 +1,43 @@
 /* Tiles that are summed in registers. Included by layers.c once for each size of vectors that processors have, with VECTOR, a
  * vector of floats, and TILED(name), a function's name for it: LANES floats are one vector or several, as a compiler keeps
  * vectors that the processor does not have in memory. */
+#define BITS TILED(Bits) /* a vector's bits */
+typedef uint32_t BITS __attribute__((vector_size(sizeof(VECTOR)), aligned(4)));
 #define PARTS ((int)(LANES * sizeof(float) / sizeof(VECTOR)))
 #define EACH(i, count) UNROLL for (int i = 0; i < (count); i++)
 
-/* `rows` x `wide` panels at once: x [rows, inputs], result [rows, wide, LANES]; constants after inlining.
- * Four panels side by side keep memory busy by themselves under one row; under more the sums fill the processor's queue, and
- * what comes soon has to be prefetched. Elsewhere weights from `ahead` on will be read soon, `step` floats further with every
- * input; two streams of them, since that is how many panels wait for memory longest. */
-INLINE void TILED(product_tile)(const Matrix *m, const float *x, int64_t panel, int rows, int wide, const float *const *ahead,
-                                int64_t step, float *result) {
+/* `rows` x `wide` panels at once: x as Laying leaves it, result [rows, wide, LANES]; `kind` of weights; constants after
+ * inlining. Four panels side by side keep memory busy by themselves under one row; under more the sums fill the processor's
+ * queue, and what comes soon has to be prefetched. Elsewhere weights from `ahead` on will be read soon, `step` words further with
+ * every word of an output; two streams of them, since that is how many panels wait for memory longest. */
+INLINE void TILED(product_tile)(const Matrix *m, const float *x, int64_t panel, int rows, int wide, int kind,
+                                const float *const *ahead, int64_t step, float *result) {
     const float *soon = ahead[0], *also = ahead[1];
     VECTOR sums[12][4][PARTS];
-    const float *weights = m->panels + panel * m->inputs * LANES;
+    const int64_t words = words_of(m);
+    const float *weights = m->panels + panel * words * LANES;
     EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] = (VECTOR){0};
-    for (int64_t k = 0; k < m->inputs; k++) {
-        VECTOR w[4][PARTS];
-        EACH(p, wide) EACH(q, PARTS) w[p][q] = ((const VECTOR *)(weights + (p * m->inputs + k) * LANES))[q];
+    for (int64_t k = 0; k < words; k++) {
         if (wide < 4) {
             FETCH(soon);
             FETCH(also);
             soon += step, also += step;
         } else if (rows > 1) {
-            EACH(p, wide) FETCH(weights + (p * m->inputs + k + SOON) * LANES);
+            EACH(p, wide) FETCH(weights + (p * words + k + SOON) * LANES);
         }
-        EACH(r, rows) {
-            float a = x[r * m->inputs + k];
-            EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += a * w[p][q];
+        VECTOR w[4][PARTS], part[4][PARTS];
+        EACH(p, wide) EACH(q, PARTS) w[p][q] = ((const VECTOR *)(weights + (p * words + k) * LANES))[q];
+        if (kind == DOTS) {
+            EACH(r, rows) EACH(p, wide) EACH(q, PARTS) ADD_DOTS(sums[r][p][q], w[p][q], x[r]);
+        } else if (kind == BFLOAT16) { /* the upper halves of two floats, the first one's below */
+            EACH(p, wide) EACH(q, PARTS) part[p][q] = (VECTOR)((BITS)w[p][q] << 16);
+            EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += x[r] * part[p][q];
+            EACH(p, wide) EACH(q, PARTS) part[p][q] = (VECTOR)((BITS)w[p][q] & 0xffff0000);
+            EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += x[rows + r] * part[p][q];
+        } else {
+            EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += x[r] * w[p][q];
         }
+        x += kind == BFLOAT16 ? 2 * rows : rows;
     }
     EACH(r, rows) EACH(p, wide) EACH(q, PARTS) ((VECTOR *)(result + (r * wide + p) * LANES))[q] = sums[r][p][q];
 }
@@ -57,6 +67,7 @@ INLINE void TILED(value_tile)(const float *weights, const float *values, int64_t
 }
 
 #undef EACH
+#undef BITS
 #undef PARTS
 #undef TILED
 #undef VECTOR

@@ -66,9 +66,9 @@ def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
     Args:
         model: a Hugging Face model.
         choice: "hooked" (any model, through its own `forward`); for llama-shaped models "eager" (tensor operations),
-            "cpu" (float32 on a CPU, in C; also T5) or "cuda_graphs" (fixed shapes, recorded and replayed; CUDA graphs
-            where the device has them); "auto" for the fastest that drives this model here, "in_place" for the fastest
-            that reads its weights as they lie, so that there is no second copy of them.
+            "cpu" (float32 and bfloat16 on a CPU, in C; also T5 in float32) or "cuda_graphs" (fixed shapes, recorded and
+            replayed; CUDA graphs where the device has them); "auto" for the fastest that drives this model here,
+            "in_place" for the fastest that reads its weights as they lie, so that there is no second copy of them.
 
     Raises:
         TypeError, ValueError: a model that cannot be driven, or a choice that does not exist or fit.
@@ -131,15 +131,15 @@ def open_current(model: Any, choice: str | Runner = "auto") -> Runner:
 def choose(target: Target, choice: str = "auto") -> type[Runner]:
     """The way of running a model: the one place where it is chosen.
 
-    "auto" takes the fastest that drives the model where it is: compiled on a CPU in float32, fixed shapes on a GPU and
-    for bfloat16 on a CPU, else tensor operations; and the model's own `forward` where none of them drives it.
+    "auto" takes the fastest that drives the model where it is: compiled on a CPU in float32 and bfloat16, fixed shapes
+    on a GPU, else tensor operations; and the model's own `forward` where none of them drives it.
     """
     if choice == "auto":
         if T5Runner.qualifies(target):
             return T5Runner
         if CpuRunner.qualifies(target):
             return CpuRunner
-        if CudaGraphRunner.pays(target) and CudaGraphRunner.qualifies(target):
+        if target.device.type == "cuda" and CudaGraphRunner.qualifies(target):
             return CudaGraphRunner
         return EagerRunner if EagerRunner.qualifies(target) else HookedRunner
     if choice == "in_place":

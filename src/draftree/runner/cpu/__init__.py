@@ -1,1 +1,1 @@
-"""The runner in C for float32 on a CPU: bindings of the compiled functions."""
+"""The runner in C on a CPU: bindings of the compiled functions."""

@@ -1,8 +1,11 @@
-"""Layers in C for float32 on a CPU: several in one call, or the halves of `eager.layer` in one call each.
+"""Layers in C on a CPU: several in one call, or the halves of `eager.layer` in one call each.
 
 A step of any model is products of a few rows with large matrices, which general libraries do at a fraction of the
 processor's speed. `native/layers.c` has a product for few rows on weights laid out for it, the operations between the
 products fused, and an attention that masks trees as it goes. It uses torch's own OpenMP threads.
+
+Weights are float32 or bfloat16. Rows, keys and values are float32 in both: those of a bfloat16 model are rounded to its
+type where its `forward` rounds, so that they are numbers which bfloat16 has.
 """
 
 from __future__ import annotations
@@ -28,7 +31,15 @@ from draftree.runner.plan import Segment
 from draftree.runner.weights.checksum import Place
 from draftree.runner.weights.packed import LANES, Packed
 
+ROUNDS, NORMS_ROUND_TWICE = 1, 2  # where numbers are rounded to bfloat16 (`layers.c`)
 WORTH_THREADS = 2_500_000  # multiplications of a pass under which waking other threads costs more than it saves
+
+
+def rounding_of(norms: Sequence[Norm | None], dtype: torch.dtype) -> int:
+    """Where a model of that type, with such norms, rounds to bfloat16, as C knows it."""
+    if dtype != torch.bfloat16:
+        return 0
+    return ROUNDS | (NORMS_ROUND_TWICE if any(norm is not None and norm.twice for norm in norms) else 0)
 
 
 def threads_for(work: int, meetings: float = 1.0) -> int:
@@ -37,24 +48,25 @@ def threads_for(work: int, meetings: float = 1.0) -> int:
 
 
 class CompiledLayer:
-    """See `eager.layer.TensorLayer`; `rotation` is of its heads."""
+    """See `eager.layer.TensorLayer`; `rotation` is of its heads, `dtype` the model's."""
 
-    def __init__(self, library: ctypes.CDLL, parts: Parts, rotation: Rotation) -> None:
+    def __init__(self, library: ctypes.CDLL, parts: Parts, rotation: Rotation, dtype: torch.dtype) -> None:
         self.parts, self.omitted = parts, Omitted(0)
         self._enter, self._leave = library.layer_enter, library.layer_leave
         self._packed = [Packed(linears) for linears in parts.products()]
         self.in_place: set[Place] = set().union(*(packed.in_place for packed in self._packed))
         kv, groups, dim = parts.heads
         norms = [*parts.norms, *(parts.head_norms or (None, None)), *parts.behind]
+        self._weights = [None if norm is None else norm.weight.float() for norm in norms]
         self._partner = None if rotation.plain else rotation.partner.int()
         matrices = [packed.described for packed in self._packed]
         hidden = matrices[0].inputs
         self._described = Layer(
             *matrices,
-            *(None if norm is None else address(norm.weight, torch.float32) for norm in norms),
+            *(optional_address(weight, torch.float32) for weight in self._weights),
             optional_address(self._partner, torch.int32),
             *(0.0 if norm is None else norm.epsilon for norm in (*norms[:3], norms[4])),
-            *(hidden, kv, groups, dim, parts.wide, parts.activation != "silu", 0),
+            *(hidden, kv, groups, dim, parts.wide, parts.activation != "silu", 0, rounding_of(norms, dtype)),
             parts.scaling,
         )
         queries = kv * groups * dim
@@ -91,16 +103,17 @@ class CompiledLayer:
 
 
 class CompiledStack:
-    """Layers of a model, to be run in stretches: all of them, or those with the given `numbers`."""
+    """Layers of a model of type `dtype`, to be run in stretches: all of them, or those with the given `numbers`."""
 
     def __init__(
         self,
         library: ctypes.CDLL,
         layers: Sequence[CompiledLayer],
+        dtype: torch.dtype,
         numbers: Sequence[int] | None = None,
     ) -> None:
         self._run = library.layer_run
-        self.layers = layers
+        self.layers, self.dtype = layers, dtype
         self.numbers = range(len(layers)) if numbers is None else numbers
         self.scratch = max(layer.scratch for layer in layers)
         self.dim = max(layer.parts.heads.dim for layer in layers)
@@ -150,8 +163,8 @@ class CompiledAngles:
         prefix_rows = segment.prefix_rows
         f32 = torch.float32  # the default type may be another one, and C reads floats
         tensors = [
-            angles.cosine.contiguous(),
-            angles.sine.contiguous(),
+            angles.cosine.float().contiguous(),
+            angles.sine.float().contiguous(),
             torch.empty(total * stack.scratch, dtype=f32, device="cpu"),
             segment.visible.contiguous(),
             None if prefix_rows is None else prefix_rows.contiguous(),
@@ -168,15 +181,18 @@ class CompiledAngles:
             *(cosine, sine, scratch, threads, angles.cache.prefix_length, segment.visible.shape[2] - n),
             *(visible, prefix, scores),
             *(None if part is None else ctypes.addressof(part) for part in (counts, offsets)),
+            angles.cosine.dtype == torch.float32,
         )
 
 
 class CompiledHead:
-    """See `eager.layer.TensorHead`."""
+    """See `eager.layer.TensorHead`; `dtype` is the model's."""
 
-    def __init__(self, library: ctypes.CDLL, norm: Norm, head: Any, cap: float | None = None) -> None:
-        self._library = library
-        self._norm, self._cap = norm, cap
+    def __init__(
+        self, library: ctypes.CDLL, norm: Norm, head: Any, dtype: torch.dtype, cap: float | None = None
+    ) -> None:
+        self._library, self._dtype, self._cap = library, dtype, cap
+        self._norm, self._rounding = Norm(norm.weight.float(), norm.epsilon), rounding_of([norm], dtype)
         self._packed = Packed([head])
         self.in_place = self._packed.in_place
 
@@ -187,21 +203,20 @@ class CompiledHead:
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `eager.layer.TensorHead`."""
-        x = x.contiguous()
+        x = x.float().contiguous()
         rows, width = x.shape[0] * x.shape[1], x.shape[2]
         normed = torch.empty_like(x)
-        weight, epsilon = self._norm
-        at, by, to = (address(t, torch.float32) for t in (x, weight, normed))
-        self._library.layer_norm(at, by, epsilon, rows, width, to)
+        at, by, to = (address(t, torch.float32) for t in (x, self._norm.weight, normed))
+        self._library.layer_norm(at, by, self._norm.epsilon, rows, width, self._rounding, to)
         logits = self.product(normed)
         return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
 
     def product(self, read: Tensor) -> Tensor:
         """Logits [B, n, V] of normed states [B, n, d], not capped."""
-        read = read.contiguous()
+        read = read.float().contiguous()
         matrix = self._packed.described
         logits = read.new_empty(*read.shape[:2], matrix.outputs)
         rows = read.shape[0] * read.shape[1]
         at, to = address(read, torch.float32), address(logits, torch.float32)
         self._library.layer_product(matrix, at, rows, self.threads(rows), 0, to)
-        return logits
+        return logits.to(self._dtype)

@@ -17,7 +17,16 @@ from draftree.native import load_library
 from draftree.runner.eager.parts import Parts
 from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.target import inspect_model
-from draftree.runner.weights.packed import LANES, MUCH, PackedLinear, linear_bytes, side_by_side, to_panels
+from draftree.runner.weights.packed import (
+    KINDS,
+    LANES,
+    MUCH,
+    PackedLinear,
+    linear_bytes,
+    pairs_fit,
+    side_by_side,
+    to_panels,
+)
 from draftree.runner.weights.pages import drop_file_pages
 
 
@@ -25,7 +34,7 @@ def pack_weights(model: Any) -> None:
     """Put the linears of the decoder layers, and an untied head, into panels, one layer at a time.
 
     Args:
-        model: a Hugging Face model in float32 on the CPU that the eager runner drives.
+        model: a Hugging Face model in float32 or bfloat16 on the CPU that the eager runner drives.
 
     Raises:
         ValueError: a model that the eager runner does not drive, of another type or on another device, or no compiled
@@ -43,10 +52,15 @@ def _pack(model: Any, forget: Callable[[Tensor], None]) -> None:
             f"This '{target.model_type}' model does not qualify for the eager runner, and nothing else reads packed "
             "weights: leave it as it is."
         )
-    if target.dtype != torch.float32 or target.device.type != "cpu":
+    if target.dtype not in KINDS or target.device.type != "cpu":
         raise ValueError(
-            f"Weights are packed in float32 on the CPU, and these are {target.dtype} on {target.device.type}: leave "
-            "the model as it is, or move it first."
+            "Weights are packed in float32 or bfloat16 on the CPU, and these are "
+            f"{target.dtype} on {target.device.type}: leave the model as it is, or move it first."
+        )
+    if target.dtype == torch.bfloat16 and not pairs_fit(target):
+        raise ValueError(
+            "Weights in bfloat16 are packed two by two, and a linear of this model has an odd number of inputs: leave "
+            "it as it is."
         )
     if load_library() is None:
         raise ValueError("Packed weights need the compiled layers, which were not built: install a C compiler first.")

@@ -1,4 +1,4 @@
-"""Llama-shaped models in float32 on a CPU: the loop of `eager` with layers and head in C.
+"""Llama-shaped models in float32 or bfloat16 on a CPU: the loop of `eager` with layers and head in C.
 
 Layers that see all of the context go through in one call (`CompiledStack`); those with windows or capped scores attend
 in tensor operations between two compiled halves.
@@ -26,7 +26,7 @@ from draftree.runner.layout.surgery import logit_slice
 from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.target import Target
-from draftree.runner.weights.packed import linear_bytes
+from draftree.runner.weights.packed import KINDS, linear_bytes, pairs_fit
 
 
 class CpuRows(SegmentRows):
@@ -34,7 +34,7 @@ class CpuRows(SegmentRows):
 
     def __init__(self, stack: CompiledStack, *given: Any) -> None:
         super().__init__(*given)
-        self._stack = stack
+        self._stack, self._dtype = stack, stack.dtype
 
     def look_up(self, kind: LayerKind) -> CompiledAngles:
         """See `SegmentRows.look_up`."""
@@ -55,10 +55,15 @@ class CpuRunner(EagerRunner):
         reason = super().refusal(target)
         if reason is not None:
             return reason
-        if target.dtype != torch.float32 or target.device.type != "cpu" or load_library() is None:
+        if target.dtype not in KINDS or target.device.type != "cpu" or load_library() is None:
             return (
-                "runner='cpu' is for float32 on a CPU where the package was built with a C compiler: use "
+                "runner='cpu' is for float32 and bfloat16 on a CPU where the package was built with a C compiler: use "
                 "runner='auto' for what this machine has."
+            )
+        if target.dtype == torch.bfloat16 and not pairs_fit(target):
+            return (
+                "runner='cpu' reads weights in bfloat16 two by two, and a linear of this model has an odd number of "
+                "inputs: use runner='auto'."
             )
         if not may_copy_or_has(target, much_faster=True):
             return (
@@ -75,9 +80,10 @@ class CpuRunner(EagerRunner):
         library = load_library()
         assert library is not None
         self._library, self.copied.nbytes = library, linear_bytes(self.target)
-        self._layers = [CompiledLayer(library, part, self.tables.rotation) for part in parts]
-        self._head = CompiledHead(library, self._norm, head, cap)
-        self.stack = CompiledStack(library, self._layers)
+        dtype = self.target.dtype
+        self._layers = [CompiledLayer(library, part, self.tables.rotation, dtype) for part in parts]
+        self._head = CompiledHead(library, self._norm, head, dtype, cap)
+        self.stack = CompiledStack(library, self._layers, dtype)
         self.copied.in_place = self._head.in_place.union(*(layer.in_place for layer in self._layers))
 
     @in_own_type
@@ -101,8 +107,8 @@ class CpuRunner(EagerRunner):
             torch.arange(plan.width, device="cpu") < torch.tensor(plan.sizes, dtype=torch.long, device="cpu")[:, None]
         )
         packed = Segment(0, None, plan.positions[real][None], plan.visible)  # for the angles alone
-        angles = self.tables.of(packed, (), torch.float32, cache, self.target.kinds[0])
-        x = self._embedding(plan.tokens[real])[None]
+        angles = self.tables.of(packed, (), self.target.dtype, cache, self.target.kinds[0])
+        x = self._embedding(plan.tokens[real])[None].float()
         self.stack.run(0, len(self._layers), x, CompiledAngles(angles, segment, self.stack, plan.sizes))
         made = self._head(x)[0]
         logits = made.new_zeros(plan.batch, plan.width, made.shape[1])
@@ -113,7 +119,13 @@ class CpuRunner(EagerRunner):
         if skip == Skip():
             return self.stack
         numbers, layers = super()._stack(skip)
-        return CompiledStack(self._library, layers, numbers)
+        return CompiledStack(self._library, layers, self.target.dtype, numbers)
+
+    def _own(self, x: Tensor) -> Tensor:
+        return x.float()
+
+    def _of_model(self, x: Tensor) -> Tensor:
+        return x.to(self.target.dtype)
 
     def _rows(self, segment: Segment, plan: Plan, cache: SlotCache, first: int, x: Tensor) -> SegmentRows:
         return CpuRows(self.stack, self.tables, segment, plan, cache, first, x)

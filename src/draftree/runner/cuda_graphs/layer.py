@@ -46,7 +46,7 @@ class KernelLayer(TensorLayer):
                 mixed = mixed.view(batch, kv, groups, n, dim).permute(0, 3, 1, 2, 4).reshape(batch, n, -1)
             more = normed(behind_attention, self._output(mixed))
             if before_mlp is not None and not omits_mlp:
-                x, entering = add_norm(x, more, *before_mlp)
+                x, entering = add_norm(x, more, before_mlp.weight, before_mlp.epsilon)
             else:
                 x = entering = x + more
         else:
@@ -59,7 +59,7 @@ class KernelLayer(TensorLayer):
 
 
 def _norm(norm: Norm | None, x: Tensor) -> Tensor:
-    return x if norm is None else add_norm(x, None, *norm)[1]
+    return x if norm is None else add_norm(x, None, norm.weight, norm.epsilon)[1]
 
 
 def _columns(parts: list[Tensor], widths: list[int]) -> list[Tensor]:

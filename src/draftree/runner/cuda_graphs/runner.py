@@ -1,7 +1,7 @@
 """Llama-shaped models at fixed shapes: the loop of `eager`, whose passes are recorded once and replayed.
 
-What a GPU needs to be kept busy (`passes`). It also pays on a CPU in bfloat16, where weights packed for oneDNN are
-several times as fast and want fixed shapes; a recording is then a function that is called again.
+What a GPU needs to be kept busy (`passes`). On a CPU, where it gains nothing, a recording is a function that is called
+again, so that all of it can be tried there.
 """
 
 from __future__ import annotations
@@ -11,20 +11,17 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from draftree.runner.cuda_graphs.capture import capture_for
 from draftree.runner.cuda_graphs.passes import CapturedPasses, Recorded
-from draftree.runner.eager.layer import TensorHead, TensorLayer
 from draftree.runner.eager.parts import Parts
-from draftree.runner.eager.product import PackedProduct, StockProduct, may_pack
-from draftree.runner.eager.runner import EagerRunner, may_copy_or_has
+from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.kv.cache import BLOCK, SlotCache
 from draftree.runner.layout.positions import is_length_dependent
 from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan
 from draftree.runner.target import Target
-from draftree.runner.weights.packed import linear_bytes
 
 log = logging.getLogger("draftree.runner")
 OLDEST = (8, 0)  # CUDA capability that Triton's kernels have all types for
@@ -65,34 +62,17 @@ class CudaGraphRunner(EagerRunner):
             )
         return reason
 
-    @classmethod
-    def pays(cls, target: Target) -> bool:
-        """Whether fixed shapes are faster than others where the model is."""
-        return target.device.type == "cuda" or may_pack(target.dtype, target.device)
-
     def __init__(self, target: Target) -> None:
         super().__init__(target)
-        layers, head = self._fixed
+        layers = self._layers
         kernel = None
         if has_kernels(layers[0].parts, target.dtype, target.device):
             from draftree.runner.cuda_graphs.kernels import attend
             from draftree.runner.cuda_graphs.layer import KernelLayer
 
             layers, kernel = [KernelLayer(layer) for layer in layers], attend
-        recorded = Recorded(target, layers, head, self._embedding, self.tables, self._cap, kernel)
+        recorded = Recorded(target, layers, self._head, self._embedding, self.tables, self._cap, kernel)
         self._captured = CapturedPasses(self, recorded, capture_for(target.device))
-
-    def _load(self, parts: list[Parts], head: nn.Module, cap: float | None) -> None:
-        if may_pack(self.target.dtype, self.target.device) and may_copy_or_has(self.target, much_faster=True):
-            self.copied.nbytes = linear_bytes(self.target)
-            # Packed weights are for fixed shapes; other passes read the stock ones, so that there is one copy.
-            self._layers = [TensorLayer(part, StockProduct) for part in parts]
-            self._head = TensorHead(self._norm, head, StockProduct, cap)
-            layers = [TensorLayer(part, PackedProduct) for part in parts]
-            self._fixed = layers, TensorHead(self._norm, head, PackedProduct, cap)
-        else:
-            super()._load(parts, head, cap)
-            self._fixed = self._layers, self._head
 
     @property
     def plan_device(self) -> torch.device:

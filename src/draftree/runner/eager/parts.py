@@ -34,6 +34,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
 WEIGHT_FROM_ONE = ("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm")
+ROUNDED_ONCE = (*WEIGHT_FROM_ONE, "Olmo2RMSNorm", "Olmo3RMSNorm")
 
 
 def activation_name(config: Any) -> str | None:
@@ -56,22 +57,30 @@ class Heads(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """A root-mean-square norm: its weight [d] and epsilon."""
+    """A root-mean-square norm.
+
+    Attributes:
+        weight: [d].
+        epsilon: added to the mean square.
+        twice: whether the stock module rounds to 16 bits before it multiplies by the weight, too.
+    """
 
     weight: Tensor
     epsilon: float
+    twice: bool = True
 
     @classmethod
     def of(cls, module: Any) -> Norm:
         """The norm of a stock module."""
-        weight = module.weight.detach()
-        if type(module).__name__ in WEIGHT_FROM_ONE:
+        weight, kind = module.weight.detach(), type(module).__name__
+        if kind in WEIGHT_FROM_ONE:
             weight = 1.0 + weight.float()
-        return cls(weight, float(module.eps if hasattr(module, "eps") else module.variance_epsilon))
+        epsilon = float(module.eps if hasattr(module, "eps") else module.variance_epsilon)
+        return cls(weight, epsilon, kind not in ROUNDED_ONCE)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., d] scaled to a mean square of 1, times the weight."""
-        return F.rms_norm(x.to(self.weight.dtype), (x.shape[-1],), *self).to(x.dtype)
+        return F.rms_norm(x.to(self.weight.dtype), (x.shape[-1],), self.weight, self.epsilon).to(x.dtype)
 
 
 def normed(norm: Norm | None, x: Tensor) -> Tensor:

@@ -1,9 +1,7 @@
 """Matrix products of tensor operations: what a decoding step mostly consists of.
 
-There are three ways to multiply the rows of a step with linears that read the same input, one class each: with the
-stock weights one after the other, with one copy of them side by side, and with a copy packed for oneDNN, which
-multiplies a dozen rows several times as fast on a CPU. Every row count has packed kernels of its own, so those are for
-passes of fixed shapes, in bfloat16, which has no other fast product.
+There are two ways to multiply the rows of a step with linears that read the same input, one class each: with the stock
+weights one after the other, and with one copy of them side by side.
 """
 
 from __future__ import annotations
@@ -18,14 +16,13 @@ from draftree.models import free_bytes
 from draftree.runner.weights.packed import PackedLinear
 
 COPY_LIMIT = 1024**3  # bytes of weights that may always be copied
-FEW = 16  # rows of a product that the packed layout is made for
 SHARE = 0.25  # of the free memory, which a copy that is much faster may take beyond that
 
 
 def may_copy(model: Any, device: torch.device, *, much_faster: bool) -> bool:
     """Whether the weights of `model` may be copied into a faster layout.
 
-    Up to 1 GiB always; where the copy is several times as fast at a dozen rows (`much_faster`: compiled or packed), as
+    Up to 1 GiB always; where the copy is several times as fast at a dozen rows (`much_faster`: compiled), as
     long as three times the copy stays free.
     """
     size = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -33,12 +30,6 @@ def may_copy(model: Any, device: torch.device, *, much_faster: bool) -> bool:
         return True
     free = free_bytes(device) if much_faster else None
     return free is not None and size <= SHARE * free
-
-
-def may_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether weights of that type can be packed for oneDNN, and gain by it."""
-    supported = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return device.type == "cpu" and dtype == torch.bfloat16 and bool(supported)
 
 
 class StockProduct:
@@ -101,19 +92,4 @@ class FusedProduct(StockProduct):
             return F.linear(x, self.weight, self.bias)
         rows, weight = x.reshape(-1, x.shape[-1]), self.weight.t()
         out = torch.mm(rows, weight) if self.bias is None else torch.addmm(self.bias, rows, weight)
-        return out.view(*x.shape[:-1], -1)
-
-
-class PackedProduct(FusedProduct):
-    """The same with the copy packed for oneDNN; see `may_pack`."""
-
-    @staticmethod
-    def _laid_out(weight: Tensor) -> Tensor:
-        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, FEW)
-        return packed
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """See `StockProduct`."""
-        rows = x.reshape(-1, x.shape[-1])
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
         return out.view(*x.shape[:-1], -1)

@@ -115,22 +115,36 @@ class EagerRunner(Runner):
         segment = Segment(0, None, plan.positions, plan.visible, plan.prefix_rows)
         segments, hidden = [segment], {}
         stack = self._stack(plan.skip or Skip())
-        x = self._embedding(plan.tokens)
-        if plan.embeddings is not None:
-            x = torch.cat([x[:, : -plan.embeddings.shape[1]], plan.embeddings.to(x.dtype)], 1)
+        x = self._enter(plan)
         rows = self._rows(segment, plan, cache, first, x)
         stops = sorted({*surgeries, *plan.taps, count} - {0})
         for i, stop in zip([0, *stops], stops, strict=False):
             if i in surgeries:
-                segment, x = operate(segment, surgeries[i], x, plan.width)
+                segment, x = operate(segment, surgeries[i], self._of_model(x), plan.width)
+                x = self._own(x)
                 segments.append(segment)
                 rows = self._rows(segment, plan, cache, first, x)
             if i in plan.taps:
-                hidden[i] = x.clone()  # layers may add to x in place
+                hidden[i] = self._of_model(x).clone()  # layers may add to x in place
             x = self._advance(x, stack, i, stop, rows) if plan.leaves is None else self._leave(x, stack, rows, plan)
         if count in plan.taps:
-            hidden[count] = x
+            hidden[count] = self._of_model(x)
         return PassResult(self._head(x[:, logit_slice(plan, segment)]), segments, hidden, self)
+
+    def _enter(self, plan: Plan) -> Tensor:
+        """The rows of a plan as they enter the first layer, [B, n, d]."""
+        x = self._embedding(plan.tokens)
+        if plan.embeddings is not None:
+            x = torch.cat([x[:, : -plan.embeddings.shape[1]], plan.embeddings.to(x.dtype)], 1)
+        return self._own(x)
+
+    def _own(self, x: Tensor) -> Tensor:
+        """Rows in the model's type as the layers take them."""
+        return x
+
+    def _of_model(self, x: Tensor) -> Tensor:
+        """The layers' rows in the model's type."""
+        return x
 
     def _rows(self, segment: Segment, plan: Plan, cache: SlotCache, first: int, x: Tensor) -> SegmentRows:
         """What the layers share in a segment whose rows enter as x [B, n, d]."""
@@ -148,9 +162,9 @@ class EagerRunner(Runner):
         assert plan.leaves is not None
         count = len(self._layers)
         for i in range(count):
-            before = x.clone()  # layers may add to x in place
+            before = self._of_model(x).clone()  # layers may add to x in place
             x = self._advance(x, stack, i, i + 1, rows)
-            if i + 1 < count and plan.leaves(i + 1, before, x):
+            if i + 1 < count and plan.leaves(i + 1, before, self._of_model(x)):
                 for later in range(i + 1, count):
                     self._layers[later].enter(x, rows.angles(self.target.kinds[later]), later)
                 break

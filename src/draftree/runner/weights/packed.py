@@ -21,20 +21,46 @@ from draftree.native.structures import Matrix
 from draftree.runner.weights.checksum import place_of
 
 LANES = 16  # outputs of a panel
+KINDS = {torch.float32: 0, torch.bfloat16: 1}  # of weights, by their type (`products.h`)
 MUCH = 100_000_000  # bytes of weights, copies of which people want to know of
 
 
 def to_panels(weight: Tensor) -> Tensor:
-    """[outputs, inputs] as [panels, inputs, LANES], zeros behind the last output."""
+    """Weights in panels, with zeros behind the last output.
+
+    Args:
+        weight: [outputs, inputs] in float32, or in bfloat16 with an even number of inputs.
+
+    Returns:
+        [panels, inputs, LANES]; in bfloat16 [panels, inputs / 2, LANES, 2], a pair of inputs in four bytes.
+    """
     outputs, inputs = weight.shape
-    panels = -(-outputs // LANES)
+    panels, pair = -(-outputs // LANES), 2 if weight.dtype == torch.bfloat16 else 1
     padded = F.pad(weight, (0, 0, 0, panels * LANES - outputs)) if outputs % LANES else weight
-    return weight.new_empty(panels, inputs, LANES).copy_(padded.view(panels, LANES, inputs).transpose(1, 2))
+    made = weight.new_empty(panels, inputs // pair, LANES, pair)
+    made.copy_(padded.view(panels, LANES, inputs // pair, pair).transpose(1, 2))
+    return made if pair > 1 else made.squeeze(3)
 
 
 def from_panels(panels: Tensor, outputs: int) -> Tensor:
     """[outputs, inputs], a copy."""
-    return panels.transpose(1, 2).reshape(-1, panels.shape[1])[:outputs].contiguous()
+    return panels.transpose(1, 2).reshape(-1, inputs_of(panels))[:outputs].contiguous()
+
+
+def inputs_of(panels: Tensor) -> int:
+    """How many inputs weights in panels have."""
+    return panels.shape[1] * (panels.shape[3] if panels.dim() == 4 else 1)
+
+
+def readable(panels: Tensor) -> bool:
+    """Whether compiled functions read them: not where a packed model was moved, or cast to another type."""
+    return panels.is_cpu and (panels.dtype, panels.dim()) in ((torch.float32, 3), (torch.bfloat16, 4))
+
+
+def matrix_of(panels: Tensor, bias: Tensor | None, outputs: int) -> Matrix:
+    """What C reads of readable panels, and of a bias [outputs] in float32."""
+    at, of_bias = address(panels, panels.dtype), optional_address(bias, torch.float32)
+    return Matrix(at, of_bias, inputs_of(panels), outputs, KINDS[panels.dtype])
 
 
 class Packed:
@@ -48,15 +74,14 @@ class Packed:
 
     def __init__(self, linears: Sequence[Any]) -> None:
         held = [m.panels if isinstance(m, PackedLinear | Stretch) else None for m in linears]
-        panels = joined([p for p in held if p is not None]) if all(p is not None for p in held) else None
+        whole = all(p is not None and readable(p) for p in held)
+        panels = joined([p for p in held if p is not None]) if whole else None
         self.in_place = {place_of(p) for p in held if p is not None} if panels is not None else set()
         if panels is None:
             panels = to_panels(side_by_side(linears))
         self._panels = panels
-        self._bias = None if linears[0].bias is None else torch.cat([m.bias.detach() for m in linears])
-        bias = optional_address(self._bias, torch.float32)
-        outputs = sum(m.out_features for m in linears)
-        self.described = Matrix(address(panels, torch.float32), bias, panels.shape[1], outputs)
+        self._bias = None if linears[0].bias is None else torch.cat([m.bias.detach() for m in linears]).float()
+        self.described = matrix_of(panels, self._bias, sum(m.out_features for m in linears))
 
 
 class Stretch(NamedTuple):
@@ -107,6 +132,12 @@ def linear_bytes(target: Any) -> int:
     return sum(m.weight.nbytes for m in modules if type(m) is nn.Linear)
 
 
+def pairs_fit(target: Any) -> bool:
+    """Whether all linears of a target's layers have an even number of inputs, as panels in bfloat16 need."""
+    modules = [m for layer in target.layers for m in layer.modules()] + [target.model.get_output_embeddings()]
+    return all(m.in_features % 2 == 0 for m in modules if isinstance(m, nn.Linear | PackedLinear))
+
+
 def packed(model: nn.Module) -> bool:
     """Whether linears of a model lie in panels."""
     return any(isinstance(module, PackedLinear) for module in model.modules())
@@ -131,7 +162,7 @@ class PackedLinear(nn.Module):
     needs gradients of the weight needs `unpack_weights` first.
 
     Attributes:
-        panels: [panels, in_features, LANES]; no parameter, as it is not the model's own layout.
+        panels: see `to_panels`; no parameter, as it is not the model's own layout.
         bias: parameter [out_features], or None.
     """
 
@@ -139,7 +170,7 @@ class PackedLinear(nn.Module):
 
     def __init__(self, panels: Tensor, outputs: int, bias: nn.Parameter | None) -> None:
         super().__init__()
-        self.in_features, self.out_features = panels.shape[1], outputs
+        self.in_features, self.out_features = inputs_of(panels), outputs
         self.register_buffer("panels", panels, persistent=False)
         self.bias = bias
 
@@ -151,16 +182,16 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
         library = load_library()
-        plain = x.dtype == self.panels.dtype == torch.float32 and x.is_cpu and self.panels.is_cpu
+        plain = x.dtype == self.panels.dtype and x.is_cpu and readable(self.panels)
         if library is None or not plain or (x.requires_grad and torch.is_grad_enabled()):
             return F.linear(x, self.weight, self.bias)
-        rows = x.reshape(-1, self.in_features).contiguous()
+        rows = x.reshape(-1, self.in_features).float().contiguous()
         out = rows.new_empty(rows.shape[0], self.out_features)
-        bias = optional_address(self.bias, torch.float32)
-        matrix = Matrix(address(self.panels, torch.float32), bias, self.in_features, self.out_features)
+        bias = None if self.bias is None else self.bias.float()
         at, to = address(rows, torch.float32), address(out, torch.float32)
+        matrix = matrix_of(self.panels, bias, self.out_features)
         library.layer_product(matrix, at, len(rows), torch.get_num_threads(), 0, to)
-        return out.view(*x.shape[:-1], self.out_features)
+        return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         """See `nn.Linear`."""

@@ -24,7 +24,7 @@ from torch.nn.modules import module as hooks_of_all
 from transformers import PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from draftree.runner.weights.packed import PackedLinear
+from draftree.runner.weights.packed import PackedLinear, readable
 
 ORIGINS = tuple(str(Path(str(package.__file__)).parent) for package in (torch, transformers))
 OUTPUT_HOOKS = ("transformers.utils.output_capturing",)  # they stay on a model that has returned hidden states
@@ -69,7 +69,7 @@ def _difference(module: nn.Module, stock: nn.Module, dtype: torch.dtype) -> str 
         return "hooks"
     if type(module) is PackedLinear:
         same = type(stock) is nn.Linear and (module.in_features, module.out_features) == stock.weight.shape[::-1]
-        if not same or module.panels.dtype != torch.float32 or not module.panels.is_cpu:
+        if not same or module.panels.dtype != dtype or not readable(module.panels):
             return "class"
         if (module.bias is None) != (stock.bias is None):
             return "set of parameters"
