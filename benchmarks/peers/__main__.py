@@ -22,10 +22,9 @@ QUICK = {
 # All engines are in memory at once: with vLLM, which takes several times its weights, they do not fit into 24 GiB here.
 WITHOUT_VLLM = ",".join(name for name in PEERS.options["engines"] if name != "vllm")
 LARGE = ["--params", "400M", "--set", f"engines={WITHOUT_VLLM}"]
-CASES = {**QUICK, "peers-400m": LARGE}
+CASES = {**QUICK, "peers-400m": LARGE, "peers-400m-bfloat16": [*LARGE, "--dtype", "bfloat16"]}
 ALL = {
     **CASES,
-    "peers-400m-bfloat16": [*LARGE, "--dtype", "bfloat16"],
     "peers-400m-int8": [*LARGE, "--set", "int8=true"],
     "peers-60m-batch-4": ["--params", "60M", "--set", "batch=4", "--per-set", "2"],
     "peers-60m-batch-8": ["--params", "60M", "--set", "batch=8", "--per-set", "3"],
