@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 STAGES = ("draft", "verify", "accept", "commit")
@@ -84,6 +84,15 @@ class RequestStats:
         by_depth.extend([0] * (accepted - len(by_depth)))
         for depth in range(accepted):
             by_depth[depth] += 1
+
+    def copy(self) -> RequestStats:
+        """These counts at this moment; another thread may be at a step."""
+        return replace(
+            self,
+            accepted_by_depth=self.accepted_by_depth.copy(),
+            accepted_by_source=self.accepted_by_source.copy(),
+            seconds=self.seconds.copy(),
+        )
 
     def add(self, other: RequestStats) -> None:
         """Add another request's counts to these."""

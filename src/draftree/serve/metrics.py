@@ -1,12 +1,17 @@
-"""What the server counts, for Prometheus: under its own names, and speculation also under vLLM's for benchmarks."""
+"""What the server counts, for Prometheus: under its own names, and speculation also under vLLM's for benchmarks.
+
+Answers count when they are over. Tokens and steps count while they come: those of answers at work are summed up when
+somebody asks, so that a step spends no time on it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from draftree.drafting.lookahead import Lookahead
@@ -26,43 +31,31 @@ class Metrics:
 
     def __init__(self, engine: Engine) -> None:
         self.registry = CollectorRegistry()
-        self.total = RequestStats()
         own: Any = {"registry": self.registry}
         self._responses = Counter("draftree_http_responses", "Responses by status.", ["status"], **own)
         self._requests = Counter("draftree_requests", "Answers that are over, by how they ended.", ["finish"], **own)
-        self._prompt = Counter("draftree_prompt_tokens", "Prompt tokens.", **own)
-        self._reused = Counter("draftree_reused_prompt_tokens", "Prompt tokens that the cache had already.", **own)
-        self._emitted = Counter("draftree_generated_tokens", "New tokens.", **own)
-        self._steps = Counter("draftree_steps", "Passes, counted for each request in them.", **own)
-        self._stages = Counter("draftree_step_seconds", "Time of steps by stage.", ["stage"], **own)
-        self._sources = Counter("draftree_accepted_tokens_by_drafter", "Accepted draft tokens.", ["drafter"], **own)
         self._latencies = _Latencies(self.registry)
-        self._speculation = [
-            _Speculation(prefix, self.registry) for prefix in ("draftree_spec_decode_", "vllm:spec_decode_")
-        ]
+        self._tokens = _Tokens()
+        self.registry.register(self._tokens)
         self.registry.register(_Gauges(engine))
+
+    @property
+    def total(self) -> RequestStats:
+        """Counts of all answers, up to their latest step."""
+        return self._tokens.sums().stats
 
     def responded(self, status: int) -> None:
         """An HTTP response begins."""
         self._responses.labels(str(status)).inc()
 
+    def added(self, parts: Sequence[Part]) -> None:
+        """Answers wait for slots."""
+        self._tokens.added(parts)
+
     def ended(self, part: Part) -> None:
         """An answer is over."""
-        request = part.request
-        assert request is not None
-        stats = request.stats
-        self.total.add(stats)
+        self._tokens.ended(part)
         self._requests.labels(part.finish or "error").inc()
-        self._prompt.inc(len(part.prompt))
-        self._reused.inc(request.reused)
-        self._emitted.inc(part.given)
-        self._steps.inc(stats.steps)
-        for stage, seconds in stats.seconds.items():
-            self._stages.labels(stage).inc(seconds)
-        for name, count in stats.accepted_by_source.items():
-            self._sources.labels(name).inc(count)
-        for speculation in self._speculation:
-            speculation.add(stats)
         self._latencies.add(part)
 
     def text(self) -> bytes:
@@ -70,27 +63,81 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class _Speculation:
+class _Sums:
+    """Tokens and steps of some answers."""
+
+    def __init__(self) -> None:
+        self.prompt = self.reused = self.given = 0
+        self.stats = RequestStats()
+
+    def add(self, part: Part) -> None:
+        """Count an answer as far as it has come."""
+        request = part.request
+        assert request is not None
+        if part.joined is not None or part.finish is not None:
+            self.prompt += len(part.prompt)
+            self.reused += request.reused
+        self.given += part.given
+        self.stats.add(request.stats.copy())
+
+
+class _Tokens(Collector):
+    """Tokens and steps of all answers; answers are added and ended in the worker's thread, and read in any."""
+
+    def __init__(self) -> None:
+        self._over = _Sums()
+        self._live: dict[int, Part] = {}
+        self._lock = threading.Lock()  # an answer must not be counted twice, or not at all, as it ends
+
+    def added(self, parts: Sequence[Part]) -> None:
+        with self._lock:
+            self._live |= {id(part): part for part in parts}
+
+    def ended(self, part: Part) -> None:
+        with self._lock:
+            del self._live[id(part)]
+            self._over.add(part)
+
+    def sums(self) -> _Sums:
+        """Those of all answers until now."""
+        with self._lock:
+            found, over = _Sums(), self._over
+            found.prompt, found.reused, found.given = over.prompt, over.reused, over.given
+            found.stats.add(over.stats)
+            for part in self._live.values():
+                found.add(part)
+        return found
+
+    def collect(self) -> Iterator[Metric]:
+        sums = self.sums()
+        stats = sums.stats
+        yield CounterMetricFamily("draftree_prompt_tokens", "Prompt tokens.", sums.prompt)
+        yield CounterMetricFamily("draftree_reused_prompt_tokens", "Those that the cache had already.", sums.reused)
+        yield CounterMetricFamily("draftree_generated_tokens", "New tokens.", sums.given)
+        yield CounterMetricFamily("draftree_steps", "Passes, counted for each request in them.", stats.steps)
+        yield _labelled("draftree_step_seconds", "Time of steps by stage.", "stage", stats.seconds)
+        by_source = stats.accepted_by_source
+        yield _labelled("draftree_accepted_tokens_by_drafter", "Accepted draft tokens.", "drafter", by_source)
+        for prefix in ("draftree_spec_decode_", "vllm:spec_decode_"):
+            yield from _speculation(prefix, stats)
+
+
+def _labelled(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    found = CounterMetricFamily(name, text, labels=[label])
+    for value, count in values.items():
+        found.add_metric([value], count)
+    return found
+
+
+def _speculation(prefix: str, stats: RequestStats) -> Iterator[Metric]:
     """What was drafted and accepted, under names that begin with `prefix`."""
-
-    def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"{prefix}{name}", text, labels, registry=registry)
-
-        self._drafts = counter("num_drafts", "Steps of a request that verified draft tokens or its own alone.")
-        self._drafted = counter("num_draft_tokens", "Draft tokens that were verified.")
-        self._accepted = counter("num_accepted_tokens", "Draft tokens that were accepted.")
-        self._by_position = counter(
-            "num_accepted_tokens_per_pos", "Accepted draft tokens by depth, from 0.", "position"
-        )
-
-    def add(self, stats: RequestStats) -> None:
-        """Count a request that is over."""
-        self._drafts.inc(stats.steps)
-        self._drafted.inc(stats.drafted)
-        self._accepted.inc(stats.accepted)
-        for position, count in enumerate(stats.accepted_by_depth):
-            self._by_position.labels(str(position)).inc(count)
+    drafts = "Steps of a request that verified draft tokens or its own alone."
+    yield CounterMetricFamily(f"{prefix}num_drafts", drafts, stats.steps)
+    yield CounterMetricFamily(f"{prefix}num_draft_tokens", "Draft tokens that were verified.", stats.drafted)
+    yield CounterMetricFamily(f"{prefix}num_accepted_tokens", "Draft tokens that were accepted.", stats.accepted)
+    by_position = {str(position): count for position, count in enumerate(stats.accepted_by_depth)}
+    text = "Accepted draft tokens by depth, from 0."
+    yield _labelled(f"{prefix}num_accepted_tokens_per_pos", text, "position", by_position)
 
 
 class _Latencies:

@@ -44,6 +44,7 @@ class Server:
         self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
         self.metrics = Metrics(engine)
         self.worker = Worker(engine, tokenizer, settings.queue)
+        self.worker.on_add.append(self.metrics.added)
         self.worker.on_end.append(self.metrics.ended)
         self.calls = CallReader(engine, tokenizer, settings)
         self._tries = parts_of(engine.config.drafter, Lookahead)

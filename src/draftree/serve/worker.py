@@ -180,7 +180,7 @@ class Worker:
         queue: answers that may wait for a slot.
 
     Attributes:
-        on_end: each is called in the worker's thread with every part that is over.
+        on_add, on_end: called in the worker's thread, with the parts that are queued, and with each that is over.
     """
 
     def __init__(self, engine: Engine, tokenizer: Any, queue: int = 256) -> None:
@@ -188,6 +188,7 @@ class Worker:
         self.tokenizer = tokenizer
         self._most = engine.config.slots + queue
         self._usual = 1.0  # seconds that an answer takes, a running mean
+        self.on_add: list[Callable[[Sequence[Part]], None]] = []
         self.on_end: list[Callable[[Part], None]] = []
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._live: list[_Live] = []
@@ -312,6 +313,8 @@ class Worker:
             del added  # the error's frames hold this one
             return
         self._live += live
+        for listener in self.on_add:
+            listener(answers.parts)
         added.set_result(None)
 
     def _add_scoring(self, scoring: Scoring) -> None:
