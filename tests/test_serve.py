@@ -14,6 +14,7 @@ import torch
 from serve_driver import MESSAGES, Running, ids_of, serving
 
 from draftree import Fixed
+from draftree.by_name import TRAINED, make_drafter
 from draftree.serve.token_bytes import TokenBytes
 
 
@@ -194,9 +195,12 @@ def test_chat_logprobs(server: Running, client: openai.OpenAI) -> None:
     assert streamed == logprobs.content
 
 
-def test_a_prediction_saves_steps_and_is_counted(demo: Any) -> None:
+@pytest.mark.parametrize("name", ["lookahead", *(f"{name}+prompt-lookup" for name in TRAINED)])
+def test_a_prediction_saves_steps_and_is_counted(demo: Any, name: str) -> None:
+    """By the drafters that copy, and by any other merged with one of them."""
     fields: Any = {"model": "draftree", "messages": MESSAGES, "temperature": 0, "max_tokens": 48, "user": "predicts"}
-    with serving(*demo, shape=Fixed(8)) as server:  # however long steps take
+    drafter = make_drafter(name, demo.tokenizer, demo.model)
+    with serving(*demo, drafter, shape=Fixed(8)) as server:  # however long steps take
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         off = client.chat.completions.create(**fields, extra_body={"draftree": {"drafter": "off", "stats": True}})
         text = off.choices[0].message.content
