@@ -21,8 +21,10 @@ def test_the_dashboard_reads_metrics_that_there_are(server: Running) -> None:
     dashboard = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
     asked = {name for panel in dashboard["panels"] for target in panel["targets"]
              for name in re.findall(r"draftree_\w+", target["expr"])}  # fmt: skip
-    assert len(dashboard["panels"]) == 12
+    assert len(dashboard["panels"]) == 14
     assert asked <= known
+    places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(set(places)) == 14
 
 
 def test_files_that_are_mounted_are_there() -> None:

@@ -36,6 +36,19 @@ def test_metrics_count_what_vllms_benchmark_reads(server: Running) -> None:
     assert after["draftree_running_requests"] == 0
 
 
+def test_gauges_tell_what_the_cache_holds(demo: Any) -> None:
+    """What is left in a free slot counts as kept, and no longer once another prompt takes it over."""
+    with serving(*demo, slots=2) as server:
+        names = ("draftree_kv_tokens", "draftree_kv_kept_tokens", "draftree_reused_prompt_tokens_total")
+        assert [counts(server)[name] for name in names] == [0, 0, 0]
+        for reused in (0, 7):
+            assert server.complete([5, 6, 7, 8, 9, 10, 11, 12], max_tokens=4, ignore_eos=True)["choices"]
+            assert server.idle()
+            found = counts(server)
+            assert [found[name] for name in names] == [0, 8 + 3, reused]  # the newest token is in no cache yet
+            assert found["draftree_kv_capacity_tokens"] >= 11
+
+
 def test_tokens_and_steps_count_while_answers_come(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """And stay counted when the client leaves."""
     with serving(*demo, shape=Fixed(8), slots=2) as server, ExitStack() as stack:

@@ -61,6 +61,11 @@ class Slots:
         """How many requests decode; they live in the first slots."""
         return len(self.running) - self.reading
 
+    @property
+    def kept_tokens(self) -> int:
+        """Tokens that free slots keep for requests to come; any thread may ask."""
+        return sum(len(kept.tokens) for kept in list(self._kept.values()))
+
     def unread(self, request: Request) -> list[int]:
         """The request's tokens before its newest one that are not in the cache yet."""
         return request.context.tokens[self.cache.lengths[self.running.index(request)] : -1]
