@@ -1,4 +1,4 @@
-"""The proposer inside vLLM's CPU build, and vLLM's benchmark as a client of our server.
+"""The proposer inside vLLM's CPU build and its server, and vLLM's benchmark as a client of our server.
 
 Greedy texts equal those of vLLM without the proposer, and drafts are accepted. `vllm bench serve` reads our server's
 metrics under vLLM's names.
@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
 import subprocess
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from serve_driver import serving
 
+from draftree.integrations.vllm import SWITCH
 from draftree.shaping import Fixed
 
 ROOT = Path(__file__).parents[1]
@@ -63,6 +69,41 @@ def test_texts_are_vllms_own_and_drafts_are_accepted(demo: Any, tmp_path: Path) 
     assert len(plain["ids"]) == 14
     assert not plain["drafted"]
     assert drafted["drafted"]["accepted_tokens"] > drafted["drafted"]["drafts"], "more than one a step"
+
+
+def test_its_server_takes_the_drafter(demo: Any, tmp_path: Path) -> None:
+    """As docs/scaling.md has it, whose command is held to `speculative_config` elsewhere."""
+    demo.model.save_pretrained(tmp_path / "model")
+    demo.tokenizer.save_pretrained(tmp_path / "model")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    config = {"method": "custom_class", "model": "draftree.integrations.vllm.LookaheadProposer"}
+    options = {"model": "model", "dtype": "float32", "max-model-len": 256, "port": url.rpartition(":")[2]}
+    options["speculative-config"] = json.dumps(config | {"num_speculative_tokens": 8})
+    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", *words]
+    env = os.environ | QUIET | {SWITCH: "0"}
+    with open(tmp_path / "log", "wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd=tmp_path)
+    try:
+        with httpx.Client(base_url=url, timeout=60) as http:
+            while process.poll() is None:
+                with suppress(httpx.ConnectError):
+                    if http.get("/health").status_code == 200:
+                        break
+                time.sleep(0.2)
+            asked = {"model": "model", "prompt": "The sea the sea the sea", "temperature": 0, "max_tokens": 80}
+            assert http.post("/v1/completions", json=asked).json()["usage"]["completion_tokens"] == 80
+            accepted = re.search(r"spec_decode_num_accepted_tokens_total{\S+ (\S+)", http.get("/metrics").text)
+            assert accepted
+            assert float(accepted[1]) > 0
+            refused = http.post("/v1/completions", json=asked | {"min_p": 0.1, "temperature": 1})
+            assert refused.status_code == 400
+            assert "not yet supported with speculative decoding" in refused.text
+    finally:
+        process.terminate()
+        process.wait(60)
 
 
 def test_its_benchmark_shows_our_acceptance(demo: Any, tmp_path: Path) -> None:

