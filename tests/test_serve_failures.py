@@ -83,6 +83,21 @@ def test_a_refusal_leaves_nothing_to_the_garbage_collector(demo: Any, monkeypatc
         gc.enable()
 
 
+def test_an_answer_whose_event_loop_has_ended_counts_as_cancelled(demo: Any) -> None:
+    ended: list[str | None] = []
+    worker = serve_worker.Worker(draftree.Engine(demo.model, slots=1), demo.tokenizer)
+    worker.on_end.append(lambda part: ended.append(part.finish))
+    try:
+        asyncio.run(worker.start([Part([1, 2, 3], draftree.Rules(1500, ()))], 60.0))
+        deadline = time.monotonic() + 5
+        while worker.live and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert worker.live == 0
+        assert ended == ["cancelled"]
+    finally:
+        worker.close()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_fails_on_its_way(
     server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool

@@ -365,7 +365,7 @@ class Worker:
                 loop.call_soon_threadsafe(_hand_over, deltas)
             except RuntimeError:  # the event loop is closed: nobody reads these any more
                 for answers, _ in deltas:
-                    self._drop(answers)
+                    self.cancel(answers)
 
     def _news_of(self, live: _Live, now: float) -> Delta | None:
         """What has come of one answer; ends it where its time or its text is over."""
