@@ -267,9 +267,9 @@ def test_an_odd_number_of_inputs_is_refused_in_bfloat16() -> None:
     assert open_runner(model).name == "cpu"
     half = copy.deepcopy(model).to(torch.bfloat16)
     assert open_runner(half).name == "eager"
-    with pytest.raises(ValueError, match="a linear of this model has an odd number of inputs: use runner='auto'"):
+    with pytest.raises(ValueError, match="a linear of this model has no whole number of them: use runner='auto'"):
         open_runner(half, "cpu")
-    with pytest.raises(ValueError, match="a linear of this model has an odd number of inputs: leave it as it is"):
+    with pytest.raises(ValueError, match="a linear of this model has no whole number of them: leave it as it is"):
         pack_weights(half)
 
 

@@ -15,7 +15,7 @@
 #define A_PASS 64 /* shares, about */
 #define NO_ATTENTION 1 /* of what a layer skips */
 #define NO_MLP 2
-/* Where numbers are rounded to bfloat16, as a model of that type does in its `forward`; products round by their weights' kind. */
+/* Where numbers are rounded to bfloat16, as a model of that type does in its `forward`; products round where their matrix says so. */
 #define ROUNDS 1 /* the results of norms, turns, activations, attention and sums */
 #define NORMS_ROUND_TWICE 2 /* also before they are multiplied by the weight */
 #define TURNS_ROUND_ONCE 4 /* only the sum of a turn's two products, not these themselves: where angles are float32 */
@@ -236,7 +236,7 @@ INLINE void gating_share(const Gating *t, Share product, int64_t first, int64_t 
     Product gate = {t->gate, t->x, t->rows, 0, t->gated}, up = {t->up, t->x, t->rows, 0, t->raised};
     product(&gate, first, last);
     product(&up, first, last);
-    int rounds = t->gate->kind == BFLOAT16;
+    int rounds = t->gate->rounds;
     int64_t width = t->gate->outputs, begin = first * LANES, end = last * LANES < width ? last * LANES : width;
     for (int64_t r = 0; r < t->rows; r++) {
         float *gated = t->gated + r * width;
@@ -256,8 +256,11 @@ INLINE void gating_share(const Gating *t, Share product, int64_t first, int64_t 
 
 #define KERNELS(name, target, vector)                                                                             \
     target static void product_##name(const void *task, int64_t first, int64_t last) {                            \
-        if (((const Product *)task)->m->kind == BFLOAT16)                                                         \
+        int64_t kind = ((const Product *)task)->m->kind;                                                          \
+        if (kind == BFLOAT16)                                                                                     \
             product_panels(task, first, last, vector, BFLOAT16);                                                  \
+        else if (kind == INT8)                                                                                    \
+            product_panels(task, first, last, vector, INT8);                                                      \
         else                                                                                                      \
             product_panels(task, first, last, vector, FLOAT32);                                                   \
     }                                                                                                             \

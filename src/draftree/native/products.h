@@ -28,18 +28,22 @@ typedef float Lanes16 __attribute__((vector_size(64), aligned(4)));
 typedef float Lanes8 __attribute__((vector_size(32), aligned(4)));
 typedef float Lanes4 __attribute__((vector_size(16), aligned(4)));
 
-enum Kind { FLOAT32, BFLOAT16, DOTS }; /* of weights; DOTS: bfloat16 that the processor multiplies in pairs */
+enum Kind { FLOAT32, BFLOAT16, INT8, DOTS }; /* of weights; DOTS: bfloat16 that the processor multiplies in pairs */
 
 /* A matrix in panels, as draftree.runner.weights.packed lays it out. */
 typedef struct {
     const float *panels; /* words [ceil(outputs / LANES), words_of, LANES], zeros behind the last output */
     const float *bias;   /* [outputs] or NULL */
+    const float *scales; /* [outputs], by which sums of weights of 8 bits are multiplied, or NULL */
     int64_t inputs, outputs;
     int64_t kind;
+    int64_t rounds;      /* whether results are rounded to bfloat16 */
 } Matrix;
 
-/* Words of four bytes that the weights of one output take: two weights a word in bfloat16, whose inputs are even in number. */
-static inline int64_t words_of(const Matrix *m) { return m->kind == BFLOAT16 ? m->inputs / 2 : m->inputs; }
+/* Words of four bytes that the weights of one output take: inputs are even in number in bfloat16, and whole fours in 8 bits. */
+static inline int64_t words_of(const Matrix *m) {
+    return m->kind == BFLOAT16 ? m->inputs / 2 : m->kind == INT8 ? m->inputs / 4 : m->inputs;
+}
 
 /* A number as bfloat16 has it, the nearest one, of two the even one; what is no number stays none. (Bits are compared, as
  * compilers may take it that numbers are finite.) */
@@ -92,16 +96,13 @@ INLINE void put_tile(const Matrix *m, const float *result, int64_t panel, int64_
     if (m->outputs - begin < count) count = m->outputs - begin;
     for (int64_t r = 0; r < rows; r++, result += wide * LANES) {
         float *to = out + r * m->outputs + begin;
-        if (m->kind == BFLOAT16)
-            for (int64_t i = 0; i < count; i++) {
-                float value = as_bfloat16(m->bias ? result[i] + m->bias[begin + i] : result[i]);
-                to[i] = add ? as_bfloat16(to[i] + value) : value;
-            }
-        else
-            for (int64_t i = 0; i < count; i++) {
-                float value = result[i] + (add ? to[i] : 0);
-                to[i] = m->bias ? value + m->bias[begin + i] : value;
-            }
+        for (int64_t i = 0; i < count; i++) {
+            float value = result[i];
+            if (m->scales) value = rounded(rounded(value, m->rounds) * m->scales[begin + i], m->rounds);
+            if (m->bias) value += m->bias[begin + i];
+            value = rounded(value, m->rounds);
+            to[i] = add ? rounded(to[i] + value, m->rounds) : value;
+        }
     }
 }
 

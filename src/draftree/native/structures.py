@@ -9,8 +9,8 @@ class Matrix(Structure):
     """A matrix in panels (`products.h`)."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("panels", "bias")),
-        *((name, c_int64) for name in ("inputs", "outputs", "kind")),
+        *((name, c_void_p) for name in ("panels", "bias", "scales")),
+        *((name, c_int64) for name in ("inputs", "outputs", "kind", "rounds")),
     )
 
 

@@ -2,7 +2,9 @@
  * vector of floats, and TILED(name), a function's name for it: LANES floats are one vector or several, as a compiler keeps
  * vectors that the processor does not have in memory. */
 #define BITS TILED(Bits) /* a vector's bits */
+#define WHOLE TILED(Whole) /* whole numbers */
 typedef uint32_t BITS __attribute__((vector_size(sizeof(VECTOR)), aligned(4)));
+typedef int32_t WHOLE __attribute__((vector_size(sizeof(VECTOR)), aligned(4)));
 #define PARTS ((int)(LANES * sizeof(float) / sizeof(VECTOR)))
 #define EACH(i, count) UNROLL for (int i = 0; i < (count); i++)
 
@@ -34,10 +36,16 @@ INLINE void TILED(product_tile)(const Matrix *m, const float *x, int64_t panel, 
             EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += x[r] * part[p][q];
             EACH(p, wide) EACH(q, PARTS) part[p][q] = (VECTOR)((BITS)w[p][q] & 0xffff0000);
             EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += x[rows + r] * part[p][q];
+        } else if (kind == INT8) { /* the bytes of a word, the lowest first */
+            EACH(i, 4) {
+                EACH(p, wide) EACH(q, PARTS)
+                    part[p][q] = __builtin_convertvector((WHOLE)((BITS)w[p][q] << (24 - 8 * i)) >> 24, VECTOR);
+                EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += x[i * rows + r] * part[p][q];
+            }
         } else {
             EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += x[r] * w[p][q];
         }
-        x += kind == BFLOAT16 ? 2 * rows : rows;
+        x += kind == BFLOAT16 ? 2 * rows : kind == INT8 ? 4 * rows : rows;
     }
     EACH(r, rows) EACH(p, wide) EACH(q, PARTS) ((VECTOR *)(result + (r * wide + p) * LANES))[q] = sums[r][p][q];
 }
@@ -68,6 +76,7 @@ INLINE void TILED(value_tile)(const float *weights, const float *values, int64_t
 
 #undef EACH
 #undef BITS
+#undef WHOLE
 #undef PARTS
 #undef TILED
 #undef VECTOR

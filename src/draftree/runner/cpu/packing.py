@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from draftree.native import load_library
-from draftree.runner.eager.parts import Parts
+from draftree.runner.cpu.runner import TYPES
+from draftree.runner.eager.parts import Parts, products_of
 from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.target import inspect_model
 from draftree.runner.weights.packed import (
-    KINDS,
     LANES,
     MUCH,
     PackedLinear,
     linear_bytes,
-    pairs_fit,
+    misfit,
     side_by_side,
     to_panels,
 )
@@ -52,16 +52,14 @@ def _pack(model: Any, forget: Callable[[Tensor], None]) -> None:
             f"This '{target.model_type}' model does not qualify for the eager runner, and nothing else reads packed "
             "weights: leave it as it is."
         )
-    if target.dtype not in KINDS or target.device.type != "cpu":
+    if target.dtype not in TYPES or target.device.type != "cpu":
         raise ValueError(
             "Weights are packed in float32 or bfloat16 on the CPU, and these are "
             f"{target.dtype} on {target.device.type}: leave the model as it is, or move it first."
         )
-    if target.dtype == torch.bfloat16 and not pairs_fit(target):
-        raise ValueError(
-            "Weights in bfloat16 are packed two by two, and a linear of this model has an odd number of inputs: leave "
-            "it as it is."
-        )
+    reason = misfit(products_of(target))
+    if reason is not None:
+        raise ValueError(f"This model's weights cannot be packed, as {reason}: leave it as it is.")
     if load_library() is None:
         raise ValueError("Packed weights need the compiled layers, which were not built: install a C compiler first.")
     for layer in target.layers:

@@ -27,7 +27,7 @@ from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.target import Target
-from draftree.runner.weights.packed import Packed, linear_bytes
+from draftree.runner.weights.packed import Packed, has_eight_bits, linear_bytes
 
 FAMILIES = ("t5", "mt5")  # umT5 has a bias in every layer
 ACTIVATIONS = (("relu", False), ("gelu_new", True))  # with a gate or without
@@ -175,6 +175,8 @@ def _drives(target: Target) -> bool:
     if target.model_type not in FAMILIES or not target.encoder_decoder or load_library() is None:
         return False
     if (config.dense_act_fn, bool(config.is_gated_act)) not in ACTIVATIONS or target.alteration is not None:
+        return False
+    if has_eight_bits(model):
         return False
     return target.dtype == torch.float32 and all(p.is_cpu for p in model.parameters())
 

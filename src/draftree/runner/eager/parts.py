@@ -158,6 +158,11 @@ class Parts(NamedTuple):
         return [self.qkv, [self.output], [gate_up[0]], [gate_up[1]], [self.down]]
 
 
+def products_of(target: Target) -> list[list[Any]]:
+    """The matrices of all layers of a model whose shape is known; see `Parts.products`."""
+    return [linears for layer in target.layers for linears in Parts.of(layer, target.config).products()]
+
+
 def _norm_names(layer: Any) -> tuple[Sequence[str], Sequence[str]]:
     """What a family calls its norms before attention and MLP, and those behind; "" for none."""
     if hasattr(layer, "pre_feedforward_layernorm"):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftree.models import free_bytes
-from draftree.runner.weights.packed import PackedLinear
+from draftree.runner.weights.packed import PackedLinear, weight_bytes
 
 COPY_LIMIT = 1024**3  # bytes of weights that may always be copied
 SHARE = 0.25  # of the free memory, which a copy that is much faster may take beyond that
@@ -25,7 +25,7 @@ def may_copy(model: Any, device: torch.device, *, much_faster: bool) -> bool:
     Up to 1 GiB always; where the copy is several times as fast at a dozen rows (`much_faster`: compiled), as
     long as three times the copy stays free.
     """
-    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    size = sum(weight_bytes(p) for p in model.parameters())
     if size <= COPY_LIMIT:
         return True
     free = free_bytes(device) if much_faster else None

@@ -28,7 +28,7 @@ from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.target import Target
 from draftree.runner.weights.checksum import place_of
-from draftree.runner.weights.packed import PackedLinear, linear_bytes, packed
+from draftree.runner.weights.packed import PackedLinear, has_eight_bits, linear_bytes, packed
 
 
 class Stack(NamedTuple):
@@ -52,6 +52,7 @@ class EagerRunner(Runner):
 
     name = "eager"
     fuses = True  # linears that read the same rows, into one product with copies of their weights
+    reads_8_bits = False  # weights that torchao keeps so, see `eight_bits`
     guard = torch.inference_mode  # a tenth faster; safe since no stock module runs that could keep a tensor
 
     @classmethod
@@ -62,6 +63,8 @@ class EagerRunner(Runner):
             reason = f"only of the families {', '.join(FAMILIES)}"
         elif reason is None and len({p.device for p in target.model.parameters()}) > 1:
             reason = "its weights lie on several devices"
+        elif reason is None and not cls.reads_8_bits and has_eight_bits(target.model):
+            reason = "its weights have 8 bits"
         if reason is None:
             return None
         return (

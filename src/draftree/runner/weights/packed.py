@@ -21,7 +21,8 @@ from draftree.native.structures import Matrix
 from draftree.runner.weights.checksum import place_of
 
 LANES = 16  # outputs of a panel
-KINDS = {torch.float32: 0, torch.bfloat16: 1}  # of weights, by their type (`products.h`)
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # of weights, by their type (`products.h`)
+IN_WORD = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}  # weights in four bytes
 MUCH = 100_000_000  # bytes of weights, copies of which people want to know of
 
 
@@ -29,17 +30,17 @@ def to_panels(weight: Tensor) -> Tensor:
     """Weights in panels, with zeros behind the last output.
 
     Args:
-        weight: [outputs, inputs] in float32, or in bfloat16 with an even number of inputs.
+        weight: [outputs, inputs] in float32, bfloat16 or int8; inputs that fill whole words of four bytes.
 
     Returns:
-        [panels, inputs, LANES]; in bfloat16 [panels, inputs / 2, LANES, 2], a pair of inputs in four bytes.
+        [panels, inputs, LANES]; else [panels, inputs / n, LANES, n], the n weights of an output that take four bytes.
     """
     outputs, inputs = weight.shape
-    panels, pair = -(-outputs // LANES), 2 if weight.dtype == torch.bfloat16 else 1
+    panels, some = -(-outputs // LANES), IN_WORD[weight.dtype]
     padded = F.pad(weight, (0, 0, 0, panels * LANES - outputs)) if outputs % LANES else weight
-    made = weight.new_empty(panels, inputs // pair, LANES, pair)
-    made.copy_(padded.view(panels, LANES, inputs // pair, pair).transpose(1, 2))
-    return made if pair > 1 else made.squeeze(3)
+    made = weight.new_empty(panels, inputs // some, LANES, some)
+    made.copy_(padded.view(panels, LANES, inputs // some, some).transpose(1, 2))
+    return made if some > 1 else made.squeeze(3)
 
 
 def from_panels(panels: Tensor, outputs: int) -> Tensor:
@@ -57,10 +58,49 @@ def readable(panels: Tensor) -> bool:
     return panels.is_cpu and (panels.dtype, panels.dim()) in ((torch.float32, 3), (torch.bfloat16, 4))
 
 
-def matrix_of(panels: Tensor, bias: Tensor | None, outputs: int) -> Matrix:
-    """What C reads of readable panels, and of a bias [outputs] in float32."""
-    at, of_bias = address(panels, panels.dtype), optional_address(bias, torch.float32)
-    return Matrix(at, of_bias, inputs_of(panels), outputs, KINDS[panels.dtype])
+def matrix_of(
+    panels: Tensor, bias: Tensor | None, outputs: int, dtype: torch.dtype, scales: Tensor | None = None
+) -> Matrix:
+    """What C reads.
+
+    Args:
+        panels: contiguous.
+        bias: [outputs] in float32, or None.
+        outputs: how many.
+        dtype: of results, to which they are rounded.
+        scales: [outputs] in float32, of weights of 8 bits.
+    """
+    at = address(panels, panels.dtype), *(optional_address(t, torch.float32) for t in (bias, scales))
+    return Matrix(*at, inputs_of(panels), outputs, KINDS[panels.dtype], dtype == torch.bfloat16)
+
+
+def eight_bits(weight: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Of a weight that torchao keeps in 8 bits, as `Int8WeightOnlyConfig` does.
+
+    Returns:
+        whole numbers int8 [outputs, inputs] and the scale of each output, [outputs] in the type of results; None for
+        any other tensor, those of torchao that are not multiplied so included.
+    """
+    kind: Any = type(weight)
+    if kind.__name__ != "Int8Tensor" or not kind.__module__.startswith("torchao.") or weight.dim() != 2:
+        return None
+    held: Any = weight
+    if held.act_quant_kwargs is not None or held.act_pre_scale is not None or held.block_size[-1] < weight.shape[1]:
+        return None
+    if held.scale.numel() not in (1, len(weight)):
+        return None
+    return held.qdata, held.scale.to(weight.dtype).flatten().expand(len(weight))
+
+
+def has_eight_bits(model: nn.Module) -> bool:
+    """Whether linears of a model have such weights."""
+    return any(type(m) is nn.Linear and eight_bits(m.weight) is not None for m in model.modules())
+
+
+def weight_bytes(weight: Tensor) -> int:
+    """Bytes that a weight takes."""
+    found = eight_bits(weight)
+    return weight.nbytes if found is None else sum(part.nbytes for part in found)
 
 
 class Packed:
@@ -77,11 +117,18 @@ class Packed:
         whole = all(p is not None and readable(p) for p in held)
         panels = joined([p for p in held if p is not None]) if whole else None
         self.in_place = {place_of(p) for p in held if p is not None} if panels is not None else set()
+        self._scales = None
+        dtype = linears[0].weight.dtype if panels is None else panels.dtype
         if panels is None:
-            panels = to_panels(side_by_side(linears))
+            found = [eight_bits(m.weight) for m in linears]
+            small = [parts for parts in found if parts is not None]
+            if small:
+                self._scales = torch.cat([scales for _, scales in small]).float()
+            panels = to_panels(torch.cat([values for values, _ in small]) if small else side_by_side(linears))
         self._panels = panels
         self._bias = None if linears[0].bias is None else torch.cat([m.bias.detach() for m in linears]).float()
-        self.described = matrix_of(panels, self._bias, sum(m.out_features for m in linears))
+        outputs = sum(m.out_features for m in linears)
+        self.described = matrix_of(panels, self._bias, outputs, dtype, self._scales)
 
 
 class Stretch(NamedTuple):
@@ -95,6 +142,11 @@ class Stretch(NamedTuple):
     linear: Any
     first: int
     last: int
+
+    @property
+    def in_features(self) -> int:
+        """How many inputs."""
+        return int(self.linear.in_features)
 
     @property
     def out_features(self) -> int:
@@ -129,13 +181,22 @@ def side_by_side(linears: Sequence[Any]) -> Tensor:
 def linear_bytes(target: Any) -> int:
     """Bytes that a copy of the stock linears of a target's layers and head takes."""
     modules = [m for layer in target.layers for m in layer.modules()] + [target.model.get_output_embeddings()]
-    return sum(m.weight.nbytes for m in modules if type(m) is nn.Linear)
+    return sum(weight_bytes(m.weight) for m in modules if type(m) is nn.Linear)
 
 
-def pairs_fit(target: Any) -> bool:
-    """Whether all linears of a target's layers have an even number of inputs, as panels in bfloat16 need."""
-    modules = [m for layer in target.layers for m in layer.modules()] + [target.model.get_output_embeddings()]
-    return all(m.in_features % 2 == 0 for m in modules if isinstance(m, nn.Linear | PackedLinear))
+def misfit(groups: Sequence[Sequence[Any]]) -> str | None:
+    """Why linears cannot be laid in panels, in words; None where they can.
+
+    Args:
+        groups: linears that read the same input, each group one matrix.
+    """
+    for linears in groups:
+        kinds = {torch.int8 if eight_bits(m.weight) else m.weight.dtype for m in linears}
+        if len(kinds) > 1:
+            return "of linears that read the same input some have weights of 8 bits and some have not"
+        if linears[0].in_features % IN_WORD.get(kinds.pop(), 1):
+            return "weights are read four bytes at a time, and a linear of this model has no whole number of them"
+    return None
 
 
 def packed(model: nn.Module) -> bool:
@@ -189,7 +250,7 @@ class PackedLinear(nn.Module):
         out = rows.new_empty(rows.shape[0], self.out_features)
         bias = None if self.bias is None else self.bias.float()
         at, to = address(rows, torch.float32), address(out, torch.float32)
-        matrix = matrix_of(self.panels, bias, self.out_features)
+        matrix = matrix_of(self.panels, bias, self.out_features, x.dtype)
         library.layer_product(matrix, at, len(rows), torch.get_num_threads(), 0, to)
         return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 

@@ -24,7 +24,7 @@ from torch.nn.modules import module as hooks_of_all
 from transformers import PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from draftree.runner.weights.packed import PackedLinear, readable
+from draftree.runner.weights.packed import PackedLinear, eight_bits, readable
 
 ORIGINS = tuple(str(Path(str(package.__file__)).parent) for package in (torch, transformers))
 OUTPUT_HOOKS = ("transformers.utils.output_capturing",)  # they stay on a model that has returned hidden states
@@ -96,16 +96,18 @@ def _difference(module: nn.Module, stock: nn.Module, dtype: torch.dtype) -> str 
 
 def _replaced_method(module: nn.Module, stock: nn.Module) -> str | None:
     for name, value in module.__dict__.items():
-        if callable(value) and name not in stock.__dict__ and hasattr(type(module), name):
+        shown = name == "extra_repr"  # which torchao sets, and nothing computes with
+        if callable(value) and not shown and name not in stock.__dict__ and hasattr(type(module), name):
             return f"method {name!r}"
     return None
 
 
 def _alike(tensor: Tensor | None, stock: Tensor | None, dtype: torch.dtype | None) -> bool:
-    """Whether a tensor lies in memory as a stock one does; of a quantised class none does."""
+    """Whether a tensor lies in memory as a stock one does; of a quantised class none does, but for `eight_bits`."""
     if tensor is None or stock is None:
         return tensor is stock
-    plain = type(tensor) is type(stock) and tensor.shape == stock.shape and tensor.is_contiguous()
+    known = type(tensor) is type(stock) or eight_bits(tensor) is not None
+    plain = known and tensor.shape == stock.shape and tensor.is_contiguous()
     # A parameter made in inference mode counts no changes.
     return plain and (dtype is None or (tensor.dtype == dtype and not tensor.is_inference()))
 

@@ -1,0 +1,176 @@
+"""Models whose weights torchao keeps in 8 bits, compiled; a class of the same make stands for torchao's here."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from drafters_for_tests import RandomTree
+from generate_driver import prompts
+from runner_driver import one_thread  # noqa: F401
+from torch import Tensor, nn
+from zoo import MEMBERS, build, construct
+
+from draftree import Lookahead
+from draftree.engine.generate import generate
+from draftree.native import load_library
+from draftree.runner import open_runner, pack_weights
+from draftree.runner.plan import Plan
+from draftree.runner.weights.packed import Packed, eight_bits
+
+LIBRARY_BUILT = load_library()
+TYPES = (torch.float32, torch.bfloat16)
+FAMILIES = ("llama", "qwen2", "phi3", "olmo2", "gemma", "gemma2", "mistral-window")
+pytestmark = pytest.mark.skipif(LIBRARY_BUILT is None, reason="not built: python hatch_build.py")
+
+
+class Int8Tensor(Tensor):
+    """Whole numbers [outputs, inputs] with a scale for each output [outputs, 1], as torchao keeps them."""
+
+    block_size, act_quant_kwargs, act_pre_scale = (1, 1 << 20), None, None
+
+    @staticmethod
+    def __new__(cls: Any, qdata: Tensor, scale: Tensor, dtype: torch.dtype) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, qdata.shape, dtype=dtype)
+
+    def __init__(self, qdata: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
+        self.qdata, self.scale = qdata, scale
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        return ["qdata", "scale"], self.dtype
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, dtype: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["qdata"], inner["scale"], dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].qdata, args[0].scale, args[0].dtype)
+        if func is torch.ops.aten.slice.Tensor:
+            own, dim, first, last = args
+            assert dim == 0
+            return cls(own.qdata[first:last], own.scale[first:last], own.dtype)
+        whole = [(a.qdata * a.scale).to(a.dtype) if isinstance(a, cls) else a for a in args]
+        return func(*whole, **(kwargs or {}))
+
+
+Int8Tensor.__module__ = "torchao.stand_in"
+
+
+def small(weight: Tensor) -> Int8Tensor:
+    scale = weight.float().abs().amax(1, keepdim=True) / 127
+    return Int8Tensor((weight.float() / scale).round().to(torch.int8), scale, weight.dtype)
+
+
+def quantised(name: str, dtype: torch.dtype = torch.float32, **config: Any) -> Any:
+    model = (construct(MEMBERS[name], **config) if config else copy.deepcopy(build(name))).to(dtype)
+    head = model.get_output_embeddings()
+    for module in model.modules():
+        if type(module) is nn.Linear and module is not head:
+            module.weight = nn.Parameter(small(module.weight.detach()), requires_grad=False)
+    return model
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("inputs", [4, 12, 64, 300])
+@pytest.mark.parametrize("outputs", [1, 16, 33, 401])
+def test_products(inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    """Whole numbers are summed first, and the sums are scaled; in bfloat16 both are rounded, as torchao's are."""
+    torch.manual_seed(inputs * outputs)
+    weights = [small(torch.randn(n, inputs).to(dtype)) for n in (outputs, 5)]
+    biases = [torch.randn(n).to(dtype) for n in (outputs, 5)]
+    linears = [
+        SimpleNamespace(weight=w, bias=b, out_features=len(b), in_features=inputs)
+        for w, b in zip(weights, biases, strict=True)
+    ]
+    packed = Packed(linears)
+    assert LIBRARY_BUILT is not None
+    first = torch.randn(inputs).to(dtype).float()
+    found = []
+    for rows in (*range(1, 15), 25, 131):
+        torch.manual_seed(rows)
+        x = torch.randn(rows, inputs).to(dtype).float()
+        x[0] = first
+        out = torch.full((rows, outputs + 5), torch.nan)
+        for threads in (1, 2):
+            LIBRARY_BUILT.layer_product(packed.described, x.data_ptr(), rows, threads, 0, out.data_ptr())
+            wanted = [
+                (x @ w.qdata.float().T).to(dtype) * w.scale.to(dtype).T + b
+                for w, b in zip(weights, biases, strict=True)
+            ]
+            bound = 1e-4 if dtype == torch.float32 else 0.02
+            torch.testing.assert_close(out, torch.cat(wanted, 1).float(), rtol=bound, atol=bound)
+        found.append(out[0].clone())
+    assert all(torch.equal(row, found[0]) for row in found), "a row does not depend on the rows beside it"
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_it_computes_what_the_model_does(name: str, dtype: torch.dtype) -> None:
+    model = quantised(name, dtype)
+    fast, stock = open_runner(model), open_runner(model, "hooked")
+    assert fast.name == "cpu"
+    assert "8 bits" not in str(fast.target.alteration)
+    ids = torch.tensor(prompts((23,)))
+    with fast.guard():
+        ours = fast.run(Plan.causal(ids, 0), fast.new_cache(1)).logits.float()
+    with stock.guard():
+        theirs = stock.run(Plan.causal(ids, 0), stock.new_cache(1)).logits.float()
+    bound = 1e-3 if dtype == torch.float32 else 0.05
+    assert float((ours - theirs).square().mean().sqrt()) < bound * float(theirs.std())
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3"])
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_drafting_changes_nothing(name: str, dtype: torch.dtype) -> None:
+    model = quantised(name, dtype)
+    ids = torch.tensor(prompts((13, 13), seed=2))
+    plain = generate(model, ids, max_new_tokens=24, eos_token_id=None).sequences
+    answers = {tuple(prompt): answer for prompt, answer in zip(ids.tolist(), plain[:, 13:].tolist(), strict=True)}
+    drafted = generate(model, ids, drafter=RandomTree(answers, 3), max_new_tokens=24, eos_token_id=None)
+    assert torch.equal(drafted.sequences, plain)
+    assert drafted.stats.total.accepted > 0
+    by_trie = generate(model, ids, drafter=Lookahead(), max_new_tokens=24, eos_token_id=None)
+    assert torch.equal(by_trie.sequences, plain)
+
+
+def test_other_runners_refuse_them() -> None:
+    model = quantised("llama")
+    for choice in ("eager", "cuda_graphs"):
+        with pytest.raises(ValueError, match=r"drives stock models alone, and its weights have 8 bits"):
+            open_runner(model, choice)
+    assert open_runner(model, "in_place").name == "hooked"
+    with pytest.raises(ValueError, match="does not qualify for the eager runner"):
+        pack_weights(model)
+    assert open_runner(quantised("t5-gated")).name == "hooked"
+
+
+def test_what_does_not_fit_goes_through_the_model() -> None:
+    mixed = quantised("llama")
+    attention = mixed.model.layers[1].self_attn
+    attention.k_proj = copy.deepcopy(build("llama").model.layers[1].self_attn.k_proj)
+    with pytest.raises(ValueError, match="some have weights of 8 bits and some have not: use runner='auto'"):
+        open_runner(mixed, "cpu")
+    odd = quantised("llama", intermediate_size=30)
+    with pytest.raises(ValueError, match="a linear of this model has no whole number of them: use runner='auto'"):
+        open_runner(odd, "cpu")
+    assert open_runner(mixed).name == open_runner(odd).name == "hooked"
+    other: Any = quantised("llama")
+    other.model.layers[0].mlp.up_proj.weight.act_quant_kwargs = object()  # rows are of 8 bits as well
+    assert eight_bits(other.model.layers[0].mlp.up_proj.weight) is None
+    assert open_runner(other).name == "hooked"
+
+
+@pytest.mark.parametrize("part", ["qdata", "scale"])
+def test_weights_that_change_are_copied_anew(part: str) -> None:
+    model = quantised("llama")
+    ids = torch.tensor(prompts((9,)))
+    before = generate(model, ids, max_new_tokens=16, eos_token_id=None).sequences
+    getattr(model.model.layers[0].mlp.down_proj.weight, part).mul_(-1)
+    after = generate(model, ids, max_new_tokens=16, eos_token_id=None).sequences
+    assert not torch.equal(before, after)
+    assert torch.equal(after, generate(model, ids, runner="hooked", max_new_tokens=16, eos_token_id=None).sequences)
