@@ -9,7 +9,7 @@ product is a switch. It needs no probabilities from the drafter; where there are
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -28,6 +28,9 @@ PRIOR = 4.0  # trees that the first shares count for
 LEAST = 1e-4  # of a share
 
 
+Place = tuple[int, int, int]  # 0 below the best path and 1 elsewhere; depth and rank, from 0
+
+
 class _Awaiting(NamedTuple):
     """A tree whose text is still to come.
 
@@ -36,7 +39,7 @@ class _Awaiting(NamedTuple):
         tokens, parents: of its N nodes.
         depth: steps below the root.
         best: whether the parent lies on the best path.
-        number: of the share that is the node's; 0 for the root, which has none.
+        place: of the share that is the node's; the root has none, and the first one stands for it.
     """
 
     position: int
@@ -44,7 +47,7 @@ class _Awaiting(NamedTuple):
     parents: list[int]
     depth: list[int]
     best: list[bool]
-    number: list[int]
+    place: list[Place]
 
 
 class ByRank:
@@ -53,43 +56,18 @@ class ByRank:
     Args:
         conditional: shares given that the parent is right, below the best path and elsewhere apart. False for the
             paper's product: shares of each depth by itself, whatever was accepted, and the same below any parent.
-        alpha: weight of a new tree in the moving averages; the first trees weigh more.
-        accuracies: accuracies[d][r], share of cases where rank r at depth d + 1 is the truth, if it was measured.
 
-    Raises:
-        ValueError: `alpha` outside 0 .. 1, or shares that are none.
+    Attributes:
+        alpha: weight of a new tree in the moving averages; the first trees weigh more.
+        shares: [2, depths, ranks], how often the truth was at a place; below the best path, and elsewhere.
     """
 
-    def __init__(
-        self,
-        *,
-        conditional: bool = True,
-        alpha: float = ALPHA,
-        accuracies: Sequence[Sequence[float]] | None = None,
-    ) -> None:
-        if not 0 < alpha <= 1:
-            raise ValueError(f"alpha is {alpha}: give the weight of a new tree, over 0 and at most 1.")
-        self.conditional, self.alpha = conditional, alpha
-        shares = np.tile(FIRST * 0.5 ** np.arange(RANKS), (2, DEPTHS, 1))
-        shares[1] *= OFF_FIRST
-        for d, ranks in enumerate((accuracies or ())[:DEPTHS]):
-            if any(not 0 <= share <= 1 for share in ranks) or sum(ranks) > 1 + 1e-6:
-                raise ValueError("accuracies are shares of cases, one list of ranks per depth: no list exceeds 1.")
-            known = np.array(ranks[:RANKS])
-            shares[0, d] = np.pad(known, (0, RANKS - len(known)))
-            shares[1, d] = shares[0, d] * (OFF_FIRST if conditional else 1.0)
-        self._shares: list[float] = shares.reshape(-1).tolist()
-        self._trees = [0] * len(self._shares)  # that a place was learned from
+    def __init__(self, *, conditional: bool = True) -> None:
+        self.conditional, self.alpha = conditional, ALPHA
+        self.shares = np.tile(FIRST * 0.5 ** np.arange(RANKS), (2, DEPTHS, 1))
+        self.shares[1] *= OFF_FIRST
+        self._trees: Counter[Place] = Counter()  # that a place was learned from
         self._drafted: ByRequest[deque[_Awaiting]] = ByRequest()
-
-    @property
-    def within(self) -> np.ndarray:
-        """P_i^k [2, depths, ranks]: share of cases with the truth among the best k + 1; below the best path, elsewhere.
-
-        Given that the parent is right, where that is what is counted; without, both halves are the same.
-        """
-        shares = np.reshape(self._shares, (2, DEPTHS, RANKS))
-        return (shares if self.conditional else shares[[0, 0]]).cumsum(2)
 
     def worth(self, trees: TokenTree, requests: Sequence[Context] | None = None) -> np.ndarray:
         """[B, N], probability that each node is accepted: the product of its path's shares; roots and padding get 0.
@@ -101,8 +79,8 @@ class ByRank:
         worth = np.zeros((trees.batch, trees.width))
         for b, drafted in enumerate(self._places(trees)):
             path = [1.0]
-            for number, parent in zip(drafted.number[1:], drafted.parents[1:], strict=True):
-                path.append(path[parent] * min(max(self._shares[number], LEAST), 1.0))
+            for place, parent in zip(drafted.place[1:], drafted.parents[1:], strict=True):
+                path.append(path[parent] * min(max(float(self.shares[place]), LEAST), 1.0))
             worth[b, 1 : len(path)] = path[1:]
         return worth
 
@@ -131,7 +109,7 @@ class ByRank:
                 found = compared(waiting[0], request.tokens)
                 if found is None:
                     break
-                offered, right = ([waiting[0].number[node] for node in nodes] for nodes in found)
+                offered, right = ([waiting[0].place[node] for node in nodes] for nodes in found)
                 waiting.popleft()
                 self._learn(offered, right)
                 if right:
@@ -142,35 +120,30 @@ class ByRank:
         """The request is over; the rest of its text will not come."""
         self._drafted.pop(request.id, None)
 
-    def _learn(self, offered: Sequence[int], right: Sequence[int]) -> None:
-        """Shares of these numbers had a draft token, and of those these were right."""
+    def _learn(self, offered: Sequence[Place], right: Sequence[Place]) -> None:
+        """These places had a draft token, and of those these were right."""
         came = Counter(right)
-        for number, seen in Counter(offered).items():
-            self._trees[number] += seen
-            weight = max(1 - (1 - self.alpha) ** seen, seen / (PRIOR + self._trees[number]))
-            self._shares[number] += weight * (came[number] / seen - self._shares[number])
+        for place, seen in Counter(offered).items():
+            self._trees[place] += seen
+            weight = max(1 - (1 - self.alpha) ** seen, seen / (PRIOR + self._trees[place]))
+            self.shares[place] += weight * (came[place] / seen - self.shares[place])
 
     def _places(self, trees: TokenTree) -> list[_Awaiting]:
         """Where the nodes of each tree stand, padding left out; positions are still to be filled in."""
-        columns = (trees.tokens.tolist(), trees.parents.tolist(), trees.logp.tolist())
+        columns = (trees.tokens.tolist(), trees.parents.tolist(), trees.depth.tolist(), trees.logp.tolist())
         found = []
-        for tokens, parents, logp, size in zip(*columns, trees.sizes, strict=True):
-            families: dict[int, list[int]] = defaultdict(list)
+        for tokens, parents, depth, logp, size in zip(*columns, trees.sizes, strict=True):
+            rank, siblings = [0] * size, Counter[int]()
+            for node in sorted(range(1, size), key=lambda node: -logp[node]):
+                rank[node] = siblings[parents[node]]
+                siblings[parents[node]] += 1
+            on_best, best, place = [True] * size, [False] * size, [(0, 0, 0)] * size
             for node in range(1, size):
-                families[parents[node]].append(node)
-            rank = [0] * size
-            for siblings in families.values():
-                for place, node in enumerate(sorted(siblings, key=lambda node: -logp[node])):
-                    rank[node] = place
-            depth, on_best, best, number = [0] * size, [True] * size, [False] * size, [0] * size
-            for node in range(1, size):
-                above = parents[node]
-                depth[node], best[node] = depth[above] + 1, on_best[above]
+                best[node] = on_best[parents[node]]
                 on_best[node] = best[node] and rank[node] == 0
-                number[node] = (min(depth[node], DEPTHS) - 1) * RANKS + min(rank[node], RANKS - 1)
-                if self.conditional and not best[node]:
-                    number[node] += DEPTHS * RANKS
-            found.append(_Awaiting(0, tokens[:size], parents[:size], depth, best, number))
+                off = int(self.conditional and not best[node])
+                place[node] = off, min(depth[node], DEPTHS) - 1, min(rank[node], RANKS - 1)
+            found.append(_Awaiting(0, tokens[:size], parents[:size], depth[:size], best, place))
         return found
 
 

@@ -31,6 +31,9 @@ class CostLine(StepCost):
         alpha: weight of a new time t_i in T_perf^i <- (1 - alpha) T_perf^i + alpha t_i.
         fading: lambda of the weights W_i = exp(-lambda o_i), o_i the steps since size i was seen last.
 
+    Attributes:
+        line: b0 and b1, in seconds and seconds per row.
+
     Raises:
         ValueError: `alpha` outside 0 .. 1, or negative `fading`.
     """
@@ -44,7 +47,7 @@ class CostLine(StepCost):
         self._times: dict[int, float] = {}  # T_perf by size
         self._last: dict[int, int] = {}  # the step at which it was seen last
         self._step = 0
-        self._line = (1.0, 0.0)  # b0, b1
+        self.line = (1.0, 0.0)
         self._floor = 0.0
         self._table: np.ndarray | None = None
         if seed is not None:
@@ -62,14 +65,9 @@ class CostLine(StepCost):
         """The line at `rows`."""
         return self.of(self.rows)
 
-    @property
-    def line(self) -> tuple[float, float]:
-        """b0 and b1, in seconds and seconds per row."""
-        return self._line
-
     def of(self, rows: Any) -> np.ndarray:
         """Seconds of a step with `rows` rows (array-like)."""
-        b0, b1 = self._line
+        b0, b1 = self.line
         return np.maximum(b0 + b1 * np.asarray(rows, dtype=float), self._floor)
 
     def for_batch(self) -> CostLine:
@@ -100,11 +98,11 @@ class CostLine(StepCost):
         size, time = float(weights @ sizes), float(weights @ times)
         off = sizes - size
         spread = float(weights @ (off * off))
-        slope = self._line[1]
+        slope = self.line[1]
         if spread > FLAT * size * size:
             slope = max(float(weights @ (off * (times - time))) / spread, 0.0)  # more rows never cost less
-        self._line = (time - slope * size, slope)
+        self.line = (time - slope * size, slope)
         self._floor = LEAST * time
         self._table = None
-        if not math.isfinite(sum(self._line)):
+        if not math.isfinite(sum(self.line)):
             raise ValueError("A step's time must be a finite number of seconds.")
