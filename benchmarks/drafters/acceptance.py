@@ -12,25 +12,15 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.drafters.subjects import IN_MODEL, OPTIONS, subjects
-from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, lines, table_of
+from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, lines, table_of, trees
 from benchmarks.harness.measure import all_differing, differing, length, measure_parts, of
-from benchmarks.harness.trees import (
-    EFFICIENT,
-    EFFICIENT_CODE,
-    FULL,
-    SEARCHED,
-    STRAIGHTFORWARD,
-    Case,
-    cases_of,
-    checked_kinds,
-    with_tree,
-)
 from benchmarks.harness.truth import hits_of
 from draftree.drafting.folder import Trained
 from draftree.drafting.in_model import InModelDrafter
 from draftree.shaping import Fixed
 
 Lengths = dict[tuple[str, str], Share]  # by drafter and tree
+Chosen = tuple[str, InModelDrafter, trees.Case]
 
 
 def run(setup: Setup) -> Iterator[pd.DataFrame]:
@@ -49,32 +39,32 @@ def measured(setup: Setup, found: dict[str, Trained], kinds: Any) -> Iterator[tu
     Raises:
         ValueError: an unknown kind, or no prompts to search choice lists on.
     """
-    kinds = checked_kinds(kinds)
-    chosen: list[tuple[str, InModelDrafter, Case]] = []
+    kinds = trees.checked_kinds(kinds)
+    chosen: list[Chosen] = []
     for name, drafter in found.items():
         assert isinstance(drafter, InModelDrafter)
         shares = None
-        if SEARCHED in kinds:
+        if trees.SEARCHED in kinds:
             if not setup.lessons:
                 raise ValueError(
                     "There are no prompts but the measured ones to search choice lists on: give more prompts, or "
-                    f"name the other kinds by --set trees=, {SEARCHED!r} not among them."
+                    f"name the other kinds by --set trees=, {trees.SEARCHED!r} not among them."
                 )
             setup.watcher.stage(f"search for trees of {name}", len(setup.lessons))
             shares = hits_of(setup, drafter, setup.lessons).by_rank
-        cases = cases_of(drafter, kinds, setup["nodes"], shares)
+        cases = trees.cases_of(drafter, kinds, setup["nodes"], shares)
         if not cases:
             raise ValueError(
                 f"No tree of {name!r} fits {max(setup['nodes'])} draft tokens: give --nodes {drafter.depth} or more."
             )
         chosen += [(name, drafter, case) for case in cases]
     ways = [Way(PLAIN)]
-    ways += [Way(f"{name}: {c.label}", with_tree(drafter, c), Fixed(c.nodes)) for name, drafter, c in chosen]
+    ways += [Way(f"{name}: {c.label}", trees.with_tree(drafter, c), Fixed(c.nodes)) for name, drafter, c in chosen]
     for runs in measure_parts(setup, ways):
         yield _summed_up(runs, chosen)
 
 
-def _summed_up(runs: pd.DataFrame, chosen: Sequence[tuple[str, InModelDrafter, Case]]) -> tuple[pd.DataFrame, Lengths]:
+def _summed_up(runs: pd.DataFrame, chosen: Sequence[Chosen]) -> tuple[pd.DataFrame, Lengths]:
     plain, rows = of(runs, PLAIN), []
     lengths: Lengths = {}
     for name, drafter, case in chosen:
@@ -117,9 +107,9 @@ def relate(table: pd.DataFrame, lengths: Any, budgets: Any, found: dict[str, Tra
                 if _masks_only(base) and not _masks_only(one) and one.settings.get("masks") == base.settings["masks"]:
                     prompts = one.settings["prompting"]
                     compare(f"{prompts} prompts over masks only", budget, best(name, budget), best(other, budget))
-            own = best(name, budget, EFFICIENT, EFFICIENT_CODE)
-            compare("efficient over best full", budget, own, best(name, budget, FULL))
-            compare("efficient over straightforward", budget, own, best(name, budget, STRAIGHTFORWARD))
+            own = best(name, budget, trees.EFFICIENT, trees.EFFICIENT_CODE)
+            compare("efficient over best full", budget, own, best(name, budget, trees.FULL))
+            compare("efficient over straightforward", budget, own, best(name, budget, trees.STRAIGHTFORWARD))
     return pd.DataFrame(rows)
 
 

@@ -20,30 +20,11 @@ import torch
 from benchmarks.harness import Experiment, Setup, table_of
 from benchmarks.harness.tables import records
 from benchmarks.inflate.sizes import Size, check_memory, dtype_named, parameters_named, size_for, size_named
+from draftree.bench import figures, names
 from draftree.bench.case import Result
-from draftree.bench.figures import (
-    AT_LEAST,
-    AT_MOST,
-    COLUMNS,
-    EFFICIENCY,
-    EFFICIENCY_BEHIND,
-    STEP_FLOOR,
-    draw,
-)  # fmt: skip
 from draftree.bench.inputs import Settings, Texts, encode_all
 from draftree.bench.kit import make_kit
 from draftree.bench.methods import HuggingFace
-from draftree.bench.names import (
-    CAPTURED,
-    COMPILED,
-    LIMITED,
-    PLAIN,
-    PROMPT_LOOKUP,
-    REFERENCE,
-    RUNNERS,
-    TENSORS,
-    WARM,
-)  # fmt: skip
 from draftree.bench.report import Table
 from draftree.bench.speed import measure_answers
 from draftree.bench.steps import LOOP, Steps, check_context, time_rows
@@ -54,17 +35,17 @@ from draftree.shaping.planner import choose
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-FORMS = (TENSORS, CAPTURED)  # of the runner; the one that `open_runner` chooses is timed in any case
+FORMS = (names.TENSORS, names.CAPTURED)  # of the runner; the one that `open_runner` chooses is timed in any case
 FORM_ROWS = (1, 8, 64)  # to time them with: compiling takes its time
-METHODS = (REFERENCE, COMPILED, PROMPT_LOOKUP, PLAIN, WARM, LIMITED)
+METHODS = (names.REFERENCE, names.COMPILED, names.PROMPT_LOOKUP, names.PLAIN, names.WARM, names.LIMITED)
 ROOM = 3 * 2**30  # bytes for caches, logits and the buffers whose copying shows the bandwidth
 COMPILING = 120.0  # seconds that are kept for Hugging Face's torch.compile
 FEWEST = 2  # prompts that are answered however slow a device is
 DEEPEST = 64  # draft tokens of a request that a choice may have
 # Of llama-7b's shape in bfloat16.
 TARGETS = {
-    **{STEP_FLOOR: (AT_LEAST, 1 / 1.2), "64-row step / 1-row step": (AT_MOST, 1.15)},
-    **{EFFICIENCY: (AT_LEAST, 0.9), EFFICIENCY_BEHIND: (AT_LEAST, 0.9)},
+    **{figures.STEP_FLOOR: (figures.AT_LEAST, 1 / 1.2), "64-row step / 1-row step": (figures.AT_MOST, 1.15)},
+    **{figures.EFFICIENCY: (figures.AT_LEAST, 0.9), figures.EFFICIENCY_BEHIND: (figures.AT_LEAST, 0.9)},
 }
 
 
@@ -88,23 +69,24 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     each = seconds_of_answer(large.model, texts.tasks[0].ids, settings.max_new_tokens)
     # Every method answers two prompts before it is measured.
     texts = spread(texts, max(FEWEST, int(left / (each * len((*METHODS, *FORMS)))) - 2))
-    one = measure_answers(kit, steps, texts, (*METHODS, *forms), TARGETS, setup.watcher)
+    report, case = measure_answers(kit, steps, texts, (*METHODS, *forms), TARGETS, setup.watcher)
     curve = {row["rows"]: row["ms"] / 1000 for row in steps.rows if row["name"] == LOOP}
-    chosen = choices(StepCost(list(curve), list(curve.values())), by_depth(one.case), packed=runner.packs)
-    tables = {table.title: frame(table) for table in one.tables}
+    chosen = choices(StepCost(list(curve), list(curve.values())), by_depth(case), packed=runner.packs)
+    found, *others = report.tables
+    tables = {table.title: frame(table) for table in others}
     yield table_of(
-        one.figures,
-        remarks=one.remarks,
+        found.rows,
+        remarks=report.remarks,
         tables=tables | {"What would pay, by the curve and the warm trie's acceptance by depth": pd.DataFrame(chosen)},
-        about={name: one.case.about[name] for name in ("model", "dtype", "device", "prompts", "sets", "runner")},
-        more=one.facts() | {"curve": curve, "steps": steps.rows},
+        about={name: report.about[name] for name in ("model", "dtype", "device", "prompts", "sets", "runner")},
+        more=report.more | {"curve": curve, "steps": steps.rows},
     )
 
 
 def plot(figure: Any, table: pd.DataFrame) -> None:
     """The part of its target that each figure reaches, and the steps."""
     more = table.attrs["more"]
-    draw(figure, records(table), Steps(more["steps"], more["floor"]))
+    figures.draw(figure, records(table), Steps(more["steps"], more["floor"]))
 
 
 def check_device(name: str) -> str:
@@ -135,8 +117,8 @@ def size_of(setup: Setup) -> tuple[str, Size]:
 
 def frame(table: Table) -> pd.DataFrame:
     """What people are shown of a table, with its intervals."""
-    names = [f"{name}{end}" for name in table.columns for end in ("", "_low", "_high")]
-    return pd.DataFrame([{name: row[name] for name in names if name in row} for row in table.rows])
+    columns = [f"{name}{end}" for name in table.columns for end in ("", "_low", "_high")]
+    return pd.DataFrame([{name: row[name] for name in columns if name in row} for row in table.rows])
 
 
 def spread(texts: Texts, count: int) -> Texts:
@@ -148,20 +130,20 @@ def spread(texts: Texts, count: int) -> Texts:
 
 def other_forms(model: Any, runner: Runner) -> dict[str, Runner]:
     """Runners of the forms that `runner` does not have, by name."""
-    return {name: open_runner(model, RUNNERS[name]) for name in FORMS if RUNNERS[name] != runner.form}
+    return {name: open_runner(model, names.RUNNERS[name]) for name in FORMS if names.RUNNERS[name] != runner.form}
 
 
 def seconds_of_answer(model: Any, ids: Sequence[int], new: int) -> float:
     """About how long Hugging Face's `generate` takes for an answer of `new` tokens to `ids`."""
     few = min(16, new)
-    method = HuggingFace(REFERENCE, model, few)
+    method = HuggingFace(names.REFERENCE, model, few)
     method.answer(ids)  # the first call pays for what later ones find ready
     return method.answer(ids).seconds * new / few
 
 
 def by_depth(case: Result) -> list[float]:
     """How often a step of the warm trie accepts to depth 1, 2, ..; empty where it was not measured."""
-    row = case.rows.get(WARM)
+    row = case.rows.get(names.WARM)
     if row is None or row.stats is None or not row.stats.steps:
         return []
     return [count / row.stats.steps for count in row.stats.accepted_by_depth[:DEEPEST]]
@@ -195,7 +177,7 @@ EXPERIMENT = Experiment(
     "gpu",
     "",
     run,
-    COLUMNS,
+    figures.COLUMNS,
     plot,
     {
         **{"shape": "llama-7b", "dtype": "bfloat16", "device": "cuda", "per_set": 1, "max_new_tokens": 96},

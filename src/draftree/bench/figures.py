@@ -8,19 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from draftree.bench import names
 from draftree.bench.case import Result
-from draftree.bench.names import (
-    ASSISTED,
-    COMPILED,
-    LIMITED,
-    NODES,
-    PLAIN,
-    PROMPT_LOOKUP,
-    REFERENCE,
-    SMALL,
-    WARM,
-    label_of,
-)  # fmt: skip
 from draftree.bench.pictures import method_colour, plain_axis
 from draftree.bench.report import Table
 from draftree.bench.samples import Sample
@@ -28,7 +17,7 @@ from draftree.bench.steps import HF, LABELS, LOOP, Steps
 from draftree.bench.summary import Estimate
 from draftree.colours import THEIRS
 
-DRAFTING = (SMALL, WARM, f"{WARM}+{SMALL}", LIMITED)
+DRAFTING = (names.SMALL, names.WARM, f"{names.WARM}+{names.SMALL}", names.LIMITED)
 OUTSIDE = ("draft", "accept", "commit")  # stages of a step outside the pass; the shape's work is part of the first
 REACHED, MISSED = "#1d6fa5", "#c8793a"  # blue and orange, which nobody confuses
 WIDEST = 3.0  # times its target, beyond which a bar is not drawn longer
@@ -37,7 +26,7 @@ STEP_COLUMNS = ("rows", "method", "ms", "over_one_row", "floor_share")
 
 OVER_HF, OVER_COMPILED = "plain decoding / HF generate", "plain decoding / HF static + compile"
 STEP_FLOOR, TOKEN_FLOOR = "memory floor / plain step", "memory floor / plain token"
-EFFICIENCY = f"overhead efficiency, trees of up to {NODES} nodes"
+EFFICIENCY = f"overhead efficiency, trees of up to {names.NODES} nodes"
 EFFICIENCY_BEHIND = "the same, without prompts' passes"
 SHARE = "draft + shape + accept + commit, share of a step"
 BEST, BEST_OVER_PLAIN = "best drafter / HF generate", "best drafter / plain decoding"
@@ -64,33 +53,33 @@ def figures_of(targets: Targets, steps: Steps, case: Result) -> list[dict[str, A
         entry = {"figure": name, "of": of or None, **estimate.columns("value")}
         found.append(entry | reached(estimate.value, *targets.get(name, ("", None))))
 
-    over = {name: row.over[REFERENCE] for name, row in case.rows.items()}
+    over = {name: row.over[names.REFERENCE] for name, row in case.rows.items()}
     timed = {(row["name"], row["rows"]): row for row in steps.rows}
-    add(OVER_HF, over[PLAIN])
-    if COMPILED in case.rows:
-        add(OVER_COMPILED, case.rows[COMPILED].over[PLAIN].inverse())
+    add(OVER_HF, over[names.PLAIN])
+    if names.COMPILED in case.rows:
+        add(OVER_COMPILED, case.rows[names.COMPILED].over[names.PLAIN].inverse())
     add(STEP_FLOOR, timed[LOOP, 1]["floor_share"])
-    add(TOKEN_FLOOR, steps.floor["seconds"] * _decoding_speed(case.samples, PLAIN))
+    add(TOKEN_FLOOR, steps.floor["seconds"] * _decoding_speed(case.samples, names.PLAIN))
     for method, whose in ((LOOP, ""), (HF, ", HF forward")):
         for (name, count), row in timed.items():
             if name == method and count > 1:
                 add(f"{count}-row step / 1-row step{whose}", row["over_one_row"])
-    limited = case.rows.get(LIMITED)
+    limited = case.rows.get(names.LIMITED)
     if limited is not None and limited.stats is not None:
         stats, length = limited.stats, limited.stats.acceptance_length
-        add(EFFICIENCY, limited.over[PLAIN].times(1 / length), f"acceptance length {length:.2f}")
-        speed_up = _decoding_speed(case.samples, LIMITED) / _decoding_speed(case.samples, PLAIN)
+        add(EFFICIENCY, limited.over[names.PLAIN].times(1 / length), f"acceptance length {length:.2f}")
+        speed_up = _decoding_speed(case.samples, names.LIMITED) / _decoding_speed(case.samples, names.PLAIN)
         add(EFFICIENCY_BEHIND, speed_up / length)
-        prompts = sum(sample.answer.prompt_verify for sample in case.samples if sample.method == LIMITED)
+        prompts = sum(sample.answer.prompt_verify for sample in case.samples if sample.method == names.LIMITED)
         outside = sum(stats.seconds[stage] for stage in OUTSIDE)
         add(SHARE, outside / (outside + stats.seconds["verify"] - prompts))
-    for name in (PROMPT_LOOKUP, ASSISTED):
+    for name in (names.PROMPT_LOOKUP, names.ASSISTED):
         if name in over:
-            add(f"{label_of(name)} / HF generate", over[name])
+            add(f"{names.label_of(name)} / HF generate", over[name])
     best = max((name for name in DRAFTING if name in over), key=lambda name: over[name].value, default=None)
     if best is not None:
-        add(BEST, over[best], label_of(best))
-        add(BEST_OVER_PLAIN, case.rows[best].over[PLAIN], label_of(best))
+        add(BEST, over[best], names.label_of(best))
+        add(BEST_OVER_PLAIN, case.rows[best].over[names.PLAIN], names.label_of(best))
     return found
 
 

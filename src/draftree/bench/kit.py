@@ -12,31 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from draftree.bench import names
 from draftree.bench.inputs import Settings, Subject
 from draftree.bench.methods import CompiledHuggingFace, Draftree, HuggingFace, Method, teach
-from draftree.bench.names import (
-    ASSISTED,
-    COLD,
-    COMPILED,
-    HUGGING_FACE,
-    LIMITED,
-    NODES,
-    PLAIN,
-    PROMPT_LOOKUP,
-    REFUSED,
-    RUNNERS,
-    SMALL,
-    TRAINED,
-    WARM,
-    parts_of,
-)  # fmt: skip
 from draftree.drafting import Drafter, DraftModel, Jacobi, Lookahead, Merge, PromptLookup
 from draftree.drafting.folder import demo_drafter, load_drafter
 from draftree.engine.limits import eos_token_ids
 from draftree.progress import Watcher
 from draftree.shaping import DynamicTree, Shape
 
-UNTRAINED: dict[str, type[Drafter]] = {"prompt-lookup": PromptLookup, "jacobi": Jacobi, COLD: Lookahead}
+UNTRAINED: dict[str, type[Drafter]] = {"prompt-lookup": PromptLookup, "jacobi": Jacobi, names.COLD: Lookahead}
 EMBEDDED_ALONE = "the package has one for the embedded model alone"
 
 
@@ -104,10 +89,10 @@ class Kit:
         """The model that is measured."""
         return self.subject.model
 
-    def methods(self, names: Sequence[str]) -> tuple[list[Method], dict[str, str]]:
-        """The methods that can be made, and by name why another cannot."""
+    def methods(self, chosen: Sequence[str]) -> tuple[list[Method], dict[str, str]]:
+        """The methods of these names that can be made, and by name why another cannot."""
         made, left_out = [], {}
-        for name in names:
+        for name in chosen:
             try:
                 made.append(self.method(name))
             except LeftOutError as why:
@@ -120,22 +105,22 @@ class Kit:
         Raises:
             LeftOutError: it cannot be measured with this model or these options.
         """
-        if name in HUGGING_FACE:
+        if name in names.HUGGING_FACE:
             return self._hugging_face(name)
-        if name in RUNNERS:
-            plain = self._draftree(name, runner=RUNNERS[name])
-            plain.optional = name == PLAIN  # not every model qualifies
+        if name in names.RUNNERS:
+            plain = self._draftree(name, runner=names.RUNNERS[name])
+            plain.optional = name == names.PLAIN  # not every model qualifies
             return plain
-        if name == LIMITED:
-            return self._draftree(name, self.maker(WARM), lambda: DynamicTree(NODES - 1))
-        if name in (WARM, REFUSED):
-            make = self.maker(WARM)
+        if name == names.LIMITED:
+            return self._draftree(name, self.maker(names.WARM), lambda: DynamicTree(names.NODES - 1))
+        if name in (names.WARM, names.REFUSED):
+            make = self.maker(names.WARM)
             assert self.warm is not None
-            return self._draftree(name, make, self.warm.shape, reject_drafts=name == REFUSED)
-        parts = parts_of(name)
+            return self._draftree(name, make, self.warm.shape, reject_drafts=name == names.REFUSED)
+        parts = names.parts_of(name)
         makers = [self.maker(part) for part in parts]
         drafted = self._draftree(name, makers[0] if len(makers) == 1 else lambda: Merge([make() for make in makers]))
-        drafted.optional = SMALL in parts  # whose vocabulary may be another
+        drafted.optional = names.SMALL in parts  # whose vocabulary may be another
         return drafted
 
     def maker(self, name: str) -> Callable[[], Drafter]:
@@ -144,14 +129,14 @@ class Kit:
         Raises:
             LeftOutError: it cannot be made here.
         """
-        if name == WARM:
+        if name == names.WARM:
             if self.warm is None:
                 raise LeftOutError("no prompts to warm the trie with")
             return self.warm.drafter
-        if name == SMALL:
+        if name == names.SMALL:
             small = self.draft_model()
             return lambda: DraftModel(small)
-        if name in TRAINED:
+        if name in names.TRAINED:
             self._packaged(name)
             return lambda: self._packaged(name)
         return UNTRAINED[name] if name in UNTRAINED else lambda: load_drafter(Path(name), self.model)
@@ -180,13 +165,13 @@ class Kit:
 
     def _hugging_face(self, name: str) -> Method:
         given = (name, self.model, self.settings.max_new_tokens, self.settings.sampling)
-        if name == COMPILED:
+        if name == names.COMPILED:
             if not self.settings.compiled:
                 raise LeftOutError("--no-compile")
             return CompiledHuggingFace(*given)
-        if name == PROMPT_LOOKUP:
+        if name == names.PROMPT_LOOKUP:
             return HuggingFace(*given, prompt_lookup_num_tokens=10)
-        if name == ASSISTED:
+        if name == names.ASSISTED:
             return HuggingFace(*given, assistant_model=self.draft_model())
         return HuggingFace(*given)
 
