@@ -7,20 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
+from rich import progress
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from draftree.errors import install
 from draftree.progress import Watcher
@@ -77,42 +68,35 @@ def resumable(out: Path) -> Iterator[Callable[[str], None]]:
         raise
 
 
-def bar_columns() -> tuple[ProgressColumn, ...]:
+def bar_columns() -> tuple[progress.ProgressColumn, ...]:
     """What every progress bar shows, in this order: what is done, how much of it, for how long, and what is left."""
     return (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("elapsed,"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("elapsed,"),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("left"),
     )
 
 
-class StageBar(Watcher):
-    """Shows the stages of a measurement: a bar on a terminal, one line a stage where output is piped.
+class _Bar:
+    """A progress bar on a terminal; where Ctrl-C ends the work, it says what is left of it.
 
     Args:
         console: where.
-        kept: what is left of the work when Ctrl-C ends it; shown then.
+        kept: what is left then.
+        more: further columns of the bar.
+        options: of rich's `Progress`.
     """
 
-    def __init__(self, console: Console, kept: str = "nothing was written") -> None:
-        self._console = console
-        self._kept = kept
-        self._progress = Progress(
-            *bar_columns(),
-            console=console,
-            transient=True,
-            # Drawn from step(), between measurements: a drawing thread would take time from what is measured.
-            auto_refresh=False,
-            disable=not console.is_terminal,
-        )
-        self._task: TaskID | None = None
-        self._drawn = 0.0
+    def __init__(self, console: Console, kept: str, *more: progress.ProgressColumn, **options: Any) -> None:
+        self._console, self._kept = console, kept
+        options |= {"console": console, "disable": not console.is_terminal}
+        self._progress = progress.Progress(*bar_columns(), *more, **options)
 
-    def __enter__(self) -> StageBar:
+    def __enter__(self) -> Self:
         self._progress.start()
         return self
 
@@ -120,6 +104,16 @@ class StageBar(Watcher):
         self._progress.stop()
         if kind is KeyboardInterrupt:
             tell_stopped(self._kept)
+
+
+class StageBar(_Bar, Watcher):
+    """Shows the stages of a measurement: a bar on a terminal, one line a stage where output is piped."""
+
+    def __init__(self, console: Console, kept: str = "nothing was written") -> None:
+        # Drawn from step(), between measurements: a drawing thread would take time from what is measured.
+        super().__init__(console, kept, transient=True, auto_refresh=False)
+        self._task: progress.TaskID | None = None
+        self._drawn = 0.0
 
     def stage(self, name: str, total: int | None) -> None:
         """See `Watcher.stage`."""
@@ -141,34 +135,13 @@ class StageBar(Watcher):
             self._drawn = now
 
 
-class DataBar:
-    """How far the answers are: a bar with the time left on a terminal, a line now and then in a pipe.
-
-    Args:
-        console: where.
-        kept: what is left of the work when Ctrl-C ends it; shown then.
-    """
+class DataBar(_Bar):
+    """How far the answers are: a bar with the time left on a terminal, a line now and then in a pipe."""
 
     def __init__(self, console: Console, kept: str) -> None:
-        self._console = console
-        self._kept = kept
-        self._bar = Progress(
-            *bar_columns(),
-            TextColumn("{task.fields[speed]} tokens/s"),
-            console=console,
-            disable=not console.is_terminal,
-        )
-
-    def __enter__(self) -> DataBar:
+        super().__init__(console, kept, progress.TextColumn("{task.fields[speed]} tokens/s"))
         self._begin = self._reported = time.monotonic()
         self._first: int | None = None
-        self._bar.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        self._bar.stop()
-        if kind is KeyboardInterrupt:
-            tell_stopped(self._kept)
 
     def __call__(self, done: int, total: int, tokens: int) -> None:
         """See `draftree.training.answers.Progress`."""
@@ -176,8 +149,8 @@ class DataBar:
         seconds = max(now - self._begin, 1e-9)
         if self._first is None:
             self._first = done - 1
-            self._task = self._bar.add_task("answering", total=total, completed=self._first, speed=0)
-        self._bar.update(self._task, completed=done, speed=round(tokens / seconds))
+            self._task = self._progress.add_task("answering", total=total, completed=self._first, speed=0)
+        self._progress.update(self._task, completed=done, speed=round(tokens / seconds))
         if not self._console.is_terminal and now - self._reported > TELL:
             self._reported = now
             left = (total - done) * seconds / (done - self._first)
