@@ -56,6 +56,13 @@ class Scene:
         """Whether all three answers hold the same token ids."""
         return not self.parted
 
+    def as_dict(self, *, quiet: bool) -> dict[str, Any]:
+        """Its figures, the prompt and the drafted answer as plain values, for JSON; `quiet` as of `Figures`."""
+        facts: dict[str, Any] = {"set": self.prompt.set, "id": self.prompt.id, "prompt": self.prompt.text}
+        facts |= {"token_ids": self.drafted.ids, "stats": self.drafted.stats and self.drafted.stats.as_dict()}
+        differences = {way: where.as_dict() for way, where in self.parted.items()}
+        return figures(self.kind, [self]).as_dict(quiet=quiet) | facts | {"differences": differences}
+
 
 @dataclass(frozen=True, slots=True)
 class Figures:

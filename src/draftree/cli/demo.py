@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -45,52 +45,17 @@ def demo(
         quiet.look()
         view.finish(scene)
         view.next(len(scenes))
-    rows = [figures(scene.kind, [scene]) for scene in scenes]
     total = figures("total", scenes)
     seconds, trouble = time.perf_counter() - begin, quiet.trouble()
     if as_json:
-        print(
-            json.dumps(_as_dict(scenes, rows, total, seconds, drafter, cold, __version__, trouble), ensure_ascii=False)
-        )
+        calm = trouble is None
+        shown = {"version": __version__, "drafter": drafter, "cold": cold}
+        shown |= {"prompts": [scene.as_dict(quiet=calm) for scene in scenes], "total": total.as_dict(quiet=calm)}
+        print(json.dumps(shown | {"quiet": calm, "trouble": trouble, "seconds": seconds}, ensure_ascii=False))
     else:
-        view.closing(rows, total, seconds, trouble)
+        view.closing([figures(scene.kind, [scene]) for scene in scenes], total, seconds, trouble)
     if not total.equal:
         for scene in scenes:
             for way, where in scene.parted.items():
                 typer.echo(f"{scene.kind}: the {way} answer {where}", err=True)
         raise typer.Exit(1)
-
-
-def _as_dict(
-    scenes: list[Any],
-    rows: list[Any],
-    total: Any,
-    seconds: float,
-    drafter: str,
-    cold: bool,
-    version: str,
-    trouble: str | None,
-) -> dict[str, Any]:
-    prompts = []
-    for scene, row in zip(scenes, rows, strict=True):
-        prompts.append(
-            row.as_dict(quiet=trouble is None)
-            | {
-                "set": scene.prompt.set,
-                "id": scene.prompt.id,
-                "prompt": scene.prompt.text,
-                "token_ids": scene.drafted.ids,
-                "differences": {way: where.as_dict() for way, where in scene.parted.items()},
-                "stats": scene.drafted.stats.as_dict(),
-            }
-        )
-    return {
-        "version": version,
-        "drafter": drafter,
-        "cold": cold,
-        "prompts": prompts,
-        "total": total.as_dict(quiet=trouble is None),
-        "quiet": trouble is None,
-        "trouble": trouble,
-        "seconds": seconds,
-    }
