@@ -7,7 +7,6 @@ one is read off the line through its own points.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,53 +14,33 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.stats import DegenerateDataWarning, bootstrap
 
 from benchmarks.drafters.bild_ways import BILD, CALM, NO_FALLBACK, NO_ROLLBACK, PLAIN, SAMPLED, Pair
 from benchmarks.drafters.operations import Operations
 from benchmarks.harness.comparisons import rows_of
 from benchmarks.harness.measure import of
-from benchmarks.harness.stats import LEVEL, RESAMPLES, Share
+from benchmarks.harness.stats import Redrawn, Share
 from draftree.training.quality import METRICS, points
 
 UNALIGNED, ALIGNED = "unaligned", "aligned"
 NOTHING, POINT = "nothing (0.1)", "a point"
 LOSSES = {0.1: NOTHING, 1.0: POINT}  # points of BLEU or ROUGE-L that the two rows of table 1 may lose
 TIME = "speed on the same prompts"
+KINDS = ("flops", "moved")
 Claimed = tuple[str, str, str, str, Any]
+Scores = NDArray[np.float64]  # `row_statistics` of a way [rows, numbers]
 
 
-@dataclass(frozen=True)
-class QualityRatio:
-    """Summed points of some ways over those of as many others; rows are drawn anew for its interval.
+def quality_ratio(metric: str, above: Sequence[Scores], below: Sequence[Scores]) -> Redrawn:
+    """Summed points of some ways over those of as many others."""
+    count = len(above[0])
 
-    Attributes:
-        metric: the metric.
-        above, below: `row_statistics` of each way [rows, numbers].
-    """
+    def ratio(rows: NDArray[np.int64]) -> float:
+        drawn = np.bincount(rows, minlength=count).astype(float)
+        over, under = (sum(points(metric, drawn @ way) for way in side) for side in (above, below))
+        return over / under if under else np.nan
 
-    metric: str
-    above: Sequence[NDArray[np.float64]]
-    below: Sequence[NDArray[np.float64]]
-
-    @property
-    def units(self) -> int:
-        """How many rows there are to draw from."""
-        return len(self.above[0])
-
-    def columns(self, name: str) -> dict[str, float]:
-        """The figure as a table holds it: name, name_low, name_high."""
-        rows = np.arange(len(self.above[0]))
-        low = high = np.nan
-        if len(rows) > 1:
-            given: dict[str, Any] = {"vectorized": False, "method": "percentile", "rng": 0, "confidence_level": LEVEL}
-            low, high = bootstrap((rows,), self._of, n_resamples=RESAMPLES, **given).confidence_interval
-        return {name: self._of(rows), f"{name}_low": float(low), f"{name}_high": float(high)}
-
-    def _of(self, rows: NDArray[np.int64]) -> float:
-        drawn = np.bincount(rows, minlength=len(self.above[0])).astype(float)
-        above, below = (sum(points(self.metric, drawn @ way) for way in side) for side in (self.above, self.below))
-        return above / below if below else np.nan
+    return Redrawn(ratio, (count,))
 
 
 @dataclass(frozen=True)
@@ -70,13 +49,18 @@ class Curve:
 
     Attributes:
         metric: the metric.
-        scores: `row_statistics` of each way [rows, numbers].
+        scores: of each way.
         seconds: of each way, prompt by prompt.
     """
 
     metric: str
-    scores: Sequence[NDArray[np.float64]]
+    scores: Sequence[Scores]
     seconds: Sequence[NDArray[np.float64]]
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many rows and prompts there are."""
+        return len(self.scores[0]), len(self.seconds[0])
 
     def drawn(self, rows: NDArray[np.int64], prompts: NDArray[np.int64]) -> tuple[list[float], list[float]]:
         """Times and qualities of the points that no other one beats, both rising."""
@@ -91,8 +75,7 @@ class Curve:
         return kept
 
 
-@dataclass(frozen=True)
-class CurveRatio:
+def curve_ratio(above: Curve, below: Curve) -> Redrawn:
     """Summed points of one curve over those of another, at the times of the other one's points.
 
     Points that are sooner than the whole first curve are left out: of these the first curve says nothing, and the
@@ -100,43 +83,21 @@ class CurveRatio:
     and the curves with them.
     """
 
-    above: Curve
-    below: Curve
-
-    @property
-    def units(self) -> int:
-        """How many rows or prompts there are to draw from, whichever are fewer."""
-        return min(len(one) for one in self._all())
-
-    @property
-    def reached(self) -> tuple[int, int]:
-        """How many of the second curve's points the first one is compared at, and of how many."""
-        here, there = (curve.drawn(*self._all()) for curve in (self.above, self.below))
-        return sum(time >= here[0][0] for time in there[0]), len(there[0])
-
-    def columns(self, name: str) -> dict[str, float]:
-        """The figure as a table holds it: name, name_low, name_high; NaN where no point is compared."""
-        rows, prompts = self._all()
-        low = high = np.nan
-        if len(rows) > 1 and len(prompts) > 1 and self.reached[0]:
-            given: dict[str, Any] = {"vectorized": False, "method": "percentile", "rng": 0}
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DegenerateDataWarning)  # figures that never vary have no width
-                drawn = bootstrap((rows, prompts), self._of, n_resamples=RESAMPLES, **given).bootstrap_distribution
-            if not np.isnan(drawn).all():
-                low, high = np.nanquantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-        return {name: self._of(rows, prompts), f"{name}_low": float(low), f"{name}_high": float(high)}
-
-    def _all(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return np.arange(len(self.above.scores[0])), np.arange(len(self.above.seconds[0]))
-
-    def _of(self, rows: NDArray[np.int64], prompts: NDArray[np.int64]) -> float:
-        (times, qualities), there = (curve.drawn(rows, prompts) for curve in (self.above, self.below))
+    def ratio(rows: NDArray[np.int64], prompts: NDArray[np.int64]) -> float:
+        (times, qualities), there = (curve.drawn(rows, prompts) for curve in (above, below))
         sides = [
             (float(np.interp(at, times, qualities)), own) for at, own in zip(*there, strict=True) if at >= times[0]
         ]
-        above, below = (sum(side) for side in zip(*sides, strict=True)) if sides else (0.0, 0.0)
-        return above / below if below else np.nan
+        over, under = (sum(side) for side in zip(*sides, strict=True)) if sides else (0.0, 0.0)
+        return over / under if under else np.nan
+
+    return Redrawn(ratio, above.counts)
+
+
+def reached(above: Curve, below: Curve) -> tuple[int, int]:
+    """How many of the second curve's points the first one is compared at, and of how many."""
+    here, there = (curve.drawn(*map(np.arange, curve.counts)) for curve in (above, below))
+    return sum(time >= here[0][0] for time in there[0]), len(there[0])
 
 
 def best_points(table: pd.DataFrame, pairs: Sequence[str]) -> list[dict[str, Any]]:
@@ -216,19 +177,18 @@ def _qualities(
     both = pd.concat(grid.values())
     if not pair.exits and not both.empty:
         best = str(both.loc[both["quality"].idxmax(), "way"])
-        ratio = QualityRatio(metric, [scores[best]], [scores[PLAIN]])
+        ratio = quality_ratio(metric, [scores[best]], [scores[PLAIN]])
         found.append(("bild-above-large", best, PLAIN, METRICS[metric][0], ratio))
     for claim, above, above_name, below, below_name in sides:
         if above.empty or below.empty:
             continue
-        curves = (
+        curves = [
             Curve(metric, [scores[way] for way in side["way"]], [_seconds(runs, way) for way in side["way"]])
             for side in (above, below)
-        )
-        curve_ratio = CurveRatio(*curves)
-        met, of_all = curve_ratio.reached
+        ]
+        met, of_all = reached(*curves)
         what = f"{METRICS[metric][0]} at equal speed, {met} of {of_all} points"
-        found.append((claim, above_name, below_name, what, curve_ratio))
+        found.append((claim, above_name, below_name, what, curve_ratio(*curves)))
     return found
 
 
@@ -252,7 +212,7 @@ def _policies(
         good, fast = better(values), (max if better is min else min)(values)
         sides = [list(grid[grid[threshold] == value].sort_values(other)["way"]) for value in (good, fast)]
         slow, soon = (f"BiLD, {threshold} threshold {value:g}" for value in (good, fast))
-        ratio = QualityRatio(metric, *([scores[way] for way in side] for side in sides))
+        ratio = quality_ratio(metric, *([scores[way] for way in side] for side in sides))
         found.append((f"bild-{threshold}-quality", slow, soon, METRICS[metric][0], ratio))
         found.append((f"bild-{threshold}-speed", soon, slow, TIME, _sooner(runs, *sides[::-1])))
     return found
@@ -261,16 +221,10 @@ def _policies(
 def claimed_of_operations(counted: Mapping[str, Sequence[Operations]], way: str) -> pd.DataFrame:
     """What figure 8 says of one way, over the large model alone; a list of operations for each, prompt by prompt."""
     flops, moved = ({name: [getattr(one, kind) for one in done] for name, done in counted.items()} for kind in KINDS)
+    intensity = Share(flops[way], moved[way]) / Share(flops[PLAIN], moved[PLAIN])
     ratios = [
         ("bild-moved", PLAIN, way, "values moved", Share(moved[PLAIN], moved[way])),
         ("bild-operations", way, PLAIN, "operations", Share(flops[way], flops[PLAIN])),
-        ("bild-intensity", way, PLAIN, "operations a value", _of(flops, moved, way) / _of(flops, moved, PLAIN)),
+        ("bild-intensity", way, PLAIN, "operations a value", intensity),
     ]
     return rows_of(ratios)
-
-
-def _of(over: Mapping[str, Any], under: Mapping[str, Any], way: str) -> Share:
-    return Share(over[way], under[way])
-
-
-KINDS = ("flops", "moved")

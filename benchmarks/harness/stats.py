@@ -7,7 +7,7 @@ neither. A ratio resamples both sides by the same prompts, as both answered the 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,54 @@ from numpy.typing import ArrayLike
 from scipy.stats import DegenerateDataWarning, bootstrap
 
 RESAMPLES, LEVEL = 2000, 0.95
+
+
+def interval(samples: Sequence[Any], figure: Callable[..., Any], **options: Any) -> tuple[float, float]:
+    """95 % percentile bootstrap of `figure` of the samples; NaN twice where a single case leaves nothing to resample.
+
+    `options` are those of scipy's `bootstrap`.
+    """
+    if min(len(one) for one in samples) < 2:
+        return np.nan, np.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DegenerateDataWarning)  # figures that never vary have no width
+        done = bootstrap(samples, figure, n_resamples=RESAMPLES, method="percentile", rng=0, **options)
+    drawn = done.bootstrap_distribution  # a resample without a single case counts for nothing
+    if np.isnan(drawn).all():
+        return np.nan, np.nan
+    low, high = np.nanquantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def columns(name: str, value: float, ends: tuple[float, float]) -> dict[str, float]:
+    """A figure as a table holds it: name, name_low, name_high."""
+    return {name: value, f"{name}_low": ends[0], f"{name}_high": ends[1]}
+
+
+@dataclass(frozen=True)
+class Redrawn:
+    """A figure of rows that are drawn anew for its interval, and perhaps of prompts that are drawn anew beside them.
+
+    Attributes:
+        figure: of the numbers of the rows that were drawn, one array for each of `counts`; NaN for none.
+        counts: how many rows, and how many prompts, there are to draw from.
+    """
+
+    figure: Callable[..., float]
+    counts: tuple[int, ...]
+
+    @property
+    def units(self) -> int:
+        """How many rows or prompts there are to draw from, whichever are fewer."""
+        return min(self.counts)
+
+    def columns(self, name: str) -> dict[str, float]:
+        """The figure as a table holds it, see `columns`; NaN without any case."""
+        samples = [np.arange(count) for count in self.counts]
+        value = self.figure(*samples)
+        return columns(
+            name, value, (np.nan, np.nan) if np.isnan(value) else interval(samples, self.figure, vectorized=False)
+        )
 
 
 @dataclass(frozen=True)
@@ -50,25 +98,12 @@ class Share:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % percentile bootstrap; NaN twice where one prompt leaves nothing to resample."""
-        samples = self._samples()
-        if len(samples[0]) < 2:
-            return np.nan, np.nan
-        options: dict[str, Any] = {"paired": True, "vectorized": True, "method": "percentile", "rng": 0}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DegenerateDataWarning)  # figures that never vary have no width
-            done = bootstrap(samples, self._of, n_resamples=RESAMPLES, **options)
-        drawn = done.bootstrap_distribution  # a resample without a single case counts for nothing
-        if np.isnan(drawn).all():
-            return np.nan, np.nan
-        tail = (1 - LEVEL) / 2
-        low, high = np.nanquantile(drawn, [tail, 1 - tail])
-        return float(low), float(high)
+        """See `interval`."""
+        return interval(self._samples(), self._of, paired=True, vectorized=True)
 
     def columns(self, name: str) -> dict[str, float]:
-        """The figure as a table holds it: name, name_low, name_high."""
-        low, high = self.interval
-        return {name: self.value, f"{name}_low": low, f"{name}_high": high}
+        """The figure as a table holds it, see `columns`."""
+        return columns(name, self.value, self.interval)
 
     def _samples(self) -> tuple[np.ndarray, ...]:
         own = np.asarray(self.over, float), np.asarray(self.under, float)

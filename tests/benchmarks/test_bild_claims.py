@@ -13,11 +13,12 @@ from benchmarks.drafters.bild_claims import (
     ALIGNED,
     UNALIGNED,
     Curve,
-    CurveRatio,
-    QualityRatio,
     best_points,
     claimed,
     claimed_of_operations,
+    curve_ratio,
+    quality_ratio,
+    reached,
 )
 from benchmarks.drafters.bild_ways import BILD, NO_ROLLBACK, PLAIN, SAMPLED, Pair, ways_of
 from benchmarks.drafters.operations import Operations
@@ -35,9 +36,8 @@ def curve(*points: tuple[float, float]) -> Curve:
 def test_curves_are_read_off_at_the_times_of_the_other_ones_points():
     above = curve((1.0, 20.0), (2.0, 40.0), (3.0, 30.0), (4.0, 50.0))  # the third is beaten by the second
     below = curve((0.5, 10.0), (1.5, 20.0), (3.0, 40.0), (3.5, 35.0), (9.0, 48.0))
-    ratio = CurveRatio(above, below)
-    assert ratio.reached == (3, 4), "nothing of the first curve is as soon as the point at 0.5"
-    found = ratio.columns("times")
+    assert reached(above, below) == (3, 4), "nothing of the first curve is as soon as the point at 0.5"
+    found = curve_ratio(above, below).columns("times")
     assert found["times"] == pytest.approx((30 + 45 + 50) / (20 + 40 + 48))
     assert found["times_low"] == pytest.approx(found["times_high"]) == pytest.approx(found["times"])
 
@@ -45,29 +45,29 @@ def test_curves_are_read_off_at_the_times_of_the_other_ones_points():
 def test_noise_in_time_and_quality_is_in_the_interval_of_a_curve():
     scores = np.array([[0.2, 1.0], [0.6, 1.0], [0.4, 1.0]])
     flat = curve((1.0, 40.0), (2.0, 60.0))
-    by_rows = CurveRatio(
+    by_rows = curve_ratio(
         Curve("rouge-l", [scores], [np.full(3, 0.5)]), Curve("rouge-l", [flat.scores[0][:3]], [np.full(3, 0.5)])
     )
     found = by_rows.columns("times")
     assert found["times_low"] < found["times"] < found["times_high"]
     uneven = Curve("rouge-l", [flat.scores[0]], [np.array([0.2, 0.4, 0.9])])
-    found = CurveRatio(flat, uneven).columns("times")
+    found = curve_ratio(flat, uneven).columns("times")
     assert found["times_low"] < found["times"] < found["times_high"]
 
 
 def test_a_curve_that_is_nowhere_as_soon_is_not_compared():
-    ratio = CurveRatio(curve((3.0, 20.0)), curve((1.0, 10.0), (2.0, 15.0)))
-    assert ratio.reached == (0, 2)
-    assert all(np.isnan(value) for value in ratio.columns("times").values())
+    sides = curve((3.0, 20.0)), curve((1.0, 10.0), (2.0, 15.0))
+    assert reached(*sides) == (0, 2)
+    assert all(np.isnan(value) for value in curve_ratio(*sides).columns("times").values())
 
 
 def test_a_ratio_of_qualities_is_that_of_all_rows():
     texts, known = ["a b c d e", "f g h i j"], ["a b c d x", "f g y i j"]
     above, below = (row_statistics("rouge-l", given, known) for given in (known, texts))
-    found = QualityRatio("rouge-l", [above], [below]).columns("times")
+    found = quality_ratio("rouge-l", [above], [below]).columns("times")
     assert found["times"] == pytest.approx(1 / 0.8)
     assert found["times_low"] == pytest.approx(found["times_high"])  # both rows are alike
-    alone = QualityRatio("rouge-l", [above[:1]], [below[:1]]).columns("times")
+    alone = quality_ratio("rouge-l", [above[:1]], [below[:1]]).columns("times")
     assert np.isnan(alone["times_low"])
 
 
