@@ -83,7 +83,7 @@ def measure_parts(
     Yields:
         Columns `way`, `round`, `group`, `set`, `prompt_seconds`, `prompt_tokens`, `seconds`, `tokens`, `COUNTS`, the
         stages, `passes`, `rows` (of passes; those that join half-way count in part), `left_seconds` and `left_tokens`
-        (after the clock stopped), `ids` (of every answer), `sizes` (draft tokens a request of each step).
+        (after the clock stopped), `ids` (of every answer).
     """
     tasks = setup.tasks if tasks is None else tasks
     groups = [list(tasks[i : i + batch]) for i in range(0, len(tasks) - batch + 1, batch)]
@@ -128,18 +128,17 @@ def _answer(way: Way, group: Sequence[Task], rules: Rules) -> dict[str, Any]:
     requests = [engine.add(task.ids, rules) for task in group]
     engine.step()
     row: dict[str, Any] = {"prompt_seconds": time.perf_counter() - begin}
-    before = last = _counts(requests)
+    before = _counts(requests)
     row["prompt_tokens"] = before.emitted
-    spent, sizes = 0.0, []
+    spent, passes = 0.0, 0
     with rows_of_passes(engine.runner) as rows:
         while len(engine.running) == len(group) or (engine.busy and rules.eos_token_ids):
             begin = time.perf_counter()
             engine.step()
             spent += time.perf_counter() - begin
-            now = _counts(requests)
-            sizes.append((now.drafted - last.drafted) / max(now.steps - last.steps, 1))
-            last = now
-    row |= {"seconds": spent, "tokens": last.emitted - before.emitted, "rows": sum(rows), "passes": len(sizes)}
+            passes += 1
+    last = _counts(requests)
+    row |= {"seconds": spent, "tokens": last.emitted - before.emitted, "rows": sum(rows), "passes": passes}
     row |= {name: getattr(last, name) - getattr(before, name) for name in COUNTS}
     row |= {stage: last.seconds[stage] - before.seconds[stage] for stage in STAGES}
     begin = time.perf_counter()
@@ -148,7 +147,7 @@ def _answer(way: Way, group: Sequence[Task], rules: Rules) -> dict[str, Any]:
     for request in requests:
         if request.error is not None:
             raise request.error
-    return row | {"ids": [request.tokens for request in requests], "sizes": sizes}
+    return row | {"ids": [request.tokens for request in requests]}
 
 
 def _answer_without_engine(ask: Ask, group: Sequence[Task]) -> dict[str, Any]:
@@ -160,7 +159,7 @@ def _answer_without_engine(ask: Ask, group: Sequence[Task]) -> dict[str, Any]:
     row = dict.fromkeys(("prompt_seconds", "prompt_tokens", "left_seconds", "left_tokens", "passes", "rows"), 0)
     row |= {name: getattr(stats, name) for name in COUNTS} | stats.seconds
     row |= {"seconds": sum(a.seconds for a in answers), "tokens": sum(len(a.ids) for a in answers)}
-    return row | {"ids": [list(a.ids) for a in answers], "sizes": []}
+    return row | {"ids": [list(a.ids) for a in answers]}
 
 
 def _counts(requests: Sequence[Any]) -> RequestStats:

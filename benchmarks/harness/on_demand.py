@@ -138,18 +138,12 @@ def _digest(setup: Setup, about: Any) -> str:
 
 def place_of(setup: Setup) -> Path:
     """The folder for what is trained, made where it is missing."""
-    out = _temporary() if setup.out is None else setup.out
-    place = out / FOLDER
+    place = (setup.out or Path(_temporary().name)) / FOLDER
     place.mkdir(parents=True, exist_ok=True)
     return place
 
 
 @cache
-def _temporary() -> Path:
+def _temporary() -> tempfile.TemporaryDirectory[str]:
     """For runs without a result folder; gone with the process."""
-    holder = tempfile.TemporaryDirectory(prefix="draftree-")
-    _held.append(holder)
-    return Path(holder.name)
-
-
-_held: list[Any] = []  # keeps the folder for as long as the process lives
+    return tempfile.TemporaryDirectory(prefix="draftree-")

@@ -122,15 +122,4 @@ class Report:
     def page(self, picture: str) -> str:
         """One HTML file: picture (base64), tables, remarks and examples; nothing is fetched, no script runs."""
         here = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-        return here.get_template("page.html.j2").render(
-            title=self.title,
-            says=self.experiment.says,
-            about=self.about,
-            heading=self.heading,
-            picture=picture,
-            tables=self.tables,
-            swatch=swatch,
-            remarks=self.remarks,
-            examples=self.table.attrs.get("examples", ()),
-            claim=self.experiment.claim,
-        )
+        return here.get_template("page.html.j2").render(report=self, picture=picture, swatch=swatch)

@@ -78,20 +78,9 @@ def markdown(found: Comparison, reports: Sequence[Report]) -> list[str]:
 def page(found: Comparison, reports: Sequence[Report]) -> str:
     """One HTML file: tables and pictures, nothing fetched, no script; without matplotlib it has no pictures."""
     here = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-    cases = [
-        {"name": f"{report.about['model']}, {report.about['case']}", "verdicts": report.verdicts}
-        | {"tables": report.tables, "remarks": report.remarks}
-        | {"picture": base64.b64encode((report.draw and png(report.draw)) or b"").decode()}
-        for report in reports
-    ]
-    shown = {
-        "about": found.about,
-        "resumed": found.resumed,
-        "caption": CAPTION,
-        "cases": cases,
-        "colour": method_colour,
-    }
-    return here.get_template("page.html.j2").render(shown)
+    pictures = [base64.b64encode((report.draw and png(report.draw)) or b"").decode() for report in reports]
+    cases = list(zip(reports, pictures, strict=True))
+    return here.get_template("page.html.j2").render(found=found, cases=cases, caption=CAPTION, colour=method_colour)
 
 
 def write_answers(found: Comparison, folder: Path) -> Path:
