@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
 
 from benchmarks.drafters.subjects import IN_MODEL, OPTIONS, subjects
 from benchmarks.harness import Experiment, Setup, lines, table_of
+from benchmarks.harness.comparisons import CLAIMED, rows_of
 from benchmarks.harness.truth import RANKS, Hits, measured_hits
 
 SHOWN_RANKS = (1, 2, 3, 5, 10)
 METHODS = (*IN_MODEL, "early-head")
+Claims = Callable[[dict[str, Hits]], Sequence[tuple[str, str, str, str, Any]]]  # from hits by drafter, see `rows_of`
 
 
 def run(setup: Setup) -> Iterator[pd.DataFrame]:
@@ -21,15 +23,15 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
 
 
 def compared(
-    setup: Setup, found: dict[str, Any], more: Sequence[str] = (), seen: dict[str, Hits] | None = None
+    setup: Setup, found: dict[str, Any], more: Sequence[str] = (), claims: Claims | None = None
 ) -> Iterator[pd.DataFrame]:
-    """The same of these drafters, with `more` remarks; what was counted goes into `seen`."""
+    """The same of these drafters, with `more` remarks, and the `claims` that what was counted can speak of."""
     rows: list[dict[str, Any]] = []
+    seen: dict[str, Hits] = {}
     wide: list[dict[str, Any]] = []
     sets = [task.prompt.set for task in setup.tasks]
     for name, hits in measured_hits(setup, found):
-        if seen is not None:
-            seen[name] = hits
+        seen[name] = hits
         for d, place in enumerate(hits.places):
             cases = int(hits.cases[:, d].sum())
             if not cases:
@@ -43,7 +45,10 @@ def compared(
             wide.append(facts | tops[1].columns("top_1") | {f"top_{k}": tops[k].value for k in SHOWN_RANKS[1:]})
         remark = "N = 1 is what the model itself says next, which an early head drafts too."
         remarks = [*more, *([remark] if any(row["place"] == 1 for row in rows) else [])]
-        yield table_of(rows, remarks=remarks, tables={"By depth": pd.DataFrame(wide)})
+        tables = {"By depth": pd.DataFrame(wide)}
+        if claims is not None and (claimed := claims(seen)):
+            tables[CLAIMED] = rows_of(claimed)
+        yield table_of(rows, remarks=remarks, tables=tables)
 
 
 EXPERIMENT = Experiment(

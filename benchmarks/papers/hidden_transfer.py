@@ -19,7 +19,7 @@ from benchmarks.drafters import draft_accuracy, pseudo_cosine
 from benchmarks.drafters.subjects import subjects
 from benchmarks.harness import PLAIN, Experiment, Setup, Share, bars, lines, on_demand, table_of
 from benchmarks.harness.claims import claims_of
-from benchmarks.harness.comparisons import CLAIMED, LENGTH, SPEED, Comparison, rows_of
+from benchmarks.harness.comparisons import LENGTH, SPEED, Comparison
 from benchmarks.harness.trees import SEARCHED, Case, anew, with_depth, with_tree
 from benchmarks.harness.truth import Hits, hits_of
 from benchmarks.papers.ways import COLUMNS, QUICK, Cell, compared
@@ -38,6 +38,7 @@ LATE = 25 / 32  # of the layers: the last one of Figure 5
 METHODS = (*HEADS, "early-head")
 PUBLISHED = "hidden-transfer, the paper's training"
 MODEL = "LLaMA-2-Chat-13B"  # of Table 1; the one with all three methods
+Claimed = tuple[str, str, str, str, Share]  # see `rows_of`
 
 
 def speeds(setup: Setup, item: str = "Table 1") -> Iterator[pd.DataFrame]:
@@ -125,10 +126,7 @@ def accuracy(setup: Setup) -> Iterator[pd.DataFrame]:
             settings = {"layer": layer, "places": depth + 1, "rank": 0}
             found[f"early exit, layer {layer}"] = on_demand.drafter(setup, "early-head", settings)
         remarks = [on_demand.remark(setup) + " An exit's head is a matrix before the model's own head."]
-    hits: dict[str, Hits] = {}
-    for table in draft_accuracy.compared(setup, found, remarks, hits):
-        table.attrs["tables"] = {**table.attrs["tables"], CLAIMED: rows_of(_accuracies(hits, found))}
-        yield table
+    yield from draft_accuracy.compared(setup, found, remarks, lambda hits: _accuracies(hits, found))
 
 
 def _check_trained_depth(setup: Setup, option: str) -> None:
@@ -146,7 +144,7 @@ def _quarters(setup: Setup) -> list[int]:
     return sorted({max(count * part // 4, 1) for part in (1, 2, 3)})
 
 
-def _accuracies(hits: dict[str, Hits], found: dict[str, Any]) -> list[tuple[str, str, str, str, Share]]:
+def _accuracies(hits: dict[str, Hits], found: dict[str, Any]) -> list[Claimed]:
     """Top-1 accuracy of Hidden Transfer over that of the others, at each place that both speak of.
 
     What was named is compared with what was named, and what was trained here with what was trained here; of several
@@ -198,19 +196,19 @@ def _by_layer(setup: Setup, first: int) -> Iterator[pd.DataFrame]:
         least = f"{first}, the first transfer's, to {count - 1}" if first else f"1 to {count - 1}"
         raise ValueError(f"A transfer is made behind a layer: give layers from {least}, the model has {count}.")
     found = _trained(setup, {f"layer {n}": {"transfer_layers": [first, n] if first else [n]} for n in layers})
-    steps = {name: one.settings["transfer_layers"] for name, one in found.items()}
-    hits: dict[str, Hits] = {}
-    for table in draft_accuracy.compared(setup, found, _remarks(setup), hits):
-        wanted = table[table["place"] == (3 if first else 2)]
-        made = wanted.assign(layer=[steps[name][1 if first else 0] for name in wanted["drafter"]])
-        made = made[made["top"].isin(TOPS)].sort_values(["top", "layer"])
-        at = {steps[name][1 if first else 0]: (name, _top(one, 3 if first else 2)) for name, one in hits.items()}
-        claims = rows_of(_by_depth(at, first, count))
-        attrs = {**table.attrs, "tables": {**table.attrs["tables"], CLAIMED: claims}}
-        yield table_of(made.to_dict("records"), **attrs)
+    layer_of = {name: one.settings["transfer_layers"][1 if first else 0] for name, one in found.items()}
+    place = 3 if first else 2
+
+    def claims(hits: dict[str, Hits]) -> list[Claimed]:
+        return _by_depth({layer_of[name]: (name, _top(one, place)) for name, one in hits.items()}, first, count)
+
+    for table in draft_accuracy.compared(setup, found, _remarks(setup), claims):
+        made = table[(table["place"] == place) & table["top"].isin(TOPS)]
+        made = made.assign(layer=made["drafter"].map(layer_of)).sort_values(["top", "layer"])
+        yield table_of(made.to_dict("records"), **table.attrs)
 
 
-def _by_depth(at: dict[int, tuple[str, Share]], first: int, count: int) -> list[tuple[str, str, str, str, Share]]:
+def _by_depth(at: dict[int, tuple[str, Share]], first: int, count: int) -> list[Claimed]:
     """The middle layer (or that behind the first transfer) against the first and a late one, of those measured."""
     if len(at) < 3:
         return []
@@ -228,13 +226,14 @@ def _by_depth(at: dict[int, tuple[str, Share]], first: int, count: int) -> list[
 def masking(setup: Setup) -> Iterator[pd.DataFrame]:
     """Accuracy where pseudo states see one another, and where they do not."""
     found = _trained(setup, {"seen": {"masked": False}, "masked": {"masked": True}})
-    hits: dict[str, Hits] = {}
-    for table in draft_accuracy.compared(setup, found, _remarks(setup), hits):
-        if set(hits) == {"seen", "masked"}:
-            ratio = hits["seen"].top(1, 1) / hits["masked"].top(1, 1)
-            rows = rows_of([("hidden-transfer-masked", "seen", "masked", "top-1 accuracy, second transfer", ratio)])
-            table.attrs["tables"] = {**table.attrs["tables"], CLAIMED: rows}
-        yield table
+
+    def claims(hits: dict[str, Hits]) -> list[Claimed]:
+        if set(hits) != {"seen", "masked"}:
+            return []
+        ratio = hits["seen"].top(1, 1) / hits["masked"].top(1, 1)
+        return [("hidden-transfer-masked", "seen", "masked", "top-1 accuracy, second transfer", ratio)]
+
+    yield from draft_accuracy.compared(setup, found, _remarks(setup), claims)
 
 
 def _trained(setup: Setup, points: dict[str, dict[str, Any]]) -> dict[str, Any]:

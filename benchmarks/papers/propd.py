@@ -100,24 +100,9 @@ def by_task(setup: Setup) -> Iterator[pd.DataFrame]:
     there = {kind: own for kind, own in tasks.items() if len(own) >= max(sizes)}
     if not there:
         raise ValueError(f"No kind of text has {max(sizes)} prompts for a batch: give --per-set, or smaller batches.")
-    rows: list[dict[str, Any]] = []
-    _check_single(setup)
-    _published(setup)
-    drafter, static = _static(setup)
-    wrong, names = 0, (BPD, STATIC, PUBLISHED, OWN)
     left_out = ", ".join(sorted(set(tasks) - set(there))) or "none"
-    for kind, own in there.items():
-        for batch in sizes:
-            ways = [Way(PLAIN), *(_way(setup, name, drafter, static) for name in names)]
-            runs = measure(setup, ways, own, batch=batch, stop=False)
-            wrong += all_differing(runs)
-            rows += [{"task": kind} | row for row in _rows(runs, ways, batch, PLAIN)]
-            remarks = [
-                _searched(setup, static),
-                _pruned(setup),
-                f"Kinds with too few prompts for a batch of {max(sizes)}: {left_out}.",
-            ]
-            yield table_of(rows, differing=wrong, remarks=remarks)
+    remark = f"Kinds with too few prompts for a batch of {max(sizes)}: {left_out}."
+    yield from _compared(setup, (BPD, STATIC, PUBLISHED, OWN), over=PLAIN, remark=remark, kinds=there)
 
 
 def premises(setup: Setup) -> Iterator[pd.DataFrame]:
@@ -140,22 +125,26 @@ def premises(setup: Setup) -> Iterator[pd.DataFrame]:
     yield table_of(rows, differing=all_differing(runs), remarks=_trained(setup), tables=tables)
 
 
-def _compared(setup: Setup, names: tuple[str, ...], *, over: str) -> Iterator[pd.DataFrame]:
+def _compared(
+    setup: Setup, names: tuple[str, ...], *, over: str, remark: str = "", kinds: dict[str, list[Task]] | None = None
+) -> Iterator[pd.DataFrame]:
+    """These ways over one of them, by batch; and by kind of text, where its prompts are given."""
     rows: list[dict[str, Any]] = []
     claims: list[pd.DataFrame] = []
     wrong, sizes = 0, batches(setup)
     _check_single(setup)
     _published(setup)
     drafter, static = _static(setup)
-    for batch in sizes:
-        ways = [Way(PLAIN), *(_way(setup, name, drafter, static) for name in names)]
-        runs = measure(setup, ways, batch=batch, stop=False)
-        wrong += all_differing(runs)
-        rows += _rows(runs, ways, batch, over)
-        claims += _claims(runs, names, batch)
-        tables = {CLAIMED: pd.concat(claims, ignore_index=True)}
-        remarks = [_searched(setup, static), _pruned(setup), f"Speeds are over {over} at the same batch."]
-        yield table_of(rows, differing=wrong, remarks=remarks, tables=tables)
+    remarks = [_searched(setup, static), _pruned(setup), remark or f"Speeds are over {over} at the same batch."]
+    for kind, tasks in (kinds or {"": setup.tasks}).items():
+        for batch in sizes:
+            ways = [Way(PLAIN), *(_way(setup, name, drafter, static) for name in names)]
+            runs = measure(setup, ways, tasks, batch=batch, stop=False)
+            wrong += all_differing(runs)
+            rows += [({"task": kind} if kinds else {}) | row for row in _rows(runs, ways, batch, over)]
+            claims += [] if kinds else _claims(runs, names, batch)
+            tables = {CLAIMED: pd.concat(claims, ignore_index=True)} if claims else None
+            yield table_of(rows, differing=wrong, remarks=remarks, tables=tables)
 
 
 def _check_single(setup: Setup) -> None:
