@@ -36,6 +36,7 @@ from benchmarks.harness import Experiment, Setup, Share, Task, Way, table_of
 from benchmarks.harness.comparisons import CLAIMED
 from benchmarks.harness.measure import measure_parts, of
 from draftree.bench.measure import ready
+from draftree.bench.pictures import plain_axis
 from draftree.drafting import DraftModel
 from draftree.drafting.folder import demo_drafter, model_hash
 from draftree.drafting.second_model import check_pair
@@ -279,9 +280,7 @@ def plot(figure: Any, table: pd.DataFrame) -> None:
             1 / own["times_plain"], own["quality"], s=size, alpha=0.6, label=", ".join(filter(None, [group, pair]))
         )
     axis.set_xlim(0, 2)
-    axis.set_xlabel("time of the large model alone = 1 (slower than 2 not shown)")
-    axis.set_ylabel("quality")
-    axis.legend(frameon=False, fontsize=7)
+    plain_axis(axis, "", "time of the large model alone = 1 (slower than 2 not shown)", "quality")
 
 
 def plot_by_rollback(figure: Any, table: pd.DataFrame) -> None:
@@ -289,14 +288,16 @@ def plot_by_rollback(figure: Any, table: pd.DataFrame) -> None:
     pairs = [pair for pair in table["pair"].unique() if pair]
     figure.set_size_inches(5 * len(pairs) + 1, 4.4)
     for axis, pair in zip(figure.subplots(1, len(pairs), squeeze=False)[0], pairs, strict=True):
-        grid = table[(table["group"] == BILD) & (table["pair"] == pair)].sort_values("fallback")
-        for rollback, own in grid.groupby("rollback"):
-            axis.plot(1 / own["times_plain"], own["quality"], marker="o", label=f"rollback threshold {rollback:g}")
-        axis.axhline(table.loc[table["way"] == PLAIN, "quality"].iloc[0], color="0.5", linestyle=":")
-        axis.set_title(pair)
-        axis.set_xlabel("time of the large model alone = 1")
-        axis.set_ylabel("quality")
-        axis.legend(frameon=False, fontsize=7)
+        draw_curves(axis, table[table["pair"].isin(["", pair])], pair, {BILD: ("rollback", "fallback")})
+
+
+def draw_curves(axis: Any, table: pd.DataFrame, title: str, curves: Mapping[str, tuple[str, str]]) -> None:
+    """Quality against latency of some groups: of each a curve for each value of one threshold, along another."""
+    for (group, (by, along)), line in zip(curves.items(), ("-", "--"), strict=False):
+        for value, own in table[table["group"] == group].sort_values(along).groupby(by):
+            axis.plot(1 / own["times_plain"], own["quality"], line, marker="o", label=f"{group}, {by} {value:g}")
+    axis.axhline(table.loc[table["way"] == PLAIN, "quality"].iloc[0], color="0.5", linestyle=":")
+    plain_axis(axis, title, "time of the large model alone = 1", "quality")
 
 
 COLUMNS = (

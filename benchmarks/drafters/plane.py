@@ -16,6 +16,7 @@ import pandas as pd
 from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, table_of
 from benchmarks.harness.measure import all_differing, length, measure_parts, of, per_token
 from benchmarks.harness.plots import colours
+from draftree.bench.pictures import plain_axis
 from draftree.drafting import Merge
 from draftree.shaping import Fixed
 
@@ -49,8 +50,7 @@ def plot(figure: Any, table: pd.DataFrame) -> None:
         axis.annotate(row["drafters"], (row["time"], row["tokens_a_step"]), fontsize=7)
     reach = [1.0, float(table[["time", "tokens_a_step"]].to_numpy().max())]
     axis.plot(reach, reach, color="0.5", linestyle=":")
-    axis.set_xlabel("time to verify a step, plain steps")
-    axis.set_ylabel("tokens a step")
+    plain_axis(axis, "", "time to verify a step, plain steps", "tokens a step")
 
 
 EXPERIMENT = Experiment(

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.drafters import bild, bild_pair
-from benchmarks.drafters.bild_ways import BILD, CALM, PLAIN, Pair
+from benchmarks.drafters.bild_ways import BILD, CALM, Pair
 from benchmarks.harness import Setup, on_demand
 from draftree.drafting.early_exit import early_exit_model
 from draftree.models import load_model
@@ -132,15 +132,8 @@ def _opened(folder: str, setup: Setup) -> Any:
 def plot_exits(figure: Any, table: pd.DataFrame) -> None:
     """Quality against latency of BiLD's grid and of CALM's, a curve for each rollback threshold and tau (figure 7)."""
     figure.set_size_inches(7, 4.6)
-    axis = figure.add_subplot()
-    for group, by, along in ((BILD, "rollback", "fallback"), (CALM, "decay", "leave")):
-        for value, own in table[table["group"] == group].sort_values(along).groupby(by):
-            line = "-" if group == BILD else "--"
-            axis.plot(1 / own["times_plain"], own["quality"], line, marker="o", label=f"{group}, {by} {value:g}")
-    axis.axhline(table.loc[table["way"] == PLAIN, "quality"].iloc[0], color="0.5", linestyle=":")
-    axis.set_xlabel("time of the large model alone = 1")
-    axis.set_ylabel("quality")
-    axis.legend(frameon=False, fontsize=7)
+    curves = {BILD: ("rollback", "fallback"), CALM: ("decay", "leave")}
+    bild.draw_curves(figure.add_subplot(), table, "", curves)
 
 
 EXIT: dict[str, Any] = on_demand.OPTIONS | {"drafters": (), "exit_layer": 0, "train_reference": ""}

@@ -290,7 +290,7 @@ def test_rollback_thresholds_have_a_curve_each() -> None:
     figure = Figure()
     bild.plot_by_rollback(figure, pd.DataFrame(rows))
     (axis,) = figure.axes
-    assert [line.get_label() for line in axis.get_lines()[:2]] == ["rollback threshold 1", "rollback threshold 5"]
+    assert [line.get_label() for line in axis.get_lines()[:2]] == ["BiLD, rollback 1", "BiLD, rollback 5"]
     assert list(axis.get_lines()[0].get_ydata()) == [39.0, 39.0]
 
 
