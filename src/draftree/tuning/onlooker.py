@@ -13,23 +13,18 @@ import torch
 
 from draftree.drafting.base import Attachment, Capabilities, Context, Drafter, Step, StepPlan
 from draftree.drafting.in_model import InModelDrafter
-from draftree.pruning.pruner import Pruner
-from draftree.runner.step_cost import StepCost
 from draftree.runner.target import Target
-from draftree.shaping.base import Shape, Sizer
+from draftree.shaping.base import Fixed
 from draftree.tree import TokenTree
 
 See = Callable[[Step], None]
 
 
-class OnlyRoots(Shape, Sizer):
+class OnlyRoots(Fixed):
     """No draft tokens in any step, and the drafter prepares those of the next step all the same."""
 
-    def bind(
-        self, cost: StepCost | None, drafter: Drafter, pruner: Pruner | None = None, *, packed: bool = True
-    ) -> Sizer:
-        """See `Shape.bind`: the same for all engines, as it keeps nothing."""
-        return self
+    def __init__(self) -> None:
+        super().__init__(0)
 
     def plan(self, requests: Sequence[Context], most: int, *, closed: bool = False) -> StepPlan:
         """See `Sizer.plan`."""

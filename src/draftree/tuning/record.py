@@ -147,10 +147,8 @@ class Record:
         curve = cached_cost(self._runner)
         found: dict[int, list[float]] = {1 + nodes: [] for nodes in PROBES}
         for text in self.texts[:PROBED]:
-            for (
-                rows,
-                taken,
-            ) in found.items():  # in turn, as a slow minute must not make the rows timed in it look expensive
+            # In turn, as a slow minute must not make the rows timed in it look expensive.
+            for rows, taken in found.items():
                 _, seconds = self._run(text.task.ids, drafter=Repeats(), shape=Fixed(rows - 1))
                 taken += seconds[rows]  # the last steps of a text have less room
         known = {rows: median(taken) for rows, taken in found.items() if taken}

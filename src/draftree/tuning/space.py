@@ -128,17 +128,16 @@ class Space:
 
     def search(self, over: Callable[[], bool], step: Callable[[], None]) -> list[Predicted]:
         """Predictions, fastest first; `over` returns whether time is up, `step` is called behind every replay."""
-        texts = self._record.texts
         found: dict[str, Predicted] = {}
 
         def look(candidate: Candidate) -> float:
             if candidate.name not in found:
-                found[candidate.name] = Predicted(candidate, self.predict(candidate, texts))
+                found[candidate.name] = Predicted(candidate, self.predict(candidate, self._record.texts))
                 step()
             return found[candidate.name].speed
 
         warmths = (True, False) if self._record.lessons else (False,)
-        tries = [self._best_trie(Spec("lookahead", warm=warm), texts, over, step) for warm in warmths]
+        tries = [self._best_trie(Spec("lookahead", warm=warm), over, step) for warm in warmths]
         alone = [*tries, *(Spec("prompt-lookup", dict(options)) for options in LOOKUPS), *self.specs]
         best = tries[0]
         merged = [Spec("merge", parts=(best, spec)) for spec in self.specs]
@@ -149,22 +148,22 @@ class Space:
                 look(Candidate(spec, node_budget))
         return sorted(found.values(), key=lambda p: -p.speed)
 
-    def _best_trie(self, spec: Spec, texts: Sequence[Text], over: Callable[[], bool], step: Callable[[], None]) -> Spec:
+    def _best_trie(self, spec: Spec, over: Callable[[], bool], step: Callable[[], None]) -> Spec:
         """Options of a trie by accepted draft tokens, one option after the other; a tie keeps the default."""
-        best = self._accepted(spec, texts)
+        best = self._accepted(spec)
         for option, values in TRIE_OPTIONS.items():
             for value in values[1:]:
                 if over():
                     return spec
                 tried = replace(spec, options=spec.options | {option: value})
-                accepted = self._accepted(tried, texts)
+                accepted = self._accepted(tried)
                 step()
                 if accepted > best:
                     spec, best = tried, accepted
         return spec
 
-    def _accepted(self, spec: Spec, texts: Sequence[Text]) -> float:
-        replayed = self.predict(Candidate(spec, PROBE), texts, clock=lambda: 0.0)
+    def _accepted(self, spec: Spec) -> float:
+        replayed = self.predict(Candidate(spec, PROBE), self._record.texts, clock=lambda: 0.0)
         assert replayed is not None
         return replayed.stats.acceptance_length
 
