@@ -32,6 +32,7 @@ from draftree.engine.limits import eos_token_ids
 NAME = "measured"
 ALONE, WHOLE, STREAM, IDLE = "engine alone", "serve", "serve, streams", "serve, one stream at a time"
 STOCK = "transformers serve"
+PATIENCE = 120.0  # seconds for a server to start
 DRAFTERS: dict[str, Callable[[], Drafter | None]] = {"none": lambda: None, "lookahead": draftree.Lookahead}
 
 
@@ -41,8 +42,11 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     differing = 0
     with ExitStack() as stack:
-        folder = stack.enter_context(saved(setup))
-        stock = stack.enter_context(transformers_server(folder)) if setup["stock"] else None
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / NAME  # for other processes
+        setup.save(setup.model, folder)
+        if setup["stock"]:
+            options = ("--continuous-batching", "--device", "cpu", "--dtype", "float32")
+            stock = stack.enter_context(program("transformers", str(folder), *options))
         for _ in range(setup["rounds"]):
             for drafter in setup["drafters"]:
                 direct = alone(setup, DRAFTERS[drafter]())
@@ -57,7 +61,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
                         loaded = load(setup, url, NAME, texts, stream=False)
                     found.setdefault((drafter, f"{count} on Ray"), []).append(loaded)
                     differing += sum(map(str.__ne__, loaded["answers"], direct["answers"]))
-            if stock is not None:
+            if setup["stock"]:  # where the model's name is its folder
                 found.setdefault(("none", STOCK), []).append(load(setup, stock, str(folder), texts, stream=False))
             yield table(found, differing)
 
@@ -131,37 +135,30 @@ def server(setup: Setup, drafter: Drafter | None) -> Iterator[str]:
 
 
 @contextmanager
-def saved(setup: Setup) -> Iterator[Path]:
-    """The model in a folder, for servers in processes of their own."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / NAME
-        setup.save(setup.model, folder)
-        yield folder
-
-
-@contextmanager
 def program(name: str, *options: str) -> Iterator[str]:
-    """A server in a process of its own, on a free port: its address.
-
-    Raises:
-        RuntimeError: it does not start.
-    """
+    """A server in a process of its own, on a free port: its address; a RuntimeError where it does not start."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [str(Path(sys.executable).parent / name), "serve", *options, "--port", str(port)]
+    url, end = f"http://127.0.0.1:{port}", time.monotonic() + PATIENCE
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        url = f"http://127.0.0.1:{port}"
-        wait_for(url, process)
+        while not answers(url):
+            if time.monotonic() > end or process.poll() is not None:
+                raise RuntimeError(f"There is no server at {url}.")
+            time.sleep(0.2)
         yield url
     finally:
         process.terminate()
         process.wait()
 
 
-def transformers_server(folder: Path) -> AbstractContextManager[str]:
-    """`transformers serve` with continuous batching; the model's name there is its folder."""
-    return program("transformers", str(folder), "--continuous-batching", "--device", "cpu", "--dtype", "float32")
+def answers(url: str) -> bool:
+    """Whether a server says that it is well."""
+    try:
+        return httpx.get(f"{url}/health", timeout=2).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def replicas_of(setup: Setup, folder: Path, drafter: str, count: int) -> AbstractContextManager[str]:
@@ -171,37 +168,12 @@ def replicas_of(setup: Setup, folder: Path, drafter: str, count: int) -> Abstrac
     return program("draftree", *(str(part) for pair in options.items() for part in pair))
 
 
-def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float = 120.0) -> None:
-    """Until a server answers.
-
-    Raises:
-        RuntimeError: it does not.
-    """
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            if httpx.get(f"{url}/health", timeout=2).status_code == 200:
-                return
-        except httpx.HTTPError:
-            time.sleep(0.2)
-    raise RuntimeError(f"There is no server at {url}.")
-
-
 EXPERIMENT = Experiment(
     "serving",
     "",
     run,
     ("drafter", "way", "tokens/s", "of the engine alone", "us a token more", "ms to first, median", "ms to first, p95"),
     bars("tokens/s", label="way", mark=None),
-    {
-        "per_set": 4,
-        "max_new_tokens": 64,
-        "sets": (),
-        "drafters": ("none", "lookahead"),
-        "slots": 8,
-        "concurrency": 16,
-        "rounds": 3,
-        "stock": True,
-        "replicas": (),
-    },
+    {"per_set": 4, "max_new_tokens": 64, "sets": (), "drafters": ("none", "lookahead"), "slots": 8, "concurrency": 16}
+    | {"rounds": 3, "stock": True, "replicas": ()},
 )
