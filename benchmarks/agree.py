@@ -30,11 +30,7 @@ Rows = dict[str, dict[str, Any]]  # of one case, by the method's name
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """What `bench compare` wrote.
-
-    Raises:
-        ValueError: no such file, or another one.
-    """
+    """What `bench compare` wrote; a ValueError for no such file, or another one."""
     try:
         facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         _cases(facts)

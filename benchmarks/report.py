@@ -49,11 +49,7 @@ size and the small one's text ([how](developer/experiments.md#inflated-models)).
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A result file's facts.
-
-    Raises:
-        ValueError: it is no result file, it is not complete, or it does not say where and how it was made.
-    """
+    """A result file's facts; a ValueError where it is none, not complete, or does not say where and how it was made."""
     try:
         facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         about, rows, complete = facts["about"], facts["rows"], facts["complete"]
@@ -127,11 +123,7 @@ def differing(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def tables(text: str, folder: Path = RESULTS) -> str:
-    """A page with every table between result markers made anew.
-
-    Raises:
-        ValueError: a block without its end, or one that shown.toml does not have.
-    """
+    """A page with every table between result markers made anew; a ValueError for a block that shown.toml lacks."""
     for name in re.findall(r"<!-- results:([\w-]+) -->", text):
         begin, end = f"<!-- results:{name} -->", f"<!-- /results:{name} -->"
         if name not in SHOWN["table"] or text.count(begin) != 1 or text.count(end) != 1:
@@ -158,11 +150,7 @@ def manual(text: str) -> str:
 
 
 def keep(argument: str, folder: Path = RESULTS) -> Path:
-    """Copy the result FILE or NAME=FILE, as it is, into the folder of results; returns where it is.
-
-    Raises:
-        ValueError: see `read`.
-    """
+    """Copy the result FILE or NAME=FILE, which `read` checks, into the folder of results; returns where it is."""
     name, sign, file = argument.partition("=")
     path = Path(file if sign else argument)
     read(path)

@@ -61,11 +61,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
 
 
 def check_options(setup: Setup) -> None:
-    """Refuse what would be refused after a pair was built or an exit trained.
-
-    Raises:
-        ValueError: thresholds, windows or a metric that are none.
-    """
+    """Raise a ValueError for thresholds, windows or a metric that are none, before anything is built or trained."""
     read_thresholds(setup["thresholds"])
     check_windows(setup["windows"])
     if setup["metric"]:
@@ -75,8 +71,7 @@ def check_options(setup: Setup) -> None:
 def open_pair(setup: Setup) -> Pair:
     """The models that the setup and its options `small` and `aligned` name; the embedded pair by default.
 
-    Raises:
-        ValueError: no small model, or one that does not fit.
+    Where no small model is named beside a large one, or one that does not fit, that is a ValueError.
     """
     named = {name: setup[name_of] for name, name_of in ((UNALIGNED, "small"), (ALIGNED, "aligned"))}
     if setup.name is not None and not any(named.values()):
@@ -120,11 +115,7 @@ def calm_points(setup: Setup) -> tuple[tuple[float, float], ...]:
 
 
 def check_references(rows: list[Question], metric: str) -> None:
-    """Refuse BLEU without references, and a metric whose package is missing.
-
-    Raises:
-        ValueError: either of them.
-    """
+    """Raise a ValueError for BLEU without references, and for a metric whose package is missing."""
     check_metric(metric)
     if metric == "bleu" and any(row.reference is None for row in rows):
         raise ValueError(

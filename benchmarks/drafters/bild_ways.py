@@ -141,21 +141,13 @@ def ways_of(
 
 
 def check_windows(given: Sequence[int]) -> None:
-    """Refuse turns of the small model without tokens.
-
-    Raises:
-        ValueError: a window below 1.
-    """
+    """Raise a ValueError for turns of the small model without tokens."""
     if wrong := [window for window in given if window < 1]:
         raise ValueError(f"windows has {wrong[0]}: give numbers of draft tokens from 1 on.")
 
 
 def read_thresholds(given: Sequence[str]) -> tuple[tuple[float, float], ...]:
-    """Points of the grid from FALLBACK:ROLLBACK.
-
-    Raises:
-        ValueError: something else, a threshold out of range, or none.
-    """
+    """Points of the grid from FALLBACK:ROLLBACK; a ValueError for anything else, a threshold out of range, or none."""
     found = []
     for text in given:
         fallback, _, rollback = text.partition(":")

@@ -38,11 +38,7 @@ def subjects(setup: Setup, *methods: str) -> dict[str, Any]:
 
 
 def check_depth(name: str, steps: int, depth: int) -> None:
-    """Refuse to look further ahead than the `steps` that a drafter is trained for.
-
-    Raises:
-        ValueError: it would.
-    """
+    """Raise a ValueError for looking further ahead than the `steps` that a drafter is trained for."""
     if depth > steps:
         raise ValueError(
             f"{name!r} looks {steps} tokens ahead and depth is {depth}: give at most {steps}, or a drafter that was "

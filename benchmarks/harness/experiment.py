@@ -113,8 +113,7 @@ class Experiment:
 def read(name: str, value: Any, default: Any) -> Any:
     """`value` of the kind that `default` is: several values, split at commas, where that is a tuple.
 
-    Raises:
-        ValueError: it cannot be one.
+    A value that cannot be of that kind is a ValueError.
     """
     if isinstance(default, tuple):
         parts = value.split(",") if isinstance(value, str) else value if isinstance(value, Sequence) else [value]
@@ -149,11 +148,7 @@ def experiments() -> dict[str, Experiment]:
 
 
 def find(name: str | None) -> Experiment:
-    """The experiment of that name.
-
-    Raises:
-        ValueError: an unknown name, or none.
-    """
+    """The experiment of that name; a ValueError for an unknown name, or none."""
     known = experiments()
     if name in known:
         return known[name]

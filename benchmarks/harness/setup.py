@@ -66,11 +66,7 @@ class Setup:
 
     @cached_property
     def inflated(self) -> Subject:
-        """The same inflated, where it is to be.
-
-        Raises:
-            ValueError: a model that cannot be inflated, or to so many parameters.
-        """
+        """The same inflated, where it is to be; a ValueError where it cannot be."""
         return self.subject.inflated(self.params)
 
     @property
@@ -105,11 +101,7 @@ class Setup:
 
     @cached_property
     def encoded(self) -> Texts:
-        """The prompts as token ids, of turns the first.
-
-        Raises:
-            ValueError: a model or prompt that cannot be measured.
-        """
+        """The prompts as token ids, of turns the first; a ValueError for what cannot be measured."""
         chosen = [p for p in self.prompts if p.set in self.options.get("sets", ())] or self.prompts
         warm = self.options.get("warm_per_set", 8)
         settings = Settings(self["per_set"], self["max_new_tokens"], warm_per_set=warm)
@@ -127,11 +119,7 @@ class Setup:
 
     @property
     def searched_on(self) -> list[list[int]]:
-        """The lessons, for a search that cannot do without.
-
-        Raises:
-            ValueError: there are none.
-        """
+        """The lessons, for a search that cannot do without: a ValueError where there are none."""
         if not self.lessons:
             raise ValueError("There are no prompts but the measured ones to search a tree on: give more prompts.")
         return self.lessons
@@ -162,10 +150,9 @@ class Setup:
         return drafter
 
     def trained(self, name: str) -> Any:
-        """The trained drafter or early head of that name: one of the package's words, or a folder; for this model.
+        """The trained drafter or early head of that name, one of the package's words or a folder, for this model.
 
-        Raises:
-            ValueError: none there, or one of another model.
+        One that is not there, or of another model, is a ValueError.
         """
         if Path(name).is_dir():
             held = Trained.from_pretrained(name, self.small)

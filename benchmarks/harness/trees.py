@@ -39,11 +39,7 @@ class Case:
 
 
 def checked_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
-    """The kinds that are named; all of them if none is.
-
-    Raises:
-        ValueError: an unknown kind.
-    """
+    """The kinds that are named, all of them if none is; a ValueError for an unknown one."""
     for kind in kinds:
         if kind not in KINDS:
             near = did_you_mean(kind, KINDS)

@@ -94,11 +94,7 @@ def inflate(
 
 
 def places_of(model: Any) -> Places:
-    """Where the small model lies in an inflated one.
-
-    Raises:
-        ValueError: a model that `inflate` did not make.
-    """
+    """Where the small model lies in an inflated one; a ValueError for a model that `inflate` did not make."""
     config = getattr(model, "config", None)
     small = getattr(config, "inflated_from", None)
     if small is None:

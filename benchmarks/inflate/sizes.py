@@ -76,22 +76,14 @@ SIZES = {
 
 
 def size_named(name: str) -> Size:
-    """The size called `name`.
-
-    Raises:
-        ValueError: no such size.
-    """
+    """The size called `name`; a ValueError where there is none."""
     if name not in SIZES:
         raise ValueError(f"There is no shape {name!r}: choose one of {', '.join(SIZES)}.{did_you_mean(name, SIZES)}")
     return SIZES[name]
 
 
 def parameters_named(text: str) -> int:
-    """The number that "400M", "1.3B" or "50000000" stands for.
-
-    Raises:
-        ValueError: not such a number, or none.
-    """
+    """The number that "400M", "1.3B" or "50000000" stands for; a ValueError for a text that stands for none."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB]?)", text.strip().upper())
     if not match or float(match[1]) == 0:
         raise ValueError(f"{text!r} is no number of parameters: write one such as 400M or 1.3B.")
@@ -99,11 +91,7 @@ def parameters_named(text: str) -> int:
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """The type of weights called `name`.
-
-    Raises:
-        ValueError: no such type.
-    """
+    """The type of weights called `name`; a ValueError where there is none."""
     if name not in DTYPES:
         raise ValueError(f"There is no dtype {name!r} here: choose {', '.join(DTYPES)}.")
     dtype: torch.dtype = getattr(torch, name)

@@ -90,11 +90,7 @@ def plot(figure: Any, table: pd.DataFrame) -> None:
 
 
 def check_device(name: str) -> str:
-    """`name`, if it is a device of this machine.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """`name`, if it is a device of this machine; a ValueError where it is not."""
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(
             "This machine has no CUDA device that torch can use: run this where there is one, or measure this "
@@ -105,11 +101,7 @@ def check_device(name: str) -> str:
 
 
 def size_of(setup: Setup) -> tuple[str, Size]:
-    """What tables call the inflated model, and its size.
-
-    Raises:
-        ValueError: no such shape or number of parameters.
-    """
+    """What tables call the inflated model, and its size; a ValueError for no such shape or number of parameters."""
     if setup.params is None:
         return setup["shape"], size_named(setup["shape"])
     return setup.params, size_for(parameters_named(setup.params), Size.of(setup.small.config))

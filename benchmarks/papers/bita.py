@@ -102,9 +102,6 @@ def _named_or_packaged(setup: Setup, option: str, package: str) -> Any:
     """The small model's drafter, or the self-speculative one, of the folder that the option names.
 
     Without a folder the package's for the embedded model, and None for another one.
-
-    Raises:
-        ValueError: nothing there, or made for another model.
     """
     folder = setup[option]
     if not folder:

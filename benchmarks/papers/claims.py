@@ -75,11 +75,7 @@ def paper_claims() -> dict[str, PaperClaim]:
 
 
 def page(folder: Path) -> str:
-    """The text of claims.md, from the result files in `folder`.
-
-    Raises:
-        ValueError: a result file that compares for a claim which is not in `claims.toml`.
-    """
+    """The text of claims.md, from the result files in `folder`; a ValueError for a claim that `claims.toml` lacks."""
     found: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {name: [] for name in paper_claims()}
     for path in sorted(folder.glob("*.json")):
         facts = json.loads(path.read_text(encoding="utf-8"))

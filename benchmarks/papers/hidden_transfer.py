@@ -98,11 +98,7 @@ def _listed(layers: Sequence[int]) -> str:
 
 
 def shared_tree(setup: Setup, heads: list[InModelDrafter]) -> Case:
-    """The tree of `nodes` draft tokens that is best for the mean of these drafters' accuracies.
-
-    Raises:
-        ValueError: no drafter inside the model, or no prompts to search on.
-    """
+    """The tree of `nodes` draft tokens that is best for the mean of the accuracies of these drafters, one or more."""
     if not heads:
         raise ValueError(f"There is no drafter inside the model to compare: name {' and '.join(HEADS)}, or folders.")
     lessons = setup.searched_on

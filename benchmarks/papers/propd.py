@@ -183,11 +183,7 @@ def _claims(runs: pd.DataFrame, names: tuple[str, ...], batch: int) -> list[pd.D
 
 
 def _static(setup: Setup) -> tuple[InModelDrafter, Case]:
-    """The heads, and the tree of the option `nodes` that is best for them on other prompts than the measured ones.
-
-    Raises:
-        ValueError: no heads, several, or no other prompts.
-    """
+    """The one set of heads, and the tree of `nodes` draft tokens that is best for it on other prompts."""
     if len(setup.named) != 1:
         raise ValueError("ProPD's tables are of one set of heads: name one by --drafter.")
     ((name, word),) = setup.named.items()

@@ -32,11 +32,7 @@ ALL = {
 
 
 def main(arguments: list[str]) -> None:
-    """Run what is not complete yet.
-
-    Raises:
-        SystemExit: a run failed, or an argument that is not known.
-    """
+    """Run what is not complete yet; ends the program where a run fails or an argument is not known."""
     chosen = {"": CASES, "--quick": QUICK, "--all": ALL}.get(" ".join(arguments))
     if chosen is None:
         sys.exit(f"There is no option {' '.join(arguments)!r}: give --quick, --all, or nothing.")

@@ -50,11 +50,7 @@ ENVIRONMENTS = {
 
 
 def python_of(engine: str) -> Path:
-    """The interpreter of an engine's environment.
-
-    Raises:
-        RuntimeError: the environment cannot be made; the last line that pip said.
-    """
+    """The interpreter of an engine's environment; where it cannot be made, a RuntimeError has pip's last line."""
     wanted = ENVIRONMENTS[engine]
     if not wanted.requirements:
         return Path(sys.executable)

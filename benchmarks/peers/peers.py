@@ -78,11 +78,7 @@ class Process:
         return [Answer(ids, reply["seconds"] / len(prompts)) for ids in reply["answers"]]
 
     def reply(self, way: str, prompts: Sequence[Ids]) -> dict[str, Any]:
-        """What it answers to prompts together.
-
-        Raises:
-            RuntimeError: it cannot.
-        """
+        """What it answers to prompts together; a RuntimeError where it cannot."""
         try:
             reply = self._ask({"way": way, "prompts": [list(ids) for ids in prompts]})
         except (EOFError, BrokenPipeError):
@@ -92,11 +88,7 @@ class Process:
         return reply
 
     def _ask(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """A line of JSON there and one back.
-
-        Raises:
-            EOFError: the process has ended.
-        """
+        """A line of JSON there and one back; an EOFError where the process has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(facts) + "\n")

@@ -108,8 +108,7 @@ def cut(ids: Ids, job: Job) -> Ids:
 def convert_apart(module: str, *arguments: str) -> None:
     """Run a module that converts weights in a process of its own, whose memory is not that of decoding.
 
-    Raises:
-        RuntimeError: it failed; with the last line that it said.
+    Where it fails, a RuntimeError has the last line that it said.
     """
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -42,11 +42,7 @@ def trains_heads(setup: Setup) -> bool:
 
 
 def batches(setup: Setup) -> list[int]:
-    """The sizes of batches to measure.
-
-    Raises:
-        ValueError: one that the prompts do not fill.
-    """
+    """The sizes of batches to measure; a ValueError for one that the prompts do not fill."""
     sizes, count = setup["batch"], len(setup.tasks)
     if max(sizes) > count:
         raise ValueError(

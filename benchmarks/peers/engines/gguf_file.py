@@ -25,11 +25,7 @@ NAMES = {
 
 
 def write(folder: Path, file: Path, kind: str) -> None:
-    """Write the model of `folder` with its matrices as `kind`, one of gguf's types; norms stay in float32.
-
-    Raises:
-        ValueError: no llama.
-    """
+    """Write the llama of `folder` with its matrices as `kind`, one of gguf's types; norms stay in float32."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if config["model_type"] != "llama":
         raise ValueError(f"a '{config['model_type']}' model; only llamas are written as GGUF here")
@@ -73,11 +69,7 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def renamed(name: str) -> str:
-    """A tensor's name in GGUF.
-
-    Raises:
-        ValueError: it has none here.
-    """
+    """A tensor's name in GGUF; a ValueError where it has none here."""
     whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     part, _, kind = name.rpartition(".")
     if part in whole:

@@ -59,11 +59,7 @@ def make(job: Job) -> Peer:
 
 
 def exported(model: str, folder: Path, weights: str) -> Path:
-    """The folder with the model in OpenVINO's form; written where it is not there.
-
-    Raises:
-        RuntimeError: it cannot be exported.
-    """
+    """The folder with the model in OpenVINO's form, written where it is not there; a RuntimeError where that fails."""
     if folder.is_dir():
         return folder
     command = [sys.executable, "-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", model]
