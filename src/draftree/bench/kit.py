@@ -124,11 +124,7 @@ class Kit:
         return drafted
 
     def maker(self, name: str) -> Callable[[], Drafter]:
-        """What makes the drafter called `name`, anew for each round.
-
-        Raises:
-            LeftOutError: it cannot be made here.
-        """
+        """What makes the drafter called `name`, anew for each round; a LeftOutError where it cannot be made here."""
         if name == names.WARM:
             if self.warm is None:
                 raise LeftOutError("no prompts to warm the trie with")
@@ -142,11 +138,7 @@ class Kit:
         return UNTRAINED[name] if name in UNTRAINED else lambda: load_drafter(Path(name), self.model)
 
     def draft_model(self) -> Any:
-        """The small model that assists: the one given, or the embedded model's.
-
-        Raises:
-            LeftOutError: there is none.
-        """
+        """The small model that assists, given or the embedded model's own; a LeftOutError where there is none."""
         if self.assistant is not None:
             return self.assistant
         try:

@@ -54,11 +54,7 @@ def label_of(name: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuse what names no method, before any work.
-
-    Raises:
-        ValueError: no such method, or a merge with something that is no drafter.
-    """
+    """Raise a ValueError for what names no method, and for a merge with something that is no drafter."""
     if Path(name).is_dir():
         return
     for part in name.split("+"):

@@ -37,11 +37,7 @@ class Constraint:
         return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) not in (None, [])]
 
     def grammar(self) -> Grammar | None:
-        """The grammar; None where anything may be said.
-
-        Raises:
-            ValueError: two of them, a file that cannot be read, or a text that is no grammar.
-        """
+        """The grammar, None where anything may be said; a ValueError for two of them, or one that cannot be read."""
         if len(self.given) > 1:
             raise ValueError(f"{self.given[0]} and {self.given[1]} both say what to answer: give one of them.")
         if not self.given:

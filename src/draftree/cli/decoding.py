@@ -57,15 +57,7 @@ class Drafting:
         return "lookahead" if self.drafter is None else self.drafter
 
     def check(self, trie: Path | None, nodes: int | None = None) -> None:
-        """Refuse what does not go together, before a model is loaded.
-
-        Args:
-            trie: --trie of the verb.
-            nodes: --nodes of the verb.
-
-        Raises:
-            ValueError: no such drafter, or an option that has no effect with the others.
-        """
+        """Raise a ValueError for no such drafter, and for options (--trie and --nodes among them) without effect."""
         from draftree.by_name import check_drafter
 
         thresholds = {"--fallback-threshold": self.fallback_threshold, "--rollback-threshold": self.rollback_threshold}
@@ -111,11 +103,7 @@ class Choosing:
     raw: Annotated[bool, typer.Option("--raw", help="No chat template around a prompt.")] = False
 
     def check(self) -> None:
-        """Refuse options of a draw without one, and values that no draw can have.
-
-        Raises:
-            ValueError: one of them.
-        """
+        """Raise a ValueError for options of a draw without one, and for values that no draw can have."""
         drawn = {"--temperature": self.temperature != 1.0 or None, "--top-k": self.top_k, "--top-p": self.top_p}
         for option, given in drawn.items():
             if given is not None and not self.sample:
@@ -136,8 +124,7 @@ class Choosing:
 def read_prompt(prompt: str) -> str:
     """The prompt as typed, or standard input for "-"; bytes that are no UTF-8 become replacement characters.
 
-    Raises:
-        ValueError: nothing but spaces.
+    Nothing but spaces is a ValueError.
     """
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():

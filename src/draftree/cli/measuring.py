@@ -19,11 +19,7 @@ class Measuring:
     out: Results = RESULTS
 
     def begin(self) -> list[Prompt]:
-        """The prompts; the folder is there.
-
-        Raises:
-            ValueError: a prompts file that cannot be used, or a folder that cannot be written to.
-        """
+        """The prompts, once the folder is there; a ValueError for a file or folder that cannot be used."""
         from draftree.prompts import embedded_prompts, read_prompts
 
         found = embedded_prompts() if self.prompts is None else read_prompts(self.prompts)

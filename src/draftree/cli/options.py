@@ -122,11 +122,7 @@ def use_threads(threads: int | None) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder for results that nothing can be written into; makes nothing.
-
-    Raises:
-        ValueError: it is a file, or below one, or not ours to write to.
-    """
+    """Raise a ValueError for a folder for results that nothing can be written into; makes nothing."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         raise ValueError(f"--out is {str(folder)!r}, and {there.name!r} is a file: name a folder.")
@@ -135,11 +131,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_file(path: Path | None, option: str) -> None:
-    """Refuse a file for results that cannot be written; None is none.
-
-    Raises:
-        ValueError: it is a folder, or in one that is missing or not ours to write to.
-    """
+    """Raise a ValueError for a file for results that cannot be written; None is none."""
     if path is None:
         return
     if path.is_dir():

@@ -27,11 +27,7 @@ class Running:
     )
 
     def check(self) -> None:
-        """Refuse what cannot be, before a model is loaded.
-
-        Raises:
-            ValueError: no such runner, or one that copies weights where none may be copied.
-        """
+        """Raise a ValueError for no such runner, and for one that copies weights where none may be copied."""
         from draftree.runner import check_choice
 
         check_choice(self.runner)

@@ -101,11 +101,7 @@ def trace(
 
 
 def _refuse_recording(context: typer.Context) -> None:
-    """Refuse options of a recording next to --replay.
-
-    Raises:
-        ValueError: the first that was given.
-    """
+    """Raise a ValueError for options of a recording next to --replay."""
     for name in context.params:
         given = context.get_parameter_source(name)
         if name not in ("replay", "html", "step") and given is not None and given.name == "COMMANDLINE":
@@ -114,10 +110,9 @@ def _refuse_recording(context: typer.Context) -> None:
 
 
 def show_recorded(replay: Path, html: Path | None, steps: list[int]) -> None:
-    """Show a recorded run: on the terminal, or as the page `html`; both where `steps` to draw are named.
+    """Show a recorded run, on the terminal or as the page `html`, on both where `steps` to draw are named.
 
-    Raises:
-        ValueError: no such run, or a step that no request has.
+    No such run is a ValueError, and a step that no request has.
     """
     from draftree.cli.screen import tell_written, wide_console
     from draftree.cli.trace_view import show

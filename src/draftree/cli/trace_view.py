@@ -31,8 +31,7 @@ def outline(trace: Trace, console: Console) -> None:
 def show(trace: Trace, console: Console, numbers: list[int]) -> None:
     """The outline, then every step, or the steps `numbers` (from 1, of each request), with their trees.
 
-    Raises:
-        ValueError: a step that no request has.
+    A step that no request has is a ValueError.
     """
     longest = max(sum(1 for _ in trace.of(request)) for request in trace.requests)
     for number in numbers:

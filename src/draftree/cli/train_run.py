@@ -36,11 +36,7 @@ class Run(TrainOptions):
     ] = None
 
     def begin(self, out: Path) -> None:
-        """Look whether it can begin.
-
-        Raises:
-            ValueError: accelerate is missing, nothing can be written into `out`, or a finished result is there.
-        """
+        """Raise a ValueError where accelerate is missing, `out` cannot be written to, or holds a finished result."""
         from importlib.util import find_spec
 
         if find_spec("accelerate") is None:

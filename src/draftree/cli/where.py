@@ -36,11 +36,7 @@ class Where:
         return Placement(self.device, self.dtype, self.device_map, self.quantize)
 
     def check(self) -> None:
-        """Refuse what cannot be, and give torch its threads.
-
-        Raises:
-            ValueError: no such device or type here.
-        """
+        """Raise a ValueError for a device or type that is not here, and give torch its threads."""
         self.placement.check()
         use_threads(self.threads)
 
