@@ -178,7 +178,9 @@ def compared(setup: Setup, pair: Pair, rows: list[Question], metric: str) -> Ite
     _fill_in(table, counted)
     if not pair.exits and (last := best[-2]["way"]):  # of the aligned pair, without loss
         facts["tables"][CLAIMED] = pd.concat([claims, claimed_of_operations(counted, last)])
-    shown = next((row["way"] for row in reversed(best) if row["way"]), None) or _fullest(table, list(pair.smalls)[-1])
+    grid = table[(table["group"] == BILD) & (table["pair"] == list(pair.smalls)[-1])]
+    fullest = str(grid.loc[grid["quality"].idxmax(), "way"])
+    shown = next((row["way"] for row in reversed(best) if row["way"]), fullest)
     chosen = next(way for way in usable if way.name == shown)
     alone = {way: own for way, own in texts.items() if way.group in (PLAIN, SMALL)}
     facts["remarks"][0] += f" Examples: {shown}."
@@ -216,11 +218,6 @@ def _summed_up(
             row |= {"cut": mine["rollbacks"].sum() / mine["steps"].sum()}
         found.append(row | {"differing": differing})
     return pd.DataFrame(found)
-
-
-def _fullest(table: pd.DataFrame, pair: str) -> str:
-    grid = table[(table["group"] == BILD) & (table["pair"] == pair)]
-    return str(grid.loc[grid["quality"].idxmax(), "way"])
 
 
 def _counted(best: Any, ways: Any, methods: Any, pair: Pair, prompts: Any, setup: Setup) -> dict[str, list[Operations]]:

@@ -183,18 +183,17 @@ def _qualities(
         if above.empty or below.empty:
             continue
         curves = [
-            Curve(metric, [scores[way] for way in side["way"]], [_seconds(runs, way) for way in side["way"]])
+            Curve(
+                metric,
+                [scores[way] for way in side["way"]],
+                [of(runs, way)["seconds"].to_numpy(float) for way in side["way"]],
+            )
             for side in (above, below)
         ]
         met, of_all = reached(*curves)
         what = f"{METRICS[metric][0]} at equal speed, {met} of {of_all} points"
         found.append((claim, above_name, below_name, what, curve_ratio(*curves)))
     return found
-
-
-def _seconds(runs: pd.DataFrame, way: str) -> NDArray[np.float64]:
-    seconds: NDArray[np.float64] = of(runs, way)["seconds"].to_numpy(float)
-    return seconds
 
 
 def _policies(

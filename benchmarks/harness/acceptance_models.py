@@ -23,11 +23,6 @@ OWN = "the drafter's own"
 MODELS = ("calibrated", "by-rank", "product", OWN)
 
 
-def _models() -> dict[str, Any]:
-    """The models by name; each has `worth`, `remember`, `compare` and `forget`."""
-    return {"calibrated": Calibration(), "by-rank": ByRank(), "product": ByRank(conditional=False)}
-
-
 @dataclass(frozen=True, slots=True)
 class Judged:
     """One request's part in a step, and what was expected of its tree before the text came.
@@ -57,7 +52,7 @@ def judge(recorder: Recorder) -> Iterator[Judged]:
     numbers = {request: number for number, request in enumerate(texts)}
     steps = [record for record in records if record["kind"] == "step"]
     lasts = {member["request"]: n for n, step in enumerate(steps) for member in step["members"]}
-    models = _models()
+    models = dict[str, Any](zip(MODELS, (Calibration(), ByRank(), ByRank(conditional=False)), strict=False))
     for n, step in enumerate(steps):
         for member in step["members"]:
             text = texts[member["request"]]

@@ -119,9 +119,7 @@ def by_hugging_face(setup: Setup, name: str, task: Task, engine: Engine | None) 
     return row | {"steps": len(answer.ids), "accepted": 0}
 
 
-@cache
-def _words(tokenizer: Any, vocabulary: int, eos: int) -> Any:
-    return reference_words(tokenizer, vocabulary, eos)
+_words = cache(reference_words)
 
 
 def words_of(setup: Setup) -> Any:

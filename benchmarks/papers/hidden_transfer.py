@@ -118,7 +118,8 @@ def accuracy(setup: Setup) -> Iterator[pd.DataFrame]:
     if setup["early_exits"]:
         for method in HEADS:
             found[f"{method}{ALIKE}"] = with_depth(on_demand.drafter(setup, method, SETTINGS[method]), depth)
-        for layer in setup["exit_layers"] or _quarters(setup):
+        count = len(inspect_model(setup.small).layers)
+        for layer in setup["exit_layers"] or sorted({max(count * quarter // 4, 1) for quarter in (1, 2, 3)}):
             settings = {"layer": layer, "places": depth + 1, "rank": 0}
             found[f"early exit, layer {layer}"] = on_demand.drafter(setup, "early-head", settings)
         remarks = [on_demand.remark(setup) + " An exit's head is a matrix before the model's own head."]
@@ -132,12 +133,6 @@ def _check_trained_depth(setup: Setup, option: str) -> None:
             f"What is trained here looks {DEPTH} tokens ahead, as in the paper, and depth is {setup['depth']}: give at "
             f"most {DEPTH}, or --set {option}=false."
         )
-
-
-def _quarters(setup: Setup) -> list[int]:
-    """A quarter, a half and three quarters of the layers."""
-    count = len(inspect_model(setup.small).layers)
-    return sorted({max(count * part // 4, 1) for part in (1, 2, 3)})
 
 
 def _accuracies(hits: dict[str, Hits], found: dict[str, Any]) -> list[Claimed]:

@@ -15,7 +15,6 @@ import pandas as pd
 
 from benchmarks.harness import PLAIN, Experiment, Setup, Way, measure, points, table_of
 from benchmarks.harness.measure import all_differing, length, of, per_token, size
-from benchmarks.harness.stats import Share
 from benchmarks.shapes.subjects import batches, fresh, static_ways
 from draftree.engine import Engine
 from draftree.runner.step_cost import measure_cost
@@ -45,7 +44,8 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
             wrong += all_differing(runs)
             owns = {way.name: of(runs, way.name) for way in ways}
             times = {way: per_token(own) for way, own in owns.items()}
-            times[SIZED] = _later(times[SIZED], cost)
+            later = [seconds + cost / times[SIZED].units for seconds in times[SIZED].over]  # spread over all prompts
+            times[SIZED] = replace(times[SIZED], over=later)
             best = min((way.name for way in ways[1:-1]), key=lambda way: times[way].value)
             rows.append(
                 {"batch": batch, "drafter": name, "tokens": int(owns[SIZED]["tokens"].sum()), "best_static": best}
@@ -60,11 +60,6 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
                 for way, own in owns.items()
             ]
             yield table_of(rows, differing=wrong, remarks=remarks, tables={"All sizes": pd.DataFrame(speeds)})
-
-
-def _later(share: Share, seconds: float) -> Share:
-    """That share with `seconds` more, spread evenly over its prompts."""
-    return replace(share, over=[over + seconds / len(share.over) for over in share.over])
 
 
 EXPERIMENT = Experiment(

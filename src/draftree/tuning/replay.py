@@ -19,7 +19,7 @@ import torch
 
 from draftree.drafting import Drafter, Merge
 from draftree.drafting.base import Attachment, Capabilities, Context, Step, StepPlan
-from draftree.drafting.groups import GroupNodes, Groups
+from draftree.drafting.groups import Groups
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import RequestStats
 from draftree.runner.plan import PassResult
@@ -32,11 +32,6 @@ from draftree.tuning.record import Text, Timing
 Clock = Callable[[], float]
 NO_PASS = PassResult(torch.empty(0, dtype=torch.float32, device="cpu"), [])  # nothing was computed
 _ids = itertools.count(-2, -1)  # no request of an engine has them
-
-
-def _no_rows(chosen: GroupNodes, dtype: torch.dtype) -> Attachment:
-    """Nothing, since a replay runs no pass."""
-    return Attachment()
 
 
 class RecordedHeads(InModelDrafter):
@@ -55,7 +50,8 @@ class RecordedHeads(InModelDrafter):
         self._prepared = False  # whether the pass would have the drafter's rows
         self._no_pass = replace(NO_PASS, hidden={drafter.shapes()["layers"]: NO_PASS.logits})
         grouped = "groups" in drafter.settings
-        self._groups = Groups(drafter.settings["groups"], _no_rows) if grouped else None
+        # No rows, since a replay runs no pass.
+        self._groups = Groups(drafter.settings["groups"], lambda *_: Attachment()) if grouped else None
 
     def _refuse_unknown(self, settings: Mapping[str, Any]) -> None:
         """The real drafter has accepted them."""

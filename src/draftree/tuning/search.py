@@ -162,7 +162,10 @@ def _halve(
     for stage in itertools.count():
         rounds = max(len(alive).bit_length(), 1)
         share = max(end - time.monotonic(), 0.0) / rounds
-        runs = max(_affordable(space, alive, texts, share), 2 * count, 1)
+        plain = space.predict(PLAIN, texts)
+        assert plain is not None
+        # As many prompts as all can answer in that time, each taken for as slow as plain decoding.
+        runs = max(int(share / ((len(alive) + 1) * plain.seconds / len(texts))), 2 * count, 1)
         count = min(runs, len(texts))
         judged = run_live(space, alive, texts[:count], watcher, min(runs // count, MOST_ROUNDS), stage)
         over = time.monotonic() + share * 0.5 > end or len(alive) <= 2
@@ -173,10 +176,3 @@ def _halve(
         left = [one for one in drafted if one not in keep] + left
         alive = [one.candidate for one in keep]
     return sorted(judged, key=lambda one: -one.over_plain) + left
-
-
-def _affordable(space: Space, alive: Sequence[Candidate], texts: Sequence[Text], seconds: float) -> int:
-    """Prompts that all candidates and plain decoding can answer in that time, each taken for as slow as plain."""
-    plain = space.predict(PLAIN, texts)
-    assert plain is not None
-    return int(seconds / ((len(alive) + 1) * plain.seconds / len(texts)))
