@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftree.cli.decoding import Choosing, Drafting
+from draftree.cli.decoding import Choosing, Drafting, Running
 from draftree.cli.generate import kept
 from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
-from draftree.cli.running import Running
 from draftree.cli.where import Where
 
 if TYPE_CHECKING:

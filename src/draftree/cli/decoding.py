@@ -1,4 +1,4 @@
-"""Options of verbs that answer prompts, `generate` and `trace`: who drafts, how tokens are chosen, and the run."""
+"""Options of verbs that answer prompts: who drafts, how tokens are chosen, what may be said, and how passes are run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftree.cli.options import DRAFTER, UNDER_GRAMMARS, TopK, TopP, complete_drafter
+from draftree.cli.options import DRAFTER, UNDER_GRAMMARS, Runner, TopK, TopP, complete_drafter
 
 if TYPE_CHECKING:
     from draftree.engine import Engine, Request
@@ -119,6 +119,93 @@ class Choosing:
         """The same by Hugging Face's names."""
         temperature = self.temperature if self.sample else None
         return {"do_sample": self.sample, "temperature": temperature, "top_k": self.top_k, "top_p": self.top_p}
+
+
+@dataclass(frozen=True)
+class Running:
+    """How passes are run."""
+
+    runner: Runner = "auto"
+    pack: Annotated[
+        bool,
+        typer.Option(
+            "--pack/--no-pack",
+            help="Reorder a large model's weights in place for the cpu runner; or leave them (slower).",
+        ),
+    ] = True
+    strict: Annotated[bool, typer.Option("--strict", help="16-bit models: bit for bit plain decoding, or refused.")] = (
+        False
+    )
+
+    def check(self) -> None:
+        """Raise a ValueError for no such runner, and for one that copies weights where none may be copied."""
+        from draftree.runner import check_choice
+
+        check_choice(self.runner)
+        if not self.pack and self.runner not in ("auto", "hooked", "in_place"):
+            raise ValueError(
+                f"--no-pack leaves the weights as they are, and --runner {self.runner} copies them: leave one out."
+            )
+
+    @property
+    def name(self) -> str:
+        """The runner, as an `Engine` takes it."""
+        return "in_place" if self.runner == "auto" and not self.pack else self.runner
+
+    def prepare(self, model: Any) -> None:
+        """Pack the weights of a model that was loaded for this verb, where the runner would copy them."""
+        from draftree.runner import pack_own
+
+        pack_own(model, self.name)
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What an answer may say; at most one of these."""
+
+    json_schema: Annotated[
+        Path | None, typer.Option(help="Answer in JSON that fits the schema in this file.", show_default=False)
+    ] = None
+    regex: Annotated[
+        str | None, typer.Option(help="Answer with a text that this regular expression matches.", show_default=False)
+    ] = None
+    ebnf: Annotated[
+        Path | None,
+        typer.Option(help="Answer by the grammar in this file, written as GBNF or Lark.", show_default=False),
+    ] = None
+    choice: Annotated[
+        list[str] | None, typer.Option(help="Answer with this text; given again, with one of several.")
+    ] = None
+
+    @property
+    def given(self) -> list[str]:
+        """The options that were given."""
+        names = ("json_schema", "regex", "ebnf", "choice")
+        return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) not in (None, [])]
+
+    def grammar(self) -> Grammar | None:
+        """The grammar, None where anything may be said; a ValueError for two of them, or one that cannot be read."""
+        if len(self.given) > 1:
+            raise ValueError(f"{self.given[0]} and {self.given[1]} both say what to answer: give one of them.")
+        if not self.given:
+            return None
+        from draftree.grammar import Grammar
+
+        if self.json_schema is not None:
+            return Grammar.json_schema(_text(self.json_schema, "--json-schema"))
+        if self.regex is not None:
+            return Grammar.regex(self.regex)
+        if self.ebnf is not None:
+            return Grammar.ebnf(_text(self.ebnf, "--ebnf"))
+        return Grammar.choice(self.choice or [])
+
+
+def _text(file: Path, option: str) -> str:
+    try:
+        return file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "no UTF-8 text"
+        raise ValueError(f"{option} is {str(file)!r}, which cannot be read ({reason}): give another file.") from None
 
 
 def read_prompt(prompt: str) -> str:

@@ -161,36 +161,21 @@ def speed_table(rows: list[Figures], total: Figures, drafter: str, *, quiet: boo
     def ratio(value: float, unit: str = "") -> str:
         return f"{value:.2f}{unit}" if quiet else "-"
 
+    def cells(row: Figures) -> dict[str, str | Text]:
+        gain = Text(ratio(row.speed_up, "x"), style="bold green" if quiet and row.speed_up >= 1 else "bold")
+        shown: dict[str, str | Text] = {"kind": row.kind, "tokens": str(row.tokens), "plain\ntok/s": f"{row.plain:.0f}"}
+        shown |= {f"{drafter}\ntok/s": f"{row.drafted:.0f}", "over\nplain": gain}
+        shown |= {"acceptance\nlength": f"{row.acceptance_length:.2f}"}
+        shown |= {"overhead\nefficiency": ratio(row.overhead_efficiency), "HF generate\ntok/s": f"{row.reference:.0f}"}
+        return shown | {"over HF\ngenerate": ratio(row.over_reference, "x"), "equal": "yes" if row.equal else "NO"}
+
     table = Table(box=box.SIMPLE_HEAD, caption=TABLE_CAPTION, caption_justify="left", pad_edge=False)
-    table.add_column("kind")
-    for column in (
-        "tokens",
-        "plain\ntok/s",
-        f"{drafter}\ntok/s",
-        "over\nplain",
-        "acceptance\nlength",
-        "overhead\nefficiency",
-        "HF generate\ntok/s",
-        "over HF\ngenerate",
-        "equal",
-    ):
-        table.add_column(column, justify="right")
-    for row in [*rows, total]:
-        if row is total:
-            table.add_section()
-        table.add_row(
-            row.kind,
-            str(row.tokens),
-            f"{row.plain:.0f}",
-            f"{row.drafted:.0f}",
-            Text(ratio(row.speed_up, "x"), style="bold green" if quiet and row.speed_up >= 1 else "bold"),
-            f"{row.acceptance_length:.2f}",
-            ratio(row.overhead_efficiency),
-            f"{row.reference:.0f}",
-            ratio(row.over_reference, "x"),
-            "yes" if row.equal else "NO",
-            style="bold" if row is total else "",
-        )
+    for column in cells(total):
+        table.add_column(column, justify="left" if column == "kind" else "right")
+    for row in rows:
+        table.add_row(*cells(row).values())
+    table.add_section()
+    table.add_row(*cells(total).values(), style="bold")
     return table
 
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftree.cli.decoding import Drafting
+from draftree.cli.decoding import Drafting, Running
 from draftree.cli.options import Model, grouped
-from draftree.cli.running import Running
 from draftree.cli.where import Where
 from draftree.errors import install
 from draftree.serve.settings import KEYS, keys_of

@@ -7,10 +7,8 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.constraint import Constraint
-from draftree.cli.decoding import Choosing, Drafting, ask, read_prompt
+from draftree.cli.decoding import Choosing, Constraint, Drafting, Running, ask, read_prompt
 from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
-from draftree.cli.running import Running
 from draftree.cli.where import Where
 
 
