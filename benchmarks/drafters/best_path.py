@@ -7,14 +7,13 @@ step, once with a tree and once with a single branch, and beside them a tree siz
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import pandas as pd
 
 from benchmarks.harness import Experiment, Setup, bars
 from benchmarks.harness.setup import TRIE
 from benchmarks.harness.trees import CHAIN, Case, anew, with_tree
-from benchmarks.papers.ways import COLUMNS, Cell, compared
+from benchmarks.papers.ways import COLUMNS, compared, sized
 from benchmarks.shapes.subjects import fresh
 from draftree.drafting import Drafter, DraftModel, Lookahead
 from draftree.drafting.in_model import InModelDrafter
@@ -23,14 +22,14 @@ from draftree.shaping.static import chain
 
 def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Best path, tree of as many draft tokens, and tree sized by cost, over plain decoding, for each drafter."""
-    cells = []
+    ways = []
     for name in setup.named:
-        cells += [
-            Cell(f"{name}, best path", partial(_path, setup, name), setup["nodes"]),
-            Cell(f"{name}, tree", partial(_tree, setup, name), setup["nodes"]),
-            Cell(f"{name}, tree by cost", partial(_tree, setup, name), None),
+        ways += [
+            sized(f"{name}, best path", _path(setup, name), setup["nodes"]),
+            sized(f"{name}, tree", _tree(setup, name), setup["nodes"]),
+            sized(f"{name}, tree by cost", _tree(setup, name), None),
         ]
-    yield from compared(setup, cells)
+    yield from compared(setup, ways)
 
 
 def _tree(setup: Setup, name: str) -> Drafter:

@@ -40,6 +40,8 @@ class Way:
         options: more of `draftree.Engine`, such as `pruner`, `early_exit` or `reject_drafts`.
         ask: answers prompts in place of an engine, such as Hugging Face's `generate`.
         engine: made when the way first runs.
+        paper: a paper's figure for it.
+        single: whether it takes one prompt at a time.
     """
 
     name: str
@@ -48,6 +50,8 @@ class Way:
     options: dict[str, Any] = field(default_factory=dict)
     ask: Ask | None = None
     engine: Engine | None = None
+    paper: str = ""
+    single: bool = False
 
 
 def measure(setup: Setup, ways: Sequence[Way], tasks: Sequence[Task] | None = None, **options: Any) -> pd.DataFrame:

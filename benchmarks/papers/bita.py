@@ -13,12 +13,12 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.drafters.subjects import check_depth, subjects
-from benchmarks.harness import Experiment, Setup, bars, lines, on_demand, table_of
+from benchmarks.harness import Experiment, Setup, Way, bars, lines, on_demand, table_of
 from benchmarks.harness.claims import claims_of
 from benchmarks.harness.comparisons import LENGTH, SPEED, Comparison
 from benchmarks.harness.trees import EFFICIENT, FULL, SEARCHED, STRAIGHTFORWARD, Case, anew, with_depth, with_tree
 from benchmarks.harness.truth import hits_of
-from benchmarks.papers.ways import COLUMNS, HF, QUICK, Cell, compared, hf_cell
+from benchmarks.papers.ways import COLUMNS, HF, QUICK, compared, hf_way, sized
 from draftree.drafting import DraftModel, Jacobi, SelfSpeculative
 from draftree.drafting.in_model import InModelDrafter
 from draftree.drafting.second_model import check_pair
@@ -40,14 +40,14 @@ IDS = {"HF": "assisted", "DraftModel": "draft-model", "SelfSpeculative": "self-s
 
 def speeds(setup: Setup) -> Iterator[pd.DataFrame]:
     """BiTA with the efficient tree of 5, and sized by cost, over Hugging Face's generate, set by set."""
-    cells, found = [hf_cell(setup)], subjects(setup, "bita")
+    ways, found = [hf_way(setup)], subjects(setup, "bita")
     for name, drafter in found.items():
-        cells += [
+        ways += [
             _efficient(f"{name}, {EFFICIENT}-{K}", drafter),
-            Cell(f"{name}, by cost", partial(anew, drafter), None),
+            sized(f"{name}, by cost", anew(drafter), None),
         ]
-    claims = [Comparison("bita-hf", cell.name, (HF,)) for cell in cells[1:3]]
-    yield from compared(setup, cells, by_set=True, claims=claims, remarks=_trained(found))
+    claims = [Comparison("bita-hf", way.name, (HF,)) for way in ways[1:3]]
+    yield from compared(setup, ways, by_set=True, claims=claims, remarks=_trained(found))
 
 
 def _trained(found: dict[str, Any]) -> list[str]:
@@ -63,13 +63,13 @@ def methods(setup: Setup) -> Iterator[pd.DataFrame]:
     """BiTA against a small model (ours, and Hugging Face's assisted), half the model, and n-grams of its own."""
     half, says = setup.model.config.num_hidden_layers // 2, claims_of(PAPER)["Table 2"].cell
     known: list[tuple[str, Any, str]] = []
-    cells, left_out = [hf_cell(setup)], []
+    ways, left_out = [hf_way(setup)], []
     small, searched = (_named_or_packaged(setup, *names) for names in (("small", "draft-model"), ("skips", SKIPS)))
     if small is not None:
-        one_chain = partial(DraftModel, small.model, depth=CHAIN, branching=1, confidence=0.0)
-        cells.append(Cell(SPECDEC, one_chain, CHAIN, says("SpecDec", "70B")))
+        one_chain = DraftModel(small.model, depth=CHAIN, branching=1, confidence=0.0)
+        ways.append(sized(SPECDEC, one_chain, CHAIN, says("SpecDec", "70B")))
         known.append(("DraftModel", lambda: DraftModel(small.model), ""))
-        cells.append(hf_cell(setup, "HF assisted", says("HF AssistGen", "70B"), assistant_model=small.model))
+        ways.append(hf_way(setup, "HF assisted", says("HF AssistGen", "70B"), assistant_model=small.model))
     else:
         left_out.append("Without a small model (--set small=FOLDER) there is none of its rows.")
     if searched is not None:
@@ -81,21 +81,21 @@ def methods(setup: Setup) -> Iterator[pd.DataFrame]:
         (f"SelfSpeculative, {half} layers", partial(SelfSpeculative, exit_layer=half), ""),
         ("Jacobi (Lookahead, Fu et al.)", Jacobi, says("Lookahead (Fu et al.)", "7B")),
     ]
-    cells += [Cell(name, make, setup["nodes"], printed) for name, make, printed in known]
+    ways += [sized(name, make(), setup["nodes"], printed) for name, make, printed in known]
     found = subjects(setup, "bita")
     for name, drafter in found.items():
-        cells.append(_efficient(f"{name}, {EFFICIENT}-{K}", drafter, says("BiTA", "7B")))
+        ways.append(_efficient(f"{name}, {EFFICIENT}-{K}", drafter, says("BiTA", "7B")))
         known.append((name, partial(anew, drafter), ""))
-    ours, ours_by_cost, claims = cells[-1].name, f"{known[-1][0]}, by cost", list[Comparison]()
-    for cell in cells[1:]:
-        if cell.name != ours and cell.paper:
-            claims.append(Comparison(f"bita-{IDS[cell.name.split(' ')[0].rstrip(',')]}", ours, (cell.name,)))
-            by_cost = f"{cell.name}, by cost" if cell.ask is None else cell.name
-            by_cost = "DraftModel, by cost" if cell.name == SPECDEC else by_cost
+    ours, ours_by_cost, claims = ways[-1].name, f"{known[-1][0]}, by cost", list[Comparison]()
+    for way in ways[1:]:
+        if way.name != ours and way.paper:
+            claims.append(Comparison(f"bita-{IDS[way.name.split(' ')[0].rstrip(',')]}", ours, (way.name,)))
+            by_cost = f"{way.name}, by cost" if way.ask is None else way.name
+            by_cost = "DraftModel, by cost" if way.name == SPECDEC else by_cost
             claims.append(Comparison(claims[-1].claim, ours_by_cost, (by_cost,)))
-    cells += [Cell(f"{name}, by cost", make, None) for name, make, _ in known]
+    ways += [sized(f"{name}, by cost", make(), None) for name, make, _ in known]
     remark = "Only BiTA and the small model were trained, for this model's answers. Paper: MT-Bench, A800."
-    yield from compared(setup, cells, claims=claims, remarks=[remark, *_trained(found), *left_out])
+    yield from compared(setup, ways, claims=claims, remarks=[remark, *_trained(found), *left_out])
 
 
 def _named_or_packaged(setup: Setup, option: str, package: str) -> Any:
@@ -115,41 +115,41 @@ def _named_or_packaged(setup: Setup, option: str, package: str) -> Any:
 
 def decodings(setup: Setup) -> Iterator[pd.DataFrame]:
     """Straightforward decoding, full trees of k = 1 to 4 as deep as the masks, and the efficient tree of 5."""
-    cells, claims, found = [hf_cell(setup)], list[Comparison](), subjects(setup, "bita")
+    ways, claims, found = [hf_way(setup)], list[Comparison](), subjects(setup, "bita")
     for name, drafter in found.items():
         depth = drafter.depth
         trees = [Case(STRAIGHTFORWARD, STRAIGHTFORWARD, tuple(chain(depth)), depth, groups=1)]
         for k in range(1, WIDEST + 1):
             nodes = tuple(full(k, depth))
             trees.append(Case(FULL, f"full-{k}", nodes, len(nodes)))
-        cells += [Cell(f"{name}, {case.label}", partial(with_tree, drafter, case), case.nodes) for case in trees]
-        cells.append(_efficient(f"{name}, {EFFICIENT}-{K}", drafter))
-        first, *fulls, own = (cell.name for cell in cells[-len(trees) - 1 :])
+        ways += [sized(f"{name}, {case.label}", with_tree(drafter, case), case.nodes) for case in trees]
+        ways.append(_efficient(f"{name}, {EFFICIENT}-{K}", drafter))
+        first, *fulls, own = (way.name for way in ways[-len(trees) - 1 :])
         for by, kind in (("speed", SPEED), ("length", LENGTH)):
             claims.append(Comparison(f"bita-efficient-straightforward-{by}", own, (first,), kind))
         claims.append(Comparison("bita-efficient-full-speed", own, fulls))
         claims.append(Comparison("bita-full-1", fulls[0], (first,)))
         claims.append(Comparison("bita-full-2", fulls[1], (fulls[0],)))
         claims.append(Comparison("bita-full-4", fulls[1], (fulls[-1],)))
-    yield from compared(setup, cells, by_set=True, claims=claims, remarks=_trained(found))
+    yield from compared(setup, ways, by_set=True, claims=claims, remarks=_trained(found))
 
 
 def prompting(setup: Setup) -> Iterator[pd.DataFrame]:
     """Masks only, shallow and deep prompts: speed and acceptance with the efficient tree of 5, drafter by drafter."""
-    cells, by_kind = [hf_cell(setup)], dict[str, list[str]]()
+    ways, by_kind = [hf_way(setup)], dict[str, list[str]]()
     found, remarks = _swept(setup, [{"prompts": 0}, {"prompting": "shallow"}, {"prompting": "deep"}])
     for name, drafter in found.items():
         kind = drafter.settings["prompting"] if drafter.settings["prompts"] else NONE
         says = kind if kind == NONE else f"{drafter.settings['prompts']} {kind} prompts"
-        cells.append(_efficient(f"{name} ({drafter.settings['masks']} masks, {says})", drafter))
-        by_kind.setdefault(kind, []).append(cells[-1].name)
+        ways.append(_efficient(f"{name} ({drafter.settings['masks']} masks, {says})", drafter))
+        by_kind.setdefault(kind, []).append(ways[-1].name)
     claims = []
     for above, below in (("deep", NONE), ("deep", "shallow"), ("shallow", NONE)):
         if above in by_kind and below in by_kind:
             for suffix, kind in (("", LENGTH), ("-speed", SPEED)):
                 name = f"bita-{above}-{below.replace(' ', '-')}{suffix}"
                 claims.append(Comparison(name, by_kind[above][0], by_kind[below], kind))
-    yield from compared(setup, cells, by_set=True, claims=claims, remarks=remarks)
+    yield from compared(setup, ways, by_set=True, claims=claims, remarks=remarks)
 
 
 def prompt_tokens(setup: Setup) -> Iterator[pd.DataFrame]:
@@ -166,14 +166,14 @@ def _sweep(setup: Setup, setting: str, best: dict[str, int]) -> Iterator[pd.Data
     """By the values of one setting of BiTA's; `best` is the paper's choice, against fewer and against more."""
     found, remarks = _swept(setup, [{setting: count} for count in setup["swept"]])
     ordered = sorted(found.items(), key=lambda one: one[1].settings[setting])
-    cells = [_efficient(name, drafter) for name, drafter in ordered]
+    ways = [_efficient(name, drafter) for name, drafter in ordered]
     values = {name: drafter.settings[setting] for name, drafter in ordered}
     claims = []
     for (claim, own), others in zip(best.items(), (min, max), strict=True):
         other = others(values, key=values.__getitem__)
         chosen = [name for name, value in values.items() if value == own and name != other]
         claims += [Comparison(claim, chosen[0], (other,))] if chosen else []
-    for table in compared(setup, [hf_cell(setup), *cells], by_set=True, claims=claims, remarks=remarks):
+    for table in compared(setup, [hf_way(setup), *ways], by_set=True, claims=claims, remarks=remarks):
         made = table.assign(swept=[values.get(way) for way in table["way"]])
         yield table_of(made.to_dict("records"), **table.attrs)
 
@@ -194,29 +194,29 @@ def _swept(setup: Setup, points: list[dict[str, Any]]) -> tuple[dict[str, InMode
 
 def medusa(setup: Setup) -> Iterator[pd.DataFrame]:
     """BiTA against Medusa, each with its own paper's tree, and both sized by cost."""
-    cells, own, found = [hf_cell(setup)], dict[str, tuple[str, str]](), subjects(setup, "bita", "medusa")
+    ways, own, found = [hf_way(setup)], dict[str, tuple[str, str]](), subjects(setup, "bita", "medusa")
     for name, drafter in found.items():
         if drafter.method == "bita":
-            cells.append(_efficient(f"{name}, {EFFICIENT}-{K}", drafter))
+            ways.append(_efficient(f"{name}, {EFFICIENT}-{K}", drafter))
         else:
             setup.watcher.stage(f"search for the tree of {name}", len(setup.searched_on))
             nodes = tuple(best_choices(hits_of(setup, drafter, setup.searched_on).by_rank, K * drafter.depth))
             case = Case(SEARCHED, f"searched, {len(nodes)} draft tokens", nodes, len(nodes))
-            cells.append(Cell(f"{name}, {case.label}", partial(with_tree, drafter, case), case.nodes))
-        cells.append(Cell(f"{name}, by cost", partial(anew, drafter), None))
-        own.setdefault(drafter.method, (cells[-2].name, cells[-1].name))
+            ways.append(sized(f"{name}, {case.label}", with_tree(drafter, case), case.nodes))
+        ways.append(sized(f"{name}, by cost", anew(drafter), None))
+        own.setdefault(drafter.method, (ways[-2].name, ways[-1].name))
     claims = []
     if len(own) == 2:
         for ours, theirs in zip(own["bita"], own["medusa"], strict=True):
             claims.append(Comparison("bita-medusa-speed", ours, (theirs,)))
         claims.append(Comparison("bita-medusa-length", own["bita"][0], (own["medusa"][0],), LENGTH))
-    yield from compared(setup, cells, by_set=True, claims=claims, remarks=_trained(found))
+    yield from compared(setup, ways, by_set=True, claims=claims, remarks=_trained(found))
 
 
-def _efficient(name: str, drafter: InModelDrafter, printed: str = "") -> Cell:
+def _efficient(name: str, drafter: InModelDrafter, printed: str = "") -> Way:
     """A drafter with the paper's tree; masks behind every node."""
     nodes = tuple(efficient(K, drafter.depth))
-    return Cell(name, partial(with_tree, drafter, Case(EFFICIENT, name, nodes, len(nodes))), len(nodes), printed)
+    return sized(name, with_tree(drafter, Case(EFFICIENT, name, nodes, len(nodes))), len(nodes), printed)
 
 
 OPTIONS = {name: value for name, value in QUICK.items() if name not in ("warm_per_set", "nodes")}

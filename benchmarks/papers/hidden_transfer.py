@@ -22,7 +22,7 @@ from benchmarks.harness.claims import claims_of
 from benchmarks.harness.comparisons import LENGTH, SPEED, Comparison
 from benchmarks.harness.trees import SEARCHED, Case, anew, with_depth, with_tree
 from benchmarks.harness.truth import Hits, hits_of
-from benchmarks.papers.ways import COLUMNS, QUICK, Cell, compared
+from benchmarks.papers.ways import COLUMNS, QUICK, compared, sized
 from draftree.drafting.hidden_transfer import default_transfer_layers
 from draftree.drafting.in_model import InModelDrafter
 from draftree.runner import inspect_model
@@ -55,15 +55,15 @@ def speeds(setup: Setup, item: str = "Table 1") -> Iterator[pd.DataFrame]:
             heads[name] = with_depth(trained, setup["depth"] or DEPTH)
         remarks.append(on_demand.remark(setup))
     tree = shared_tree(setup, list(heads.values()))
-    cells = []
+    ways = []
     for name, one in known.items():
         if name not in heads:
-            make = partial(setup.trained, setup.named[name])
-            cells.append(Cell(f"{name}, {setup['nodes']} draft tokens", make, setup["nodes"], _printed(one, item)))
-            cells.append(Cell(f"{name}, by cost", make, None))
+            says, again = f"{name}, {setup['nodes']} draft tokens", setup.trained(setup.named[name])
+            ways.append(sized(says, one, setup["nodes"], _printed(one, item)))
+            ways.append(sized(f"{name}, by cost", again, None))
     for name, one in heads.items():
-        cells.append(Cell(f"{name}, one tree", partial(with_tree, one, tree), tree.nodes, _printed(one, item)))
-    cells += [Cell(f"{name}, by cost", partial(anew, one), None) for name, one in heads.items()]
+        ways.append(sized(f"{name}, one tree", with_tree(one, tree), tree.nodes, _printed(one, item)))
+    ways += [sized(f"{name}, by cost", anew(one), None) for name, one in heads.items()]
     claims = []
     for tree_of in ("one tree", "by cost"):
         ours, theirs, published, alike = (f"{name}, {tree_of}" for name in (*HEADS, PUBLISHED, ALIKE_MEDUSA))
@@ -80,7 +80,7 @@ def speeds(setup: Setup, item: str = "Table 1") -> Iterator[pd.DataFrame]:
             theirs = f"{SELF}, by cost" if tree_of == "by cost" else f"{SELF}, {setup['nodes']} draft tokens"
             claims.append(Comparison("hidden-transfer-self-speculative", ours, (theirs,)))
     remarks.append(f"The tree that both share has {tree.nodes} draft tokens, searched on {len(setup.lessons)} prompts.")
-    yield from compared(setup, cells, by_set=True, claims=claims, remarks=remarks)
+    yield from compared(setup, ways, by_set=True, claims=claims, remarks=remarks)
 
 
 def _layers(setup: Setup, known: dict[str, Any]) -> list[str]:

@@ -8,18 +8,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pandas as pd
 import torch
 
-from benchmarks.harness import PLAIN, Experiment, Setup, Share, bars, lines, table_of
+from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, bars, lines, table_of
 from benchmarks.harness.claims import claims_of
 from benchmarks.harness.comparisons import ANSWERS, CLAIMED, LENGTH, SPEED, Comparison, rows_of
 from benchmarks.harness.experiment import Run
 from benchmarks.harness.plots import Plot
-from benchmarks.papers.ways import COLUMNS, HF, QUICK, Cell, compared, hf_cell
+from benchmarks.papers.ways import COLUMNS, HF, QUICK, compared, hf_way, sized
 from draftree.bench.memory import compare_memory
 from draftree.drafting import Drafter, Jacobi, Lookahead, PromptLookup
 from draftree.engine.limits import eos_token_ids
@@ -62,16 +61,16 @@ def methods(setup: Setup) -> Iterator[pd.DataFrame]:
         rows = [f"Llama-7B, {name}, A100" for name in ("Dolly", "GSM8k", "HumanEval-x")]
         return " / ".join(claim.cell(row, column).partition("(")[2].rstrip(")") for row in rows)
 
-    cells = [
-        hf_cell(setup),
-        hf_cell(setup, "HF prompt lookup", prompt_lookup_num_tokens=n),
-        Cell("prompt lookup", PromptLookup, n),
-        Cell(LLMA, partial(llma, setup), n, printed("LLMA")),
-        Cell(SINGLE, partial(trie, setup, mode="single"), n),
-        Cell(JACOBI, Jacobi, n, printed("LookaheadDecoding")),
-        Cell(PARALLEL, partial(trie, setup, mode="parallel"), n),
-        Cell(TRIE, partial(trie, setup), n, printed("Lookahead")),
-        Cell(SIZED, partial(trie, setup), None),
+    ways = [
+        hf_way(setup),
+        hf_way(setup, "HF prompt lookup", prompt_lookup_num_tokens=n),
+        sized("prompt lookup", PromptLookup(), n),
+        sized(LLMA, llma(setup), n, printed("LLMA")),
+        sized(SINGLE, trie(setup, mode="single"), n),
+        sized(JACOBI, Jacobi(), n, printed("LookaheadDecoding")),
+        sized(PARALLEL, trie(setup, mode="parallel"), n),
+        sized(TRIE, trie(setup), n, printed("Lookahead")),
+        sized(SIZED, trie(setup), None),
     ]
     claims = [
         Comparison("lookahead-hf-speed", TRIE, (HF,)),
@@ -82,7 +81,7 @@ def methods(setup: Setup) -> Iterator[pd.DataFrame]:
         *(Comparison(f"lookahead-jacobi-{by}", TRIE, (JACOBI,), kind) for by, kind in BOTH),
     ]
     remark = "Paper: Llama-7B, A100, Dolly / GSM8k / HumanEval-x, times HF generate."
-    yield from compared(setup, cells, claims=claims, remarks=[remark], by_set=True)
+    yield from compared(setup, ways, claims=claims, remarks=[remark], by_set=True)
 
 
 def procedures(setup: Setup) -> Iterator[pd.DataFrame]:
@@ -90,12 +89,12 @@ def procedures(setup: Setup) -> Iterator[pd.DataFrame]:
     most = max(nodes_held(setup) // 2, 64)
     claim = CLAIMS["Table 3"]
 
-    def cell(name: str, **options: Any) -> Cell:
+    def cell(name: str, **options: Any) -> Way:
         ratio = float(claim.cell(name, "tokens/s")) / float(claim.cell("Lookahead", "tokens/s"))
         said = f"{claim.cell(name, 'tokens/s')} tokens/s, {ratio:.2f}"
-        return Cell(name, partial(trie, setup, **({"max_nodes": most} | options)), setup["nodes"], said)
+        return sized(name, trie(setup, **({"max_nodes": most} | options)), setup["nodes"], said)
 
-    cells = [
+    ways = [
         cell("without prompt", sources="output"),
         cell("without output", sources="prompt"),
         cell("without pruning", prune=False, max_nodes=UNBOUNDED),
@@ -108,25 +107,25 @@ def procedures(setup: Setup) -> Iterator[pd.DataFrame]:
         Comparison(f"lookahead-{name.replace(' ', '-')}", whole, (name,))
         for name in ("without prompt", "without output", "without pruning", "without eliminating")
     ]
-    yield from compared(setup, cells, over=whole, claims=claims, remarks=[remark], more={"max_nodes": most})
+    yield from compared(setup, ways, over=whole, claims=claims, remarks=[remark], more={"max_nodes": most})
 
 
 def capacity(setup: Setup) -> Iterator[pd.DataFrame]:
     """Speed, acceptance, and the times of a retrieval and an update by the trie's capacity, in decoding lengths."""
-    claim, cells, clocks = CLAIMS["Table 4"], [], dict[str, dict[str, list[float]]]()
+    claim, ways, clocks = CLAIMS["Table 4"], [], dict[str, dict[str, list[float]]]()
     for times in CAPACITIES:
         name = f"{times}*DL"
         said = f"{claim.cell(name, 'tokens/s')}; {claim.cell(name, 'retrieve, ms')} + {claim.cell(name, 'update, ms')}"
         drafter = trie(setup, capacity=times, eos_token_ids=eos_token_ids(setup.model))
         clocks[name] = {kind: _clocked(drafter.trie, kind) for kind in ("retrieve", "extend")}
-        cells.append(Cell(name, partial(_as_it_is, drafter), setup["nodes"], said))
+        ways.append(sized(name, drafter, setup["nodes"], said))
     length, held = setup["nodes"], nodes_held(setup)
     remark = f"DL is {length}, in the paper {DECODING_LENGTH}. The warm-up alone fills {held} nodes where none leaves."
     claims = [
         Comparison("lookahead-capacity", f"{DEFAULT}*DL", ("1*DL",)),
         Comparison("lookahead-capacity-enough", f"{DEFAULT}*DL", (f"{CAPACITIES[-1]}*DL",)),
     ]
-    for table in compared(setup, cells, claims=claims, remarks=[remark]):
+    for table in compared(setup, ways, claims=claims, remarks=[remark]):
         for column, kind in (("retrieve_ms", "retrieve"), ("update_ms", "extend")):
             means = {name: 1000 * sum(taken[kind]) / max(len(taken[kind]), 1) for name, taken in clocks.items()}
             table[column] = table["way"].map(means)
@@ -146,10 +145,6 @@ def _clocked(store: Any, call: str) -> list[float]:
 
     setattr(store, call, timed)
     return taken
-
-
-def _as_it_is(drafter: Drafter) -> Drafter:
-    return drafter
 
 
 def memory(setup: Setup) -> Iterator[pd.DataFrame]:
@@ -177,10 +172,10 @@ def memory(setup: Setup) -> Iterator[pd.DataFrame]:
 
 def scenarios(setup: Setup) -> Iterator[pd.DataFrame]:
     """Seconds of a whole answer by scenario (set of prompts): Hugging Face's generate, plain, and with a warm trie."""
-    cells = [hf_cell(setup), Cell(TRIE, partial(trie, setup), setup["nodes"]), Cell(SIZED, partial(trie, setup), None)]
+    ways = [hf_way(setup), sized(TRIE, trie(setup), setup["nodes"]), sized(SIZED, trie(setup), None)]
     claims = [Comparison("lookahead-scenarios", name, (HF,)) for name in (TRIE, SIZED)]
     claims += [Comparison("lookahead-scenarios-plain", name, (PLAIN,), ANSWERS) for name in (TRIE, SIZED)]
-    yield from compared(setup, cells, by_set=True, claims=claims)
+    yield from compared(setup, ways, by_set=True, claims=claims)
 
 
 def batch(setup: Setup) -> Iterator[pd.DataFrame]:
@@ -190,14 +185,14 @@ def batch(setup: Setup) -> Iterator[pd.DataFrame]:
     for size in setup["batch"]:
         column = f"batch {size}"
         said = {way: claim.cell(way, column) if column in claim.columns else "" for way in ("LLMA", "Lookahead")}
-        cells = [
-            Cell(LLMA, partial(llma, setup, branch_length=BATCH_BRANCH), setup["nodes"], said["LLMA"]),
-            Cell(TRIE, partial(trie, setup, branch_length=BATCH_BRANCH), setup["nodes"], said["Lookahead"]),
-            Cell(SIZED, partial(trie, setup, branch_length=BATCH_BRANCH), None),
+        ways = [
+            sized(LLMA, llma(setup, branch_length=BATCH_BRANCH), setup["nodes"], said["LLMA"]),
+            sized(TRIE, trie(setup, branch_length=BATCH_BRANCH), setup["nodes"], said["Lookahead"]),
+            sized(SIZED, trie(setup, branch_length=BATCH_BRANCH), None),
         ]
         names = [(f"lookahead-batch-{size}", LLMA), (f"lookahead-batch-{size}-plain", PLAIN)]
         claims = [Comparison(name, TRIE, (below,)) for name, below in names] if column in claim.columns else []
-        *_, table = compared(setup, cells, batch=size, claims=claims)
+        *_, table = compared(setup, ways, batch=size, claims=claims)
         rows += table.to_dict("records")
         wrong += table.attrs["differing"]
         found += [table.attrs["tables"][CLAIMED]] if claims else []
@@ -207,12 +202,12 @@ def batch(setup: Setup) -> Iterator[pd.DataFrame]:
 def worst(setup: Setup) -> Iterator[pd.DataFrame]:
     """Every draft token verified, none accepted."""
     said = " / ".join(row[1] for row in CLAIMS["section 5.2"].rows)
-    cells = [
-        Cell(TRIE, partial(trie, setup), setup["nodes"], said, reject=True),
-        Cell(SIZED, partial(trie, setup), None, reject=True),
+    ways = [
+        sized(TRIE, trie(setup), setup["nodes"], said, reject=True),
+        sized(SIZED, trie(setup), None, reject=True),
     ]
     claims = [Comparison("lookahead-worst-case", name, (PLAIN,)) for name in (TRIE, SIZED)]
-    yield from compared(setup, cells, claims=claims)
+    yield from compared(setup, ways, claims=claims)
 
 
 def warm_up(setup: Setup) -> Iterator[pd.DataFrame]:
@@ -225,27 +220,27 @@ def warm_up(setup: Setup) -> Iterator[pd.DataFrame]:
     remarks = (
         [f"Left out, as there are {most_seen} other prompts of every set: {', '.join(left_out)}."] if left_out else []
     )
-    cells = [Cell(f"{count} a set", partial(trie, setup, warm=count), setup["nodes"]) for count in counts]
-    most, none = cells[-1].name, cells[0].name
+    ways = [sized(f"{count} a set", trie(setup, warm=count), setup["nodes"]) for count in counts]
+    most, none = ways[-1].name, ways[0].name
     claims = [Comparison(f"lookahead-warm-up-{by}", most, (none,), kind) for by, kind in BOTH] if most != none else []
-    for table in compared(setup, cells, claims=claims, remarks=remarks):
+    for table in compared(setup, ways, claims=claims, remarks=remarks):
         yield table_of(table.assign(seen=[None, *counts]).to_dict("records"), **table.attrs)
 
 
 def lengths(setup: Setup) -> Iterator[pd.DataFrame]:
     """Speed and acceptance length by decoding and branch length, for every kind of draft."""
-    cells, facts = [], {}
+    ways, facts = [], {}
     for mode in ("hierarchical", "parallel"):
         for branch in BRANCHES:
             for n in LENGTHS:
                 name = f"{mode}, branch {branch}, DL {n}"
                 facts[name] = (f"{mode}, branch {branch}", n)
-                make = partial(trie, setup, mode=mode, decoding_length=n, branch_length=branch)
-                cells.append(Cell(name, make, n))
+                made = trie(setup, mode=mode, decoding_length=n, branch_length=branch)
+                ways.append(sized(name, made, n))
     for n in sorted({*LENGTHS, *BRANCHES}):
         name = f"{LLMA}, branch {n}"
         facts[name] = (LLMA, n)
-        cells.append(Cell(name, partial(llma, setup, decoding_length=n, branch_length=n), n))
+        ways.append(sized(name, llma(setup, decoding_length=n, branch_length=n), n))
     longest, middle = max(LENGTHS), BRANCHES[1]
     whole, least = f"hierarchical, branch {max(BRANCHES)}, DL {longest}", f"hierarchical, branch {BRANCHES[0]}, DL 4"
     claims = [
@@ -257,7 +252,7 @@ def lengths(setup: Setup) -> Iterator[pd.DataFrame]:
         ),
         Comparison("lookahead-llma-longer", f"{LLMA}, branch 24", [f"{LLMA}, branch {n}" for n in (32, 64)]),
     ]
-    for table in compared(setup, cells, claims=claims):
+    for table in compared(setup, ways, claims=claims):
         kinds = [facts.get(way, (None, None)) for way in table["way"]]
         made = table.assign(kind=[kind for kind, _ in kinds], draft_tokens=[n for _, n in kinds])
         yield table_of(made.to_dict("records"), **table.attrs)

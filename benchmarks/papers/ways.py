@@ -7,8 +7,7 @@ is Hugging Face's own, or measured against its `generate`, is timed over whole a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -31,45 +30,24 @@ QUICK: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One way of decoding in a table.
+def sized(name: str, drafter: Drafter, nodes: int | None, paper: str = "", *, reject: bool = False) -> Way:
+    """A way with trees of `nodes` draft tokens in every step, or sized by cost for None; its drafter is a fresh one.
 
-    Attributes:
-        name: what the table calls it.
-        make: its drafter, as it is before the first prompt.
-        nodes: draft tokens of every step; None for trees sized by cost.
-        paper: the paper's figure for it.
-        reject: whether no draft token is accepted.
-        ask: Hugging Face's own way in place of an engine; `make` and `nodes` have no meaning then.
-        single: whether it takes one prompt at a time.
+    `paper` is the paper's figure for it, and with `reject` no draft token is accepted.
     """
-
-    name: str
-    make: Callable[[], Drafter] | None
-    nodes: int | None
-    paper: str = ""
-    reject: bool = False
-    ask: Any = None
-    single: bool = False
-
-    def way(self) -> Way:
-        """As `measure` takes it."""
-        if self.make is None:
-            return Way(self.name, ask=self.ask)
-        shape = DynamicTree() if self.nodes is None else Fixed(self.nodes)
-        return Way(self.name, self.make(), shape, {"reject_drafts": self.reject})
+    shape = DynamicTree() if nodes is None else Fixed(nodes)
+    return Way(name, drafter, shape, {"reject_drafts": reject}, paper=paper)
 
 
-def hf_cell(setup: Setup, name: str = HF, paper: str = "", **options: Any) -> Cell:
-    """Hugging Face's own `generate`, with these options of it: its ways of drafting."""
+def hf_way(setup: Setup, name: str = HF, paper: str = "", **options: Any) -> Way:
+    """Hugging Face's own `generate`; with these options of it, one of its ways of drafting, prompt by prompt."""
     ask = HuggingFace(name, setup.model, setup["max_new_tokens"], **options).answers
-    return Cell(name, None, None, paper, ask=ask, single=bool(options))
+    return Way(name, ask=ask, paper=paper, single=bool(options))
 
 
 def compared(
     setup: Setup,
-    cells: Sequence[Cell],
+    ways: Sequence[Way],
     *,
     batch: int | None = None,
     over: str = "",
@@ -77,23 +55,21 @@ def compared(
     claims: Sequence[Comparison] = (),
     **attrs: Any,
 ) -> Iterator[pd.DataFrame]:
-    """Compare the cells with plain decoding, `batch` prompts together; a row for each, also over the way `over`.
+    """Compare the ways with plain decoding, `batch` prompts together; a row for each, also over the way `over`.
 
     Without a `batch` it is the option of that name. Where one of them is Hugging Face's `generate` each is compared
     with that as well, over whole answers. `by_set` adds a table of the ratios set by set, for single prompts, and
     `claims` one of what the paper claims.
     """
     batch = batch or setup["batch"]
-    if gone := {cell.name for cell in cells if cell.single and batch > 1}:
-        cells = [cell for cell in cells if cell.name not in gone]
+    if gone := {way.name for way in ways if way.single and batch > 1}:
         claims = [claim for claim in claims if not {claim.above, *claim.below} & gone]
         attrs["remarks"] = [
             *attrs.get("remarks", ()),
             f"One prompt at a time is all that these take: {', '.join(gone)}.",
         ]
-    ways = [Way(PLAIN), *(cell.way() for cell in cells)]
+    ways = [Way(PLAIN), *(way for way in ways if way.name not in gone)]
     theirs = any(way.name == HF for way in ways)
-    printed = {cell.name: cell.paper for cell in cells}
     for runs in measure_parts(setup, ways, batch=batch):
         plain, rows = of(runs, PLAIN), []
         for way in ways:
@@ -105,7 +81,7 @@ def compared(
             if own["steps"].sum():
                 row |= length(own).columns("acceptance_length") | {"draft_tokens_a_step": size(own)}
             row |= {"draft_ms": 1000 * own["draft"].sum() * batch / max(own["steps"].sum(), 1)}
-            rows.append(row | {"tokens_a_second": 1 / per_token(own).value, "paper": printed.get(way.name) or None})
+            rows.append(row | {"tokens_a_second": 1 / per_token(own).value, "paper": way.paper or None})
         tables = {"Set by set": _by_set(runs, ways)} if by_set and batch == 1 else {}
         if claims:
             tables[CLAIMED] = measured(claims, runs, [way.name for way in ways if way.ask is not None])
