@@ -36,22 +36,19 @@ CROSS = ("EncDecAttention", "encoder_attn", "crossattention", "encoder_decoder_a
 
 @dataclass(slots=True)
 class Operations:
-    """What was done: additions and multiplications, values read or written, passes of the decoder and their rows."""
+    """What was done: additions and multiplications, and values read or written."""
 
     flops: float = 0.0
     moved: float = 0.0
-    passes: int = 0
-    rows: int = 0
 
     @property
     def intensity(self) -> float:
         """Operations per value moved."""
         return self.flops / self.moved if self.moved else 0.0
 
-    def add(self, flops: float, moved: float, passes: int = 0, rows: int = 0) -> None:
+    def add(self, flops: float, moved: float) -> None:
         """Add what else was done."""
         self.flops, self.moved = self.flops + flops, self.moved + moved
-        self.passes, self.rows = self.passes + passes, self.rows + rows
 
 
 class Shapes:
@@ -111,7 +108,7 @@ def operations_of(ask: Any, models: Sequence[Any], prompts: Sequence[Sequence[in
     held = [(open_runner(model), Shapes(model)) for model in models]
 
     def see(shapes: Shapes, source: int, rows: int, seen: int, context: int, result: Any) -> None:
-        done[-1].add(*shapes.decoder(rows, seen, context, source), 1, rows)
+        done[-1].add(*shapes.decoder(rows, seen, context, source))
 
     for ids in prompts:
         done.append(Operations())
@@ -126,7 +123,4 @@ def operations_of(ask: Any, models: Sequence[Any], prompts: Sequence[Sequence[in
 
 def total(done: Sequence[Operations]) -> Operations:
     """Of several prompts together."""
-    whole = Operations()
-    for one in done:
-        whole.add(one.flops, one.moved, one.passes, one.rows)
-    return whole
+    return Operations(sum(one.flops for one in done), sum(one.moved for one in done))

@@ -6,6 +6,7 @@ Each function returns what draws a table into a matplotlib figure; names of colu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -21,31 +22,32 @@ Plot = Callable[[Any, pd.DataFrame], None]
 
 def bars(*values: str, label: str | Sequence[str], mark: float | None = 1.0) -> Plot:
     """A horizontal bar for each row, a panel for each of `values`; `mark` is a vertical line."""
-
-    def draw(figure: Any, table: pd.DataFrame) -> None:
-        figure.set_size_inches(5 * len(values) + 2, 1.4 + 0.3 * len(table))
-        for axis, value in zip(_panels(figure, len(values), sharey=True), values, strict=True):
-            at = np.arange(len(table))
-            axis.barh(at, table[value], xerr=_reach(table, value), color=colours(table), height=0.66, ecolor="0.3")
-            _name_rows(axis, table, value, label, mark)
-
-    return draw
+    return partial(_draw_rows, values=values, label=label, mark=mark, dots=False)
 
 
 def points(value: str, label: str | Sequence[str], mark: float | None = 1.0) -> Plot:
     """A point with its interval for each row."""
+    return partial(_draw_rows, values=(value,), label=label, mark=mark, dots=True)
 
-    def draw(figure: Any, table: pd.DataFrame) -> None:
-        figure.set_size_inches(7, 1.4 + 0.3 * len(table))
-        axis = figure.add_subplot()
-        at = np.arange(len(table))
-        reach = _reach(table, value)
-        for i, colour in enumerate(colours(table)):
-            own = None if reach is None else reach[:, i : i + 1]
-            axis.errorbar(table[value].iloc[i], at[i], xerr=own, fmt="o", color=colour)
-        _name_rows(axis, table, value, label, mark)
 
-    return draw
+def _draw_rows(
+    figure: Any, table: pd.DataFrame, *, values: Sequence[str], label: Any, mark: float | None, dots: bool
+) -> None:
+    """The rows one below the other, their names on the left."""
+    figure.set_size_inches(5 * len(values) + 2, 1.4 + 0.3 * len(table))
+    for axis, value in zip(_panels(figure, len(values), sharey=True), values, strict=True):
+        at, reach = np.arange(len(table)), _reach(table, value)
+        if dots:
+            for i, colour in enumerate(colours(table)):
+                own = None if reach is None else reach[:, i : i + 1]
+                axis.errorbar(table[value].iloc[i], i, xerr=own, fmt="o", color=colour)
+        else:
+            axis.barh(at, table[value], xerr=reach, color=colours(table), height=0.66, ecolor="0.3")
+        axis.set_yticks(at, labels(table, label))
+        axis.set_ylim(len(table) - 0.4, -0.6)
+        if mark is not None:
+            axis.axvline(mark, color="0.5", linewidth=0.8)
+        plain_axis(axis, "", value.replace("_", " "), "")
 
 
 def lines(x: str, *values: str, by: str | Sequence[str] = (), panel: str | None = None, log: bool = False) -> Plot:
@@ -102,12 +104,3 @@ def _reach(table: pd.DataFrame, value: str) -> np.ndarray | None:
 
 def _panels(figure: Any, count: int, **options: Any) -> Any:
     return figure.subplots(1, max(count, 1), squeeze=False, **options)[0]
-
-
-def _name_rows(axis: Any, table: pd.DataFrame, value: str, label: str | Sequence[str], mark: float | None) -> None:
-    """Name the rows of a panel, which lie one below the other."""
-    axis.set_yticks(range(len(table)), labels(table, label))
-    axis.set_ylim(len(table) - 0.4, -0.6)
-    if mark is not None:
-        axis.axvline(mark, color="0.5", linewidth=0.8)
-    plain_axis(axis, "", value.replace("_", " "), "")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import torch
-
 import draftree
+from benchmarks.peers.engines.hugging_face import loaded
 from benchmarks.peers.worker import COLD, Ask, Job, Peer, asking, leave
 from draftree.bench.methods import Draftree
 from draftree.drafting import Drafter
@@ -17,10 +16,8 @@ from draftree.runner import pack_own
 
 
 def make(job: Job) -> Peer:
-    """See `Job`; in 8 bits the weights are torchao's."""
-    torch.set_num_threads(job.threads)
-    placement = Placement(dtype=job.dtype, quantize="int8" if job.int8 else None)
-    model, _ = load_model(job.folder, placement)
+    """See `Job`."""
+    model = loaded(job)
     pack_own(model, "auto")
 
     def warm() -> draftree.Lookahead:

@@ -12,11 +12,15 @@ from draftree.bench.methods import HuggingFace
 from draftree.models import Placement, load_model
 
 
-def make(job: Job) -> Peer:
-    """See `Job`; in 8 bits the weights are torchao's."""
+def loaded(job: Job) -> Any:
+    """The model; in 8 bits the weights are torchao's."""
     torch.set_num_threads(job.threads)
-    placement = Placement(dtype=job.dtype, quantize="int8" if job.int8 else None)
-    model, _ = load_model(job.folder, placement)
+    return load_model(job.folder, Placement(dtype=job.dtype, quantize="int8" if job.int8 else None))[0]
+
+
+def make(job: Job) -> Peer:
+    """See `Job`."""
+    model = loaded(job)
 
     def way(**options: Any) -> Ask:
         return asking(HuggingFace("", model, job.new, **options))
