@@ -18,12 +18,7 @@ from numpy.typing import NDArray
 from benchmarks.harness import Experiment, Setup, bars, table_of
 from draftree.drafting.lookahead import Trie
 
-CALLS = {
-    "begin": "insert a prompt",
-    "extend": "store a token",
-    "retrieve": "retrieve a draft",
-    "end": "drop a prompt",
-}
+CALLS = {"begin": "insert a prompt", "extend": "store a token", "retrieve": "retrieve a draft", "end": "drop a prompt"}
 
 
 def run(setup: Setup) -> Iterator[pd.DataFrame]:

@@ -17,12 +17,7 @@ def text(most: int = 16) -> dict[str, Any]:
 
 def record(**properties: Any) -> dict[str, Any]:
     """An object with all of these and no others."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def listed(items: Any, most: int = 3, least: int = 0) -> dict[str, Any]:

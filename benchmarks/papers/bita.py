@@ -42,10 +42,7 @@ def speeds(setup: Setup) -> Iterator[pd.DataFrame]:
     """BiTA with the efficient tree of 5, and sized by cost, over Hugging Face's generate, set by set."""
     ways, found = [hf_way(setup)], subjects(setup, "bita")
     for name, drafter in found.items():
-        ways += [
-            _efficient(f"{name}, {EFFICIENT}-{K}", drafter),
-            sized(f"{name}, by cost", anew(drafter), None),
-        ]
+        ways += [_efficient(f"{name}, {EFFICIENT}-{K}", drafter), sized(f"{name}, by cost", anew(drafter), None)]
     claims = [Comparison("bita-hf", way.name, (HF,)) for way in ways[1:3]]
     yield from compared(setup, ways, by_set=True, claims=claims, remarks=_trained(found))
 

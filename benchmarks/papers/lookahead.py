@@ -202,10 +202,7 @@ def batch(setup: Setup) -> Iterator[pd.DataFrame]:
 def worst(setup: Setup) -> Iterator[pd.DataFrame]:
     """Every draft token verified, none accepted."""
     said = " / ".join(row[1] for row in CLAIMS["section 5.2"].rows)
-    ways = [
-        sized(TRIE, trie(setup), setup["nodes"], said, reject=True),
-        sized(SIZED, trie(setup), None, reject=True),
-    ]
+    ways = [sized(TRIE, trie(setup), setup["nodes"], said, reject=True), sized(SIZED, trie(setup), None, reject=True)]
     claims = [Comparison("lookahead-worst-case", name, (PLAIN,)) for name in (TRIE, SIZED)]
     yield from compared(setup, ways, claims=claims)
 

@@ -84,12 +84,7 @@ def early_head(
 
 
 def _train(
-    method: str,
-    material: Material,
-    where: Where,
-    run: MethodRun,
-    settings: dict[str, Any],
-    training: dict[str, Any],
+    method: str, material: Material, where: Where, run: MethodRun, settings: dict[str, Any], training: dict[str, Any]
 ) -> None:
     run.begin(material.out)
     import torch

@@ -51,7 +51,6 @@ class MethodRun(Run):
     """Options of a run for what drafts inside the model."""
 
     splits: Annotated[
-        int | None,
-        typer.Option(help="Split points of a row and pass; 0 for all.", show_default="the method's"),
+        int | None, typer.Option(help="Split points of a row and pass; 0 for all.", show_default="the method's")
     ] = None
     half: Annotated[bool, typer.Option("--half", help="Store the weights in fp16.")] = False

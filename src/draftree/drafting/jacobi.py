@@ -115,13 +115,7 @@ class Jacobi(Drafter):
     capabilities = Capabilities(attaches=True, prepares=True, observes=True)
 
     def __init__(
-        self,
-        window: int = 15,
-        ngram: int = 5,
-        guesses: int = 15,
-        *,
-        from_prompt: bool = False,
-        shared: bool = False,
+        self, window: int = 15, ngram: int = 5, guesses: int = 15, *, from_prompt: bool = False, shared: bool = False
     ) -> None:
         check_least(1, window=window, guesses=guesses)
         check_least(3, ngram=ngram)

@@ -171,12 +171,7 @@ class SelfSpeculative(Trained, Drafter):
         rows, count = int(ends[0]) + 1 if len(ends) else len(tokens), tokens.shape[1]
         before = np.cumsum([0.0, *logp[: rows - 1, 0]])[:rows]
         parents = np.maximum(np.arange(-1, rows - 1) * count, -1)
-        return (
-            tokens[:rows].ravel(),
-            parents.repeat(count),
-            (before[:, None] + logp[:rows]).ravel(),
-            self.source,
-        )
+        return (tokens[:rows].ravel(), parents.repeat(count), (before[:, None] + logp[:rows]).ravel(), self.source)
 
 
 def run_chains(

@@ -230,9 +230,7 @@ def _pad(config: GenerationConfig, eos: tuple[int, ...]) -> int:
     return eos[0] if eos else 0
 
 
-def split_criteria(
-    criteria: StoppingCriteriaList,
-) -> tuple[int | None, tuple[int, ...], StoppingCriteriaList]:
+def split_criteria(criteria: StoppingCriteriaList) -> tuple[int | None, tuple[int, ...], StoppingCriteriaList]:
     """(max length, EOS ids, the rest): what the engine checks itself, and what it has to call."""
     length: int | None = None
     eos: tuple[int, ...] = ()

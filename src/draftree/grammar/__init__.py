@@ -13,12 +13,4 @@ from draftree.grammar.processor import GrammarProcessor, with_grammar
 from draftree.grammar.source import Grammar
 from draftree.grammar.state import GrammarState
 
-__all__ = [
-    "CompiledGrammar",
-    "Grammar",
-    "GrammarError",
-    "GrammarProcessor",
-    "GrammarState",
-    "Matcher",
-    "with_grammar",
-]
+__all__ = ["CompiledGrammar", "Grammar", "GrammarError", "GrammarProcessor", "GrammarState", "Matcher", "with_grammar"]

@@ -48,12 +48,7 @@ _kept: weakref.WeakKeyDictionary[Any, _Kept] = weakref.WeakKeyDictionary()
 
 
 def compiled(
-    kind: str,
-    text: str,
-    whitespace: str,
-    tokenizer: Any,
-    vocabulary: int,
-    end_tokens: tuple[int, ...],
+    kind: str, text: str, whitespace: str, tokenizer: Any, vocabulary: int, end_tokens: tuple[int, ...]
 ) -> CompiledGrammar:
     """See `Grammar.compile`."""
     if tokenizer is None:

@@ -85,11 +85,7 @@ class EarlyPruning:
             ValueError: a model of other shapes.
         """
         target = runner.target
-        found = {
-            "hidden_size": target.hidden_size,
-            "layers": len(target.layers),
-            "vocab_size": target.vocab_size,
-        }
+        found = {"hidden_size": target.hidden_size, "layers": len(target.layers), "vocab_size": target.vocab_size}
         for name, expected in self.head.shapes().items():
             if found.get(name) != expected:
                 raise ValueError(

@@ -43,12 +43,7 @@ class Pruner:
     """
 
     def __init__(
-        self,
-        choice: Choice,
-        runner: Runner,
-        weights: torch.nn.Module,
-        worth: Worth,
-        clock: Callable[[], float],
+        self, choice: Choice, runner: Runner, weights: torch.nn.Module, worth: Worth, clock: Callable[[], float]
     ) -> None:
         self._choice, self._runner, self._weights = choice, runner, weights
         self.worth, self.clock = worth, clock

@@ -117,12 +117,7 @@ class TokenTree(TreeArrays):
 
     @classmethod
     def from_choices(
-        cls,
-        roots: Tensor,
-        candidates: Tensor,
-        choices: Choices,
-        logp: Tensor | None = None,
-        source: int = 1,
+        cls, roots: Tensor, candidates: Tensor, choices: Choices, logp: Tensor | None = None, source: int = 1
     ) -> TokenTree:
         """The Medusa / EAGLE choice list `choices` filled from per-depth candidates.
 

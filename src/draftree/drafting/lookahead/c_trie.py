@@ -22,10 +22,7 @@ ABI = 7
 _INTS = POINTER(c_int32)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "trie_abi": (c_int32, []),
-    "trie_new": (
-        c_void_p,
-        [*[c_int32] * 4, c_double, c_double, c_int64, c_int64, c_int, c_int, _INTS, c_int32],
-    ),
+    "trie_new": (c_void_p, [*[c_int32] * 4, c_double, c_double, c_int64, c_int64, c_int, c_int, _INTS, c_int32]),
     "trie_free": (None, [c_void_p]),
     "trie_clear": (None, [c_void_p]),
     "trie_nodes": (c_int64, [c_void_p, c_int]),

@@ -95,13 +95,7 @@ class Trie:
             self._backend.extend(self._slot(request), checked)
 
     def retrieve(
-        self,
-        request: int,
-        budget: int,
-        *,
-        depth: int | None = None,
-        mode: str = "hierarchical",
-        sources: str = "mix",
+        self, request: int, budget: int, *, depth: int | None = None, mode: str = "hierarchical", sources: str = "mix"
     ) -> Retrieved:
         """The best `budget` draft tokens below the request's newest token (section 4.3.2).
 

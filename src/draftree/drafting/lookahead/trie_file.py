@@ -121,11 +121,7 @@ def _wrong(
 
 
 def _in_file_order(
-    at: NDArray[Any],
-    tokens: NDArray[Any],
-    parents: NDArray[Any],
-    counts: NDArray[Any],
-    stamps: NDArray[Any],
+    at: NDArray[Any], tokens: NDArray[Any], parents: NDArray[Any], counts: NDArray[Any], stamps: NDArray[Any]
 ) -> list[NDArray[Any]]:
     order = np.argsort(at)
     at, tokens, parents, counts, stamps = (column[order] for column in (at, tokens, parents, counts, stamps))
