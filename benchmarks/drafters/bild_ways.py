@@ -78,18 +78,13 @@ class BildWay:
         """What runs it on these models; `new` tokens at most."""
         large, small = pair.large, pair.smalls.get(self.pair)
         given = (self.name, large, new)
-        if self.group == THEIRS:
-            return HuggingFace(*given)
-        if self.group == ASSISTED:
-            return HuggingFace(*given, assistant_model=small)
-        if self.group == SMALL:
-            return Draftree(self.name, small, new)
-        if self.group == PLAIN:
-            return Draftree(*given)
+        if self.group in (THEIRS, ASSISTED):
+            drafting: dict[str, Any] = {"assistant_model": small} if self.group == ASSISTED else {}
+            return HuggingFace(*given, **drafting)
+        if self.group in (PLAIN, SMALL, CALM_ALONE):
+            return Draftree(self.name, {PLAIN: large, SMALL: small, CALM_ALONE: pair.calm}[self.group], new)
         if self.group == TREES:
             return Draftree(*given, lambda: DraftModel(small))
-        if self.group == CALM_ALONE:
-            return Draftree(self.name, pair.calm, new)
         if self.group == CALM:
             assert self.leave is not None
             assert self.decay is not None

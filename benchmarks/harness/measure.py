@@ -18,7 +18,7 @@ from benchmarks.harness.passes import rows_of_passes
 from benchmarks.harness.setup import Setup, Task
 from benchmarks.harness.stats import Share
 from draftree.drafting import Drafter
-from draftree.engine import Engine, RequestStats, Rules
+from draftree.engine import Engine, Rules, RunStats
 from draftree.engine.limits import eos_token_ids
 from draftree.engine.stats import STAGES
 from draftree.shaping import Shape
@@ -132,7 +132,7 @@ def _answer(way: Way, group: Sequence[Task], rules: Rules) -> dict[str, Any]:
     requests = [engine.add(task.ids, rules) for task in group]
     engine.step()
     row: dict[str, Any] = {"prompt_seconds": time.perf_counter() - begin}
-    before = _counts(requests)
+    before = RunStats([request.stats for request in requests]).total
     row["prompt_tokens"] = before.emitted
     spent, passes = 0.0, 0
     with rows_of_passes(engine.runner) as rows:
@@ -141,13 +141,16 @@ def _answer(way: Way, group: Sequence[Task], rules: Rules) -> dict[str, Any]:
             engine.step()
             spent += time.perf_counter() - begin
             passes += 1
-    last = _counts(requests)
+    last = RunStats([request.stats for request in requests]).total
     row |= {"seconds": spent, "tokens": last.emitted - before.emitted, "rows": sum(rows), "passes": passes}
     row |= {name: getattr(last, name) - getattr(before, name) for name in COUNTS}
     row |= {stage: last.seconds[stage] - before.seconds[stage] for stage in STAGES}
     begin = time.perf_counter()
     engine.run()  # what is left of answers of equal length, in a batch that is no longer full
-    row |= {"left_seconds": time.perf_counter() - begin, "left_tokens": _counts(requests).emitted - last.emitted}
+    row |= {
+        "left_seconds": time.perf_counter() - begin,
+        "left_tokens": sum(r.stats.emitted for r in requests) - last.emitted,
+    }
     for request in requests:
         if request.error is not None:
             raise request.error
@@ -156,21 +159,13 @@ def _answer(way: Way, group: Sequence[Task], rules: Rules) -> dict[str, Any]:
 
 def _answer_without_engine(ask: Ask, group: Sequence[Task]) -> dict[str, Any]:
     answers = ask([task.ids for task in group])
-    stats = RequestStats()  # zeros where a way reports none
-    for answer in answers:
-        if answer.stats is not None:
-            stats.add(answer.stats)
+    stats = RunStats(
+        [answer.stats for answer in answers if answer.stats is not None]
+    ).total  # zeros where there are none
     row = dict.fromkeys(("prompt_seconds", "prompt_tokens", "left_seconds", "left_tokens", "passes", "rows"), 0)
     row |= {name: getattr(stats, name) for name in COUNTS} | stats.seconds
     row |= {"seconds": sum(a.seconds for a in answers), "tokens": sum(len(a.ids) for a in answers)}
     return row | {"ids": [list(a.ids) for a in answers]}
-
-
-def _counts(requests: Sequence[Any]) -> RequestStats:
-    total = RequestStats()
-    for request in requests:
-        total.add(request.stats)
-    return total
 
 
 # -------------------------------------------------------------------- figures

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import groupby, pairwise
 from typing import Any
 
 import pandas as pd
@@ -37,20 +38,17 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
 
 
 def timed(recorder: Recorder) -> list[dict[str, float]]:
-    """Rows and seconds by part of every recorded step of one request, its prompt's left out."""
-    found, before = [], None
-    for record in recorder.records():
-        if record["kind"] != "step":
-            continue
-        request, stages = record["members"][0]["request"], record["seconds"]
-        if before is not None and before["request"] == request:
-            found.append(before["facts"] | {"whole": record["at"] - before["at"]})
-            found[-1]["rest"] = found[-1]["whole"] - sum(before["stages"].values())
-        facts = {"rows": len(record["members"][0]["tokens"]), **stages, "shape": record["shape_seconds"]}
-        facts["draft"] -= facts["shape"]
-        read = before is not None and before["request"] == request  # the first step of a request reads its prompt
-        before = {"request": request, "at": record["at"], "stages": stages, "facts": facts | {"prompt": not read}}
-    return [step for step in found if not step.pop("prompt")]
+    """Rows and seconds by part of every recorded step of a request but its first, which reads the prompt, and last."""
+    steps = (record for record in recorder.records() if record["kind"] == "step")
+    found = []
+    for _, own in groupby(steps, lambda step: step["members"][0]["request"]):
+        next(own)  # reads the prompt
+        for step, later in pairwise(own):
+            whole, shape = later["at"] - step["at"], step["shape_seconds"]
+            facts = {"rows": len(step["members"][0]["tokens"]), **step["seconds"], "shape": shape, "whole": whole}
+            rest = whole - sum(step["seconds"].values())
+            found.append(facts | {"draft": facts["draft"] - shape, "rest": rest})
+    return found
 
 
 EXPERIMENT = Experiment(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,7 +11,7 @@ import numpy as np
 import openvino
 import openvino_genai
 
-from benchmarks.peers.worker import Ask, Ids, Job, Peer, leave
+from benchmarks.peers.worker import Ask, Ids, Job, Peer, convert_apart, leave
 
 DRAFTED, MATCHED = 5, 3  # tokens of a draft, and of the n-gram that it follows
 
@@ -62,11 +60,8 @@ def exported(model: str, folder: Path, weights: str) -> Path:
     """The folder with the model in OpenVINO's form, written where it is not there; a RuntimeError where that fails."""
     if folder.is_dir():
         return folder
-    command = [sys.executable, "-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", model]
-    options = ["--task", "text-generation-with-past", "--weight-format", weights, str(folder)]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"optimum-cli could not export the model: {done.stderr.strip().splitlines()[-1]}")
+    options = ("--task", "text-generation-with-past", "--weight-format", weights, str(folder))
+    convert_apart("optimum.commands.optimum_cli", "export", "openvino", "--model", model, *options)
     return folder
 
 

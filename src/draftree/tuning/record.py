@@ -73,10 +73,9 @@ class Repeats(Drafter):
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
-        chains = [[[request.tokens[-1]] * n] if n else [] for request, n in zip(requests, budgets, strict=True)]
-        return TokenTree.stack(
-            [TokenTree.from_paths(request.tokens[-1], paths) for request, paths in zip(requests, chains, strict=True)]
-        )
+        newest = [request.tokens[-1] for request in requests]
+        chains = zip(newest, budgets, strict=True)
+        return TokenTree.stack([TokenTree.from_paths(token, [[token] * n] if n else []) for token, n in chains])
 
 
 class Record:
