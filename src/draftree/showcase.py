@@ -34,21 +34,16 @@ Watch = Callable[[str, Request], None]
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One prompt, answered three ways.
+    """One prompt, answered three ways."""
 
-    Attributes:
-        kind: what sort of prompt it is.
-        prompt: the prompt.
-        plain, drafted, reference: answers of the engine without and with a drafter, and of Hugging Face.
-        parted: by way ("plain", "drafted"), where it leaves the answer it must equal: the drafted that of the
-            plain engine, the plain that of Hugging Face. Empty where all is equal.
-    """
-
-    kind: str
+    kind: str  # what sort of prompt it is
     prompt: Prompt
+    # plain, drafted, reference: answers of the engine without and with a drafter, and of Hugging Face.
     plain: Answer
     drafted: Answer
     reference: Answer
+    # By way ("plain", "drafted"), where it leaves the answer it must equal: the drafted that of the plain engine, the
+    # plain that of Hugging Face. Empty where all is equal.
     parted: dict[str, Difference]
 
     @property

@@ -27,38 +27,25 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Baselines:
-    """What methods are held against.
+    """What methods are held against."""
 
-    Attributes:
-        reference: the method whose answers all others must equal.
-        plain: the method that speed-ups of drafting are given over.
-        uncompared: methods that draw other tokens from the same seed.
-    """
-
-    reference: str
-    plain: str
-    uncompared: frozenset[str]
+    reference: str  # the method whose answers all others must equal
+    plain: str  # the method that speed-ups of drafting are given over
+    uncompared: frozenset[str]  # methods that draw other tokens from the same seed
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished case.
+    """A finished case."""
 
-    Attributes:
-        about: commit, device, dtype, threads, command, versions, times, settings.
-        names: the methods, in the order of tables.
-        rows, unmeasured, notes: by method, its figures, why there are none, and what else to know.
-        baselines: what they are held against.
-        samples: every answer to the `tasks`.
-    """
-
-    about: dict[str, Any]
-    names: tuple[str, ...]
+    about: dict[str, Any]  # commit, device, dtype, threads, command, versions, times, settings
+    names: tuple[str, ...]  # the methods, in the order of tables
+    # rows, unmeasured, notes: by method, its figures, why there are none, and what else to know.
     rows: dict[str, Row]
     unmeasured: dict[str, str]
     notes: dict[str, str]
-    baselines: Baselines
-    samples: list[Sample]
+    baselines: Baselines  # what they are held against
+    samples: list[Sample]  # every answer to the `tasks`
     tasks: list[Task]
 
     def entries(self) -> list[dict[str, Any]]:

@@ -31,24 +31,17 @@ JOURNAL = ".bench-compare"  # folder of an unfinished run, among the results
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to compare.
+    """What to compare."""
 
-    Attributes:
-        settings: of all cases; batch and sampling are set here.
-        methods: names, see `kit`.
-        batches, samplings: every one of these with every one of those is a case.
-        params: inflate every model to about so many parameters; None for the models themselves.
-        assistant: folder or hub name of a small model for all models; None takes the embedded model's own.
-        placement: device and type of all models.
-    """
-
-    settings: Settings
-    methods: tuple[str, ...]
+    settings: Settings  # of all cases; batch and sampling are set here
+    methods: tuple[str, ...]  # names, see `kit`
+    # batches, samplings: every one of these with every one of those is a case.
     batches: tuple[int, ...]
     samplings: tuple[Sampling | None, ...]
-    params: str | None = None
+    params: str | None = None  # inflate every model to about so many parameters; None for the models themselves
+    # Folder or hub name of a small model for all models; None takes the embedded model's own.
     assistant: str | None = None
-    placement: Placement = field(default_factory=Placement)
+    placement: Placement = field(default_factory=Placement)  # device and type of all models
 
     def cases(self) -> list[Settings]:
         """Settings of every case, greedy ones first."""
@@ -57,18 +50,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A finished comparison.
+    """A finished comparison."""
 
-    Attributes:
-        about: commit, device, threads, command, versions and times.
-        models, tokenizers: by the model's name, its cases and its tokenizer.
-        resumed: how many groups of answers came from a run that had been stopped.
-    """
-
-    about: dict[str, Any]
+    about: dict[str, Any]  # commit, device, threads, command, versions and times
+    # models, tokenizers: by the model's name, its cases and its tokenizer.
     models: dict[str, list[Result]]
     tokenizers: dict[str, Any]
-    resumed: int = 0
+    resumed: int = 0  # how many groups of answers came from a run that had been stopped
 
     @property
     def cases(self) -> list[Result]:

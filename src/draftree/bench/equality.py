@@ -14,20 +14,14 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Two answers that are not equal.
+    """Two answers that are not equal."""
 
-    Attributes:
-        position: of the first new token that differs, from 0; the length of the shorter answer where one is
-            the beginning of the other.
-        expected: the reference's token id there, None behind its end.
-        found: the other's.
-        gap: best minus second-best logit of the model there, after the tokens both agree on.
-    """
-
+    # Of the first new token that differs, from 0; the length of the shorter answer where one is the beginning of the
+    # other.
     position: int
-    expected: int | None
-    found: int | None
-    gap: float
+    expected: int | None  # the reference's token id there, None behind its end
+    found: int | None  # the other's
+    gap: float  # best minus second-best logit of the model there, after the tokens both agree on
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""

@@ -19,22 +19,16 @@ TURN_ROOM = 32  # tokens that a chat template may put around a turn
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The model that is measured.
+    """The model that is measured."""
 
-    Attributes:
-        model, tokenizer: the model and its tokenizer.
-        name: the folder or hub name that it was loaded from; None for the embedded model.
-        small: what `model` was inflated from, for which the package's drafters were trained; None where it was not.
-        size: what it was inflated to, such as "400M"; "" where it was not.
-        placement: device and type that it was loaded for.
-    """
-
+    # model, tokenizer: the model and its tokenizer.
     model: Any
     tokenizer: Any
-    name: str | None = None
+    name: str | None = None  # the folder or hub name that it was loaded from; None for the embedded model
+    # What `model` was inflated from, for which the package's drafters were trained; None where it was not.
     small: Any = None
-    size: str = ""
-    placement: Placement = field(default_factory=Placement)
+    size: str = ""  # what it was inflated to, such as "400M"; "" where it was not
+    placement: Placement = field(default_factory=Placement)  # device and type that it was loaded for
 
     @classmethod
     def load(cls, name: str | None, placement: Placement | None = None) -> Subject:
@@ -83,24 +77,15 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What to measure.
+    """What to measure."""
 
-    Attributes:
-        per_set, warm_per_set: prompts of every set to measure on, and to warm the trie with.
-        max_new_tokens: most tokens of an answer.
-        rounds: how often every prompt is answered.
-        compiled: whether to measure torch.compile.
-        batch: prompts answered together.
-        sampling: how tokens are sampled; None decodes greedily.
-    """
-
-    per_set: int = 4
-    max_new_tokens: int = 96
-    rounds: int = 2
-    warm_per_set: int = 23
-    compiled: bool = True
-    batch: int = 1
-    sampling: Sampling | None = None
+    per_set: int = 4  # prompts of every set to measure on
+    max_new_tokens: int = 96  # most tokens of an answer
+    rounds: int = 2  # how often every prompt is answered
+    warm_per_set: int = 23  # prompts of every set to warm the trie with
+    compiled: bool = True  # whether to measure torch.compile
+    batch: int = 1  # prompts answered together
+    sampling: Sampling | None = None  # how tokens are sampled; None decodes greedily
 
     @property
     def title(self) -> str:
@@ -114,17 +99,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Prompts as token ids.
+    """Prompts as token ids."""
 
-    Attributes:
-        tasks: to measure on.
-        lessons: to warm a trie with.
-        longest: for each task, the most tokens that the prompt of its last turn may have.
-    """
-
-    tasks: list[Task]
-    lessons: list[list[int]]
-    longest: list[int]
+    tasks: list[Task]  # to measure on
+    lessons: list[list[int]]  # to warm a trie with
+    longest: list[int]  # for each task, the most tokens that the prompt of its last turn may have
 
     @property
     def sets(self) -> list[str]:

@@ -35,16 +35,12 @@ class WarmTrie:
 
     A round's copy goes on learning, as in production; without a copy the second round would draft from its own answers
     to the very same prompts.
-
-    Attributes:
-        answers: what the trie has seen: token ids of prompts, and of their answers.
-        calibrated: the shape, as these answers have calibrated it.
-        ends: the model's EOS tokens.
     """
 
+    # What the trie has seen: token ids of prompts, and of their answers.
     answers: Sequence[tuple[Sequence[int], Sequence[int]]] = field(repr=False)
-    calibrated: Shape
-    ends: tuple[int, ...] = ()
+    calibrated: Shape  # the shape, as these answers have calibrated it
+    ends: tuple[int, ...] = ()  # the model's EOS tokens
 
     @classmethod
     def learn(cls, model: Any, lessons: Sequence[Sequence[int]], new: int, watcher: Watcher) -> WarmTrie:
@@ -72,16 +68,12 @@ class WarmTrie:
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """What methods are made of.
-
-    Attributes:
-        warm: a warmed trie; None where there are no prompts to warm it with.
-        assistant: a small Hugging Face model of the same vocabulary; None for the embedded model's own, if it is that.
-    """
+    """What methods are made of."""
 
     subject: Subject
     settings: Settings
-    warm: WarmTrie | None = None
+    warm: WarmTrie | None = None  # a warmed trie; None where there are no prompts to warm it with
+    # A small Hugging Face model of the same vocabulary; None for the embedded model's own, if it is that.
     assistant: Any = None
 
     @property

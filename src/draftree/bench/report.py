@@ -23,19 +23,12 @@ from draftree.files import replacing, write_json
 
 
 class Table(NamedTuple):
-    """Rows of plain values.
+    """Rows of plain values."""
 
-    Attributes:
-        title: above the table.
-        rows: column names to values; a row may have others than those that are shown.
-        columns: what people are shown, in order.
-        caption: below the table.
-    """
-
-    title: str
-    rows: list[dict[str, Any]]
-    columns: Sequence[str]
-    caption: str = ""
+    title: str  # above the table
+    rows: list[dict[str, Any]]  # column names to values; a row may have others than those that are shown
+    columns: Sequence[str]  # what people are shown, in order
+    caption: str = ""  # below the table
 
     @property
     def filled(self) -> list[str]:
@@ -90,27 +83,16 @@ def _cell(row: dict[str, Any], name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A finished measurement.
+    """A finished measurement."""
 
-    Attributes:
-        name: of its files, after "bench-".
-        says: what the first table shows, in a line.
-        about: commit, device, threads, dtype, command, model and more.
-        tables: the first has the rows of the JSON file.
-        remarks: lines below the tables.
-        more: further plain values for the JSON file.
-        draw: puts the picture into a matplotlib figure; None where there is none.
-        verdicts: what it comes to, in two sentences for each case; above the tables.
-    """
-
-    name: str
-    says: str
-    about: dict[str, Any]
-    tables: list[Table]
-    remarks: list[str]
-    more: dict[str, Any]
-    draw: Callable[[Any], None] | None = None
-    verdicts: Sequence[str] = ()
+    name: str  # of its files, after "bench-"
+    says: str  # what the first table shows, in a line
+    about: dict[str, Any]  # commit, device, threads, dtype, command, model and more
+    tables: list[Table]  # the first has the rows of the JSON file
+    remarks: list[str]  # lines below the tables
+    more: dict[str, Any]  # further plain values for the JSON file
+    draw: Callable[[Any], None] | None = None  # puts the picture into a matplotlib figure; None where there is none
+    verdicts: Sequence[str] = ()  # what it comes to, in two sentences for each case; above the tables
 
     def printed(self) -> Iterator[Any]:
         """For a rich console."""

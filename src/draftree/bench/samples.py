@@ -15,16 +15,13 @@ from draftree.runner import inspect_model
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are sampled; methods that have no such value decode greedily.
+    """How tokens are sampled; methods that have no such value decode greedily."""
 
-    Attributes:
-        temperature, top_k, top_p: as in Hugging Face.
-        seed: of the noise; prompt b of a batch has seed + b in draftree, while Hugging Face draws all from one stream.
-    """
-
+    # temperature, top_k, top_p: as in Hugging Face.
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
+    # Of the noise; prompt b of a batch has seed + b in draftree, while Hugging Face draws all from one stream.
     seed: int = 0
 
     def options(self) -> dict[str, Any]:
@@ -49,21 +46,13 @@ def samplings_of(
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One prompt answered.
+    """One prompt answered."""
 
-    Attributes:
-        ids: new token ids, an EOS included.
-        seconds: wall time of the call, the prompt's pass included; each prompt of a batch counts an equal part.
-        stats: the engine's counts; None for Hugging Face's methods.
-        lengths: new tokens of every step.
-        prompt_verify: seconds of the pass that read the prompt; 0 for Hugging Face's methods.
-    """
-
-    ids: list[int]
-    seconds: float
-    stats: RequestStats | None = None
-    lengths: tuple[int, ...] = ()
-    prompt_verify: float = 0.0
+    ids: list[int]  # new token ids, an EOS included
+    seconds: float  # wall time of the call, the prompt's pass included; each prompt of a batch counts an equal part
+    stats: RequestStats | None = None  # the engine's counts; None for Hugging Face's methods
+    lengths: tuple[int, ...] = ()  # new tokens of every step
+    prompt_verify: float = 0.0  # seconds of the pass that read the prompt; 0 for Hugging Face's methods
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +81,11 @@ def encode_tasks(tokenizer: Any, model: Any, prompts: Sequence[Prompt], new: int
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One answer.
+    """One answer."""
 
-    Attributes:
-        method: name of the method that answered.
-        task, turn: numbers of the prompt and of its turn, from 0.
-        round: number of the round.
-        answer: the answer.
-        ids: the prompt of a later turn, with the method's own answers in it; None for the task's.
-    """
-
-    method: str
-    task: int
+    method: str  # name of the method that answered
+    task: int  # number of the prompt
     round: int
     answer: Answer
-    turn: int = 0
-    ids: list[int] | None = None
+    turn: int = 0  # of the conversation
+    ids: list[int] | None = None  # the prompt of a later turn, with the method's own answers in it; None for the task's

@@ -36,16 +36,12 @@ SETTLING, LONG = 10, 0.02  # most steps before a timed one, and seconds of them 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Timed steps of a model.
+    """Timed steps of a model."""
 
-    Attributes:
-        rows: for each method (its label) and number of rows the method's `name`, `ms` (median), `over_one_row`,
-            `floor_share` (the floor over the median) and `samples` (seconds).
-        floor: `weight_bytes` of a step, `bandwidth` (bytes a second) and `seconds`, their quotient.
-    """
-
+    # For each method (its label) and number of rows the method's `name`, `ms` (median), `over_one_row`, `floor_share`
+    # (the floor over the median) and `samples` (seconds).
     rows: list[dict[str, Any]]
-    floor: dict[str, float]
+    floor: dict[str, float]  # `weight_bytes` of a step, `bandwidth` (bytes a second) and `seconds`, their quotient
 
 
 def time_rows(

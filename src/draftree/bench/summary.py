@@ -59,26 +59,18 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Figures of one method.
-
-    Attributes:
-        method: its name.
-        tokens, seconds: of all its answers.
-        speed: tokens a second.
-        over: by name of a reference method, this one's speed over that one's.
-        stats: its counts over all answers; None for Hugging Face's methods.
-        differing: (task, difference) of each prompt whose answer in any round is not the reference's.
-        by_set: by set, the row of that set's prompts alone.
-    """
+    """Figures of one method."""
 
     method: str
+    # tokens, seconds: of all its answers.
     tokens: int
     seconds: float
-    speed: Estimate
-    over: dict[str, Estimate]
-    stats: RequestStats | None
+    speed: Estimate  # tokens a second
+    over: dict[str, Estimate]  # by name of a reference method, this one's speed over that one's
+    stats: RequestStats | None  # its counts over all answers; None for Hugging Face's methods
+    # (task, difference) of each prompt whose answer in any round is not the reference's.
     differing: list[tuple[Task, Difference]] = field(default_factory=list)
-    by_set: dict[str, Row] = field(default_factory=dict)
+    by_set: dict[str, Row] = field(default_factory=dict)  # by set, the row of that set's prompts alone
 
     def efficiency(self, plain: str) -> float | None:
         """Overhead efficiency, (speed-up over `plain`) / (acceptance length); None for Hugging Face's methods."""

@@ -32,22 +32,15 @@ Place = tuple[int, int, int]  # 0 below the best path and 1 elsewhere; depth and
 
 
 class _Awaiting(NamedTuple):
-    """A tree whose text is still to come.
+    """A tree whose text is still to come."""
 
-    Attributes:
-        position: of the token behind its root.
-        tokens, parents: of its N nodes.
-        depth: steps below the root.
-        best: whether the parent lies on the best path.
-        place: of the share that is the node's; the root has none, and the first one stands for it.
-    """
-
-    position: int
+    position: int  # of the token behind its root
+    # tokens, parents: of its N nodes.
     tokens: list[int]
     parents: list[int]
-    depth: list[int]
-    best: list[bool]
-    place: list[Place]
+    depth: list[int]  # steps below the root
+    best: list[bool]  # whether the parent lies on the best path
+    place: list[Place]  # of the share that is the node's; the root has none, and the first one stands for it
 
 
 class ByRank:

@@ -32,21 +32,13 @@ LABELS = {"lookahead": "Lookahead", "prompt-lookup": "PromptLookup", "draft-mode
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A drafter in plain values.
+    """A drafter in plain values."""
 
-    Attributes:
-        kind: one of `KINDS`.
-        options: of its constructor.
-        name: of a trained drafter or small model: a folder, or a method of the embedded model's own.
-        warm: whether its trie starts from answers given while tuning.
-        parts: of a merge.
-    """
-
-    kind: str
-    options: dict[str, Any] = field(default_factory=dict)
-    name: str | None = None
-    warm: bool = False
-    parts: tuple[Spec, ...] = ()
+    kind: str  # one of `KINDS`
+    options: dict[str, Any] = field(default_factory=dict)  # of its constructor
+    name: str | None = None  # of a trained drafter or small model: a folder, or a method of the embedded model's own
+    warm: bool = False  # whether its trie starts from answers given while tuning
+    parts: tuple[Spec, ...] = ()  # of a merge
 
     @property
     def label(self) -> str:

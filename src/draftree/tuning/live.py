@@ -18,20 +18,14 @@ from draftree.tuning.space import PLAIN, Candidate, Space
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A candidate that ran for real.
-
-    Attributes:
-        row: its figures in the last round it took part in.
-        prompts: how many it answered there.
-        predicted: what replay predicts for the same prompts, in the same order; None where it cannot be replayed.
-        stage: how many times the slower half had left before.
-    """
+    """A candidate that ran for real."""
 
     candidate: Candidate
-    row: Row
-    prompts: int
+    row: Row  # its figures in the last round it took part in
+    prompts: int  # how many it answered there
+    # What replay predicts for the same prompts, in the same order; None where it cannot be replayed.
     predicted: Replayed | None
-    stage: int = 0
+    stage: int = 0  # how many times the slower half had left before
 
     @property
     def over_plain(self) -> float:

@@ -16,19 +16,12 @@ FEWEST = 4  # prompts to record, and to keep those that judge apart
 
 @dataclass(frozen=True, slots=True)
 class TuningOptions:
-    """What to tune for.
+    """What to tune for."""
 
-    Attributes:
-        minutes: for all of it.
-        max_new_tokens: most tokens of an answer.
-        per_set: most prompts of every set.
-        specs: drafters besides tries and prompt lookup.
-    """
-
-    minutes: float = 5.0
-    max_new_tokens: int = 96
-    per_set: int = 40
-    specs: tuple[Spec, ...] = ()
+    minutes: float = 5.0  # for all of it
+    max_new_tokens: int = 96  # most tokens of an answer
+    per_set: int = 40  # most prompts of every set
+    specs: tuple[Spec, ...] = ()  # drafters besides tries and prompt lookup
 
     def __post_init__(self) -> None:
         if not self.minutes > 0:

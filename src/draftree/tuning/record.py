@@ -38,32 +38,21 @@ CAPACITY = 512  # cache columns to begin with
 
 @dataclass(slots=True)
 class Text:
-    """A prompt and the model's answer.
+    """A prompt and the model's answer."""
 
-    Attributes:
-        task: the prompt.
-        answer: new token ids.
-        drafts: by drafter, what it would draft at each place: by number of tokens, prompt counted.
-    """
-
-    task: Task
-    answer: list[int]
+    task: Task  # the prompt
+    answer: list[int]  # new token ids
+    # By drafter, what it would draft at each place: by number of tokens, prompt counted.
     drafts: dict[str, dict[int, Draft]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What steps take, in seconds.
+    """What steps take, in seconds."""
 
-    Attributes:
-        cost: of a step by its rows, as in decoding, without what drafting takes.
-        prompt: of reading a prompt, on average.
-        own: by drafter inside the model, what it takes in a step besides its rows.
-    """
-
-    cost: StepCost
-    prompt: float
-    own: dict[str, float]
+    cost: StepCost  # of a step by its rows, as in decoding, without what drafting takes
+    prompt: float  # of reading a prompt, on average
+    own: dict[str, float]  # by drafter inside the model, what it takes in a step besides its rows
 
 
 class Repeats(Drafter):

@@ -31,22 +31,14 @@ MOST_LOST = 0.95  # of plain speed that drafting keeps, by the lower end of its 
 
 @dataclass(slots=True)
 class Choice:
-    """What tuning found.
+    """What tuning found."""
 
-    Attributes:
-        best: the fastest; plain decoding where nothing is faster.
-        judged: all that ran for real, fastest first, those that stayed longest before the others.
-        replays: how many settings were replayed.
-        prompts: (recorded to search on, recorded to judge by, answered to teach tries).
-        seconds: that it took.
-        space, texts: what makes the drafter, and all recorded texts but the lessons.
-    """
-
-    best: Judged
-    judged: list[Judged]
-    replays: int
-    prompts: tuple[int, int, int]
-    seconds: float
+    best: Judged  # the fastest; plain decoding where nothing is faster
+    judged: list[Judged]  # all that ran for real, fastest first, those that stayed longest before the others
+    replays: int  # how many settings were replayed
+    prompts: tuple[int, int, int]  # (recorded to search on, recorded to judge by, answered to teach tries)
+    seconds: float  # that it took
+    # space, texts: what makes the drafter, and all recorded texts but the lessons.
     space: Space
     texts: list[Text]
 

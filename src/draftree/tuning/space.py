@@ -40,15 +40,10 @@ LOOKUPS: tuple[dict[str, int], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A way of decoding.
+    """A way of decoding."""
 
-    Attributes:
-        spec: the drafter; None for plain decoding.
-        node_budget: draft tokens of every step; None for trees sized by cost.
-    """
-
-    spec: Spec | None
-    node_budget: int | None = None
+    spec: Spec | None  # the drafter; None for plain decoding
+    node_budget: int | None = None  # draft tokens of every step; None for trees sized by cost
 
     @property
     def label(self) -> str:
