@@ -45,17 +45,11 @@ def quality_ratio(metric: str, above: Sequence[Scores], below: Sequence[Scores])
 
 @dataclass(frozen=True)
 class Curve:
-    """One curve of quality against latency: its ways, whose rows and prompts can be drawn anew.
-
-    Attributes:
-        metric: the metric.
-        scores: of each way.
-        seconds: of each way, prompt by prompt.
-    """
+    """One curve of quality against latency: its ways, whose rows and prompts can be drawn anew."""
 
     metric: str
-    scores: Sequence[Scores]
-    seconds: Sequence[NDArray[np.float64]]
+    scores: Sequence[Scores]  # of each way
+    seconds: Sequence[NDArray[np.float64]]  # of each way, prompt by prompt
 
     @property
     def counts(self) -> tuple[int, int]:

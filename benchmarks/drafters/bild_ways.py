@@ -26,38 +26,25 @@ MOST = 10  # tokens of the small model in a turn (section 7.1.2)
 
 
 class Pair(NamedTuple):
-    """A large model, and small ones by the name that tables give them, the aligned one last.
-
-    Attributes:
-        large: the model.
-        smalls: by name.
-        calm: the model that was trained to be read behind every layer; None for no CALM.
-        exits: whether the small model is the large one's first layers.
-    """
+    """A large model, and small ones by the name that tables give them, the aligned one last."""
 
     large: Any
-    smalls: dict[str, Any]
-    calm: Any = None
-    exits: bool = False
+    smalls: dict[str, Any]  # by name
+    calm: Any = None  # the model that was trained to be read behind every layer; None for no CALM
+    exits: bool = False  # whether the small model is the large one's first layers
 
 
 @dataclass(frozen=True, slots=True)
 class BildWay:
-    """One way to decode; what has no meaning for it is None, or "" for the pair.
+    """One way to decode; what has no meaning for it is None, or "" for the pair."""
 
-    Attributes:
-        group: which kind.
-        pair: name of the small model.
-        fallback, rollback: alpha_FB and alpha_RB.
-        window: most tokens of the small model in a turn.
-        leave, decay: lambda and tau of CALM.
-    """
-
-    group: str
-    pair: str = ""
+    group: str  # which kind
+    pair: str = ""  # name of the small model
+    # fallback, rollback: alpha_FB and alpha_RB.
     fallback: float | None = None
     rollback: float | None = None
-    window: int | None = None
+    window: int | None = None  # most tokens of the small model in a turn
+    # leave, decay: lambda and tau of CALM.
     leave: float | None = None
     decay: float | None = None
 

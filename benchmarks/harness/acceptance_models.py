@@ -25,18 +25,12 @@ MODELS = ("calibrated", "by-rank", "product", OWN)
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One request's part in a step, and what was expected of its tree before the text came.
+    """One request's part in a step, and what was expected of its tree before the text came."""
 
-    Attributes:
-        request: its number, in the order of requests.
-        emitted: tokens of the step.
-        last: whether it is the request's last step, which may have been cut off.
-        worth: by model, the probability [nodes] that each node is accepted; empty where nothing was drafted.
-    """
-
-    request: int
-    emitted: int
-    last: bool
+    request: int  # its number, in the order of requests
+    emitted: int  # tokens of the step
+    last: bool  # whether it is the request's last step, which may have been cut off
+    # By model, the probability [nodes] that each node is accepted; empty where nothing was drafted.
     worth: dict[str, np.ndarray]
 
     def expected(self, model: str) -> float:

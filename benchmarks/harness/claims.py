@@ -15,22 +15,15 @@ PAPERS = Path(__file__).parents[1] / "papers"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Figures as a paper prints them, with the model and the device that they were measured on.
+    """Figures as a paper prints them, with the model and the device that they were measured on."""
 
-    Attributes:
-        model, device: of the paper; where they differ by row, the rows say it.
-        of: what the figures are, with their unit.
-        columns: headings; the first one names the rows.
-        rows: cells as printed.
-        words: what the paper says in its text, where a figure prints no numbers.
-    """
-
+    # model, device: of the paper; where they differ by row, the rows say it.
     model: str
     device: str
-    of: str
-    columns: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
-    words: str = ""
+    of: str  # what the figures are, with their unit
+    columns: Sequence[str] = ()  # headings; the first one names the rows
+    rows: Sequence[Sequence[str]] = ()  # cells as printed
+    words: str = ""  # what the paper says in its text, where a figure prints no numbers
 
     def cell(self, row: str, column: str) -> str:
         """One figure; empty where the paper has none."""

@@ -21,19 +21,12 @@ SPEED, ANSWERS, LENGTH = "tokens a second", "tokens a second of whole answers", 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two ways of decoding that a claim compares.
+    """Two ways of decoding that a claim compares."""
 
-    Attributes:
-        claim: its name in `claims.toml`.
-        above: the way that the paper has above.
-        below: the others; of several the best one is taken, with hindsight.
-        by: `SPEED`, `ANSWERS` (prompts included) or `LENGTH`.
-    """
-
-    claim: str
-    above: str
-    below: Sequence[str]
-    by: str = SPEED
+    claim: str  # its name in `claims.toml`
+    above: str  # the way that the paper has above
+    below: Sequence[str]  # the others; of several the best one is taken, with hindsight
+    by: str = SPEED  # `SPEED`, `ANSWERS` (prompts included) or `LENGTH`
 
 
 def measured(comparisons: Sequence[Comparison], runs: pd.DataFrame, asked: Sequence[str] = ()) -> pd.DataFrame:

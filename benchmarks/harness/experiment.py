@@ -34,28 +34,21 @@ SHORT = {"per_set": 1, "max_new_tokens": 64}  # of the papers' tables and figure
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """One table or figure.
+    """One table or figure."""
 
-    Attributes:
-        name: by which `draftree bench run` knows it.
-        source: where the papers have it; "" for nowhere.
-        run: measures, and yields the table so far whenever a part of it is complete; the last one is the whole. Its
-            docstring's first line says what the table shows. The table's `attrs` may hold `remarks` (lines),
-            `differing` (number of answers that are not plain decoding's), `tables` (further ones by their titles),
-            `more` (further facts for the result file) and `examples` (texts for the page).
-        columns: what a terminal and a page show, in order; where a table has X_low and X_high, X shows its interval.
-        plot: draws a table into a matplotlib figure.
-        options: all that it takes, with their defaults; see `Setup` for those that every experiment shares.
-        claim: the paper's figures.
-    """
-
-    name: str
-    source: str
+    name: str  # by which `draftree bench run` knows it
+    source: str  # where the papers have it; "" for nowhere
+    # Measures, and yields the table so far whenever a part of it is complete; the last one is the whole. Its
+    # docstring's first line says what the table shows. The table's `attrs` may hold `remarks` (lines), `differing`
+    # (number of answers that are not plain decoding's), `tables` (further ones by their titles), `more` (further facts
+    # for the result file) and `examples` (texts for the page).
     run: Run
+    # What a terminal and a page show, in order; where a table has X_low and X_high, X shows its interval.
     columns: tuple[str, ...]
-    plot: Callable[[Any, pd.DataFrame], None]
+    plot: Callable[[Any, pd.DataFrame], None]  # draws a table into a matplotlib figure
+    # All that it takes, with their defaults; see `Setup` for those that every experiment shares.
     options: Mapping[str, Any] = field(default_factory=dict)
-    claim: Claim | None = None
+    claim: Claim | None = None  # the paper's figures
 
     @property
     def says(self) -> str:

@@ -32,26 +32,18 @@ Ask = Callable[[Sequence[Sequence[int]]], Sequence[Any]]  # prompts to `draftree
 
 @dataclass(slots=True)
 class Way:
-    """One way of decoding.
+    """One way of decoding."""
 
-    Attributes:
-        name: what tables call it.
-        drafter, shape: of the engine; None for plain decoding.
-        options: more of `draftree.Engine`, such as `pruner`, `early_exit` or `reject_drafts`.
-        ask: answers prompts in place of an engine, such as Hugging Face's `generate`.
-        engine: made when the way first runs.
-        paper: a paper's figure for it.
-        single: whether it takes one prompt at a time.
-    """
-
-    name: str
+    name: str  # what tables call it
+    # drafter, shape: of the engine; None for plain decoding.
     drafter: Drafter | None = None
     shape: Shape | None = None
+    # More of `draftree.Engine`, such as `pruner`, `early_exit` or `reject_drafts`.
     options: dict[str, Any] = field(default_factory=dict)
-    ask: Ask | None = None
-    engine: Engine | None = None
-    paper: str = ""
-    single: bool = False
+    ask: Ask | None = None  # answers prompts in place of an engine, such as Hugging Face's `generate`
+    engine: Engine | None = None  # made when the way first runs
+    paper: str = ""  # a paper's figure for it
+    single: bool = False  # whether it takes one prompt at a time
 
 
 def measure(setup: Setup, ways: Sequence[Way], tasks: Sequence[Task] | None = None, **options: Any) -> pd.DataFrame:

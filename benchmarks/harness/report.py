@@ -37,19 +37,12 @@ def partial_file(experiment: Experiment, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Report:
-    """A run, finished or under way.
+    """A run, finished or under way."""
 
-    Attributes:
-        experiment: which.
-        table: what it found; see `Experiment.run` for its `attrs`.
-        about: commit, device, dtype, threads, command, versions, times, options.
-        complete: whether the run is finished.
-    """
-
-    experiment: Experiment
-    table: pd.DataFrame
-    about: dict[str, Any]
-    complete: bool = True
+    experiment: Experiment  # which
+    table: pd.DataFrame  # what it found; see `Experiment.run` for its `attrs`
+    about: dict[str, Any]  # commit, device, dtype, threads, command, versions, times, options
+    complete: bool = True  # whether the run is finished
 
     @property
     def title(self) -> str:

@@ -36,25 +36,16 @@ KNOWN = (TRIE, *OUTSIDE, *TRAINED)
 
 @dataclass
 class Setup:
-    """All that an experiment is given.
+    """All that an experiment is given."""
 
-    Attributes:
-        options: of the experiment, by name.
-        name: of the model, a folder or hub name; None for the embedded one.
-        params: inflate it to about so many parameters, such as "60M"; None for the model itself.
-        prompts: to measure on, and others for tries and searches.
-        watcher: shows progress.
-        out: folder for what an experiment keeps; None for none.
-        placement: device and type of the model; None for the defaults.
-    """
-
-    options: Mapping[str, Any]
-    name: str | None = None
-    params: str | None = None
+    options: Mapping[str, Any]  # of the experiment, by name
+    name: str | None = None  # of the model, a folder or hub name; None for the embedded one
+    params: str | None = None  # inflate it to about so many parameters, such as "60M"; None for the model itself
+    # To measure on, and others for tries and searches.
     prompts: Sequence[Prompt] = field(default_factory=embedded_prompts)
-    watcher: Watcher = field(default_factory=Watcher)
-    out: Path | None = None
-    placement: Placement | None = None
+    watcher: Watcher = field(default_factory=Watcher)  # shows progress
+    out: Path | None = None  # folder for what an experiment keeps; None for none
+    placement: Placement | None = None  # device and type of the model; None for the defaults
 
     def __getitem__(self, option: str) -> Any:
         return self.options[option]

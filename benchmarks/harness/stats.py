@@ -42,15 +42,11 @@ def columns(name: str, value: float, ends: tuple[float, float]) -> dict[str, flo
 
 @dataclass(frozen=True)
 class Redrawn:
-    """A figure of rows that are drawn anew for its interval, and perhaps of prompts that are drawn anew beside them.
+    """A figure of rows that are drawn anew for its interval, and perhaps of prompts that are drawn anew beside them."""
 
-    Attributes:
-        figure: of the numbers of the rows that were drawn, one array for each of `counts`; NaN for none.
-        counts: how many rows, and how many prompts, there are to draw from.
-    """
-
+    # Of the numbers of the rows that were drawn, one array for each of `counts`; NaN for none.
     figure: Callable[..., float]
-    counts: tuple[int, ...]
+    counts: tuple[int, ...]  # how many rows, and how many prompts, there are to draw from
 
     @property
     def units(self) -> int:
@@ -68,18 +64,13 @@ class Redrawn:
 
 @dataclass(frozen=True)
 class Share:
-    """plus + sum(over) / sum(under), counts by prompt; and that divided by another share of the same prompts.
+    """plus + sum(over) / sum(under), counts by prompt; and that divided by another share of the same prompts."""
 
-    Attributes:
-        over, under: a number for each prompt (or batch of them).
-        plus: what is added: 1 for acceptance lengths.
-        divisor: another share; None for none.
-    """
-
+    # over, under: a number for each prompt (or batch of them).
     over: Sequence[float] | np.ndarray
     under: Sequence[float] | np.ndarray
-    plus: float = 0.0
-    divisor: Share | None = None
+    plus: float = 0.0  # what is added: 1 for acceptance lengths
+    divisor: Share | None = None  # another share; None for none
 
     def __truediv__(self, other: Share) -> Share:
         assert self.divisor is None

@@ -21,21 +21,13 @@ KINDS = (STRAIGHTFORWARD, CHAIN, FULL, EFFICIENT, EFFICIENT_CODE, SEARCHED, BEST
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A tree to decode with.
+    """A tree to decode with."""
 
-    Attributes:
-        kind: one of `KINDS`.
-        label: the same with its size, such as "full-3, depth 2".
-        choices: the nodes; None for best-first trees, which differ from step to step.
-        nodes: draft tokens of a step.
-        groups: nodes that look ahead, where the drafter lets one choose and all is not meant.
-    """
-
-    kind: str
-    label: str
-    choices: tuple[tuple[int, ...], ...] | None
-    nodes: int
-    groups: int | None = None
+    kind: str  # one of `KINDS`
+    label: str  # the same with its size, such as "full-3, depth 2"
+    choices: tuple[tuple[int, ...], ...] | None  # the nodes; None for best-first trees, which differ from step to step
+    nodes: int  # draft tokens of a step
+    groups: int | None = None  # nodes that look ahead, where the drafter lets one choose and all is not meant
 
 
 def checked_kinds(kinds: Sequence[str]) -> tuple[str, ...]:

@@ -47,18 +47,13 @@ def look_on(setup: Setup, prompts: Sequence[Sequence[int]], onlooker: Onlooker) 
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """How often the truth was among the draft tokens.
+    """How often the truth was among the draft tokens."""
 
-    Attributes:
-        places: how many tokens after the newest one each depth speaks of; 1 is the token that the model itself says
-            next, 2 a drafter's first (N in the figures of Hidden Transfer).
-        right: int64 [T, D, R], cases of each prompt and depth in which the token of a rank was the truth.
-        cases: int64 [T, D].
-    """
-
+    # How many tokens after the newest one each depth speaks of; 1 is the token that the model itself says next, 2 a
+    # drafter's first (N in the figures of Hidden Transfer).
     places: tuple[int, ...]
-    right: np.ndarray
-    cases: np.ndarray
+    right: np.ndarray  # int64 [T, D, R], cases of each prompt and depth in which the token of a rank was the truth
+    cases: np.ndarray  # int64 [T, D]
 
     @property
     def by_rank(self) -> list[list[float]]:

@@ -13,12 +13,9 @@ from benchmarks.inflate.sizes import Size
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the parts of a small model lie in a large one.
+    """Where the parts of a small model lie in a large one."""
 
-    Attributes:
-        small, large: their sizes.
-    """
-
+    # small, large: their sizes.
     small: Size
     large: Size
 

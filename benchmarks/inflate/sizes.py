@@ -23,25 +23,15 @@ OVER = 1.05  # how far the parameters of a size may exceed the given number
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The numbers that decide what a llama-shaped model costs.
+    """The numbers that decide what a llama-shaped model costs."""
 
-    Attributes:
-        hidden_size: width of the residual stream.
-        layers: decoder layers.
-        heads: query heads of a layer.
-        kv_heads: key/value heads, a divisor of `heads`.
-        head_dim: width of a head, even.
-        intermediate_size: units of an MLP.
-        vocab_size: rows of the embedding, and of the head.
-    """
-
-    hidden_size: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
+    hidden_size: int  # width of the residual stream
+    layers: int  # decoder layers
+    heads: int  # query heads of a layer
+    kv_heads: int  # key/value heads, a divisor of `heads`
+    head_dim: int  # width of a head, even
+    intermediate_size: int  # units of an MLP
+    vocab_size: int  # rows of the embedding, and of the head
 
     @classmethod
     def of(cls, config: Any) -> Size:

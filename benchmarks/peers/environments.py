@@ -25,17 +25,11 @@ LINKED = ("torchvision", "torchaudio", "torchcodec")  # with CUDA, as they come 
 
 @dataclass(frozen=True)
 class Environment:
-    """What an engine needs.
+    """What an engine needs."""
 
-    Attributes:
-        requirements: for pip; none for an engine that runs where draftree does.
-        unwanted: what they bring, nothing needs and does not load beside a CPU's torch.
-        optional: for one of its ways alone; without it the others are there all the same.
-    """
-
-    requirements: tuple[str, ...] = ()
-    unwanted: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
+    requirements: tuple[str, ...] = ()  # for pip; none for an engine that runs where draftree does
+    unwanted: tuple[str, ...] = ()  # what they bring, nothing needs and does not load beside a CPU's torch
+    optional: tuple[str, ...] = ()  # for one of its ways alone; without it the others are there all the same
 
 
 ENVIRONMENTS = {

@@ -24,48 +24,28 @@ Ask = Callable[[list[Ids]], list[Ids]]  # prompts to new tokens, one answer for 
 
 @dataclass(frozen=True)
 class Job:
-    """What an engine is given.
+    """What an engine is given."""
 
-    Attributes:
-        folder: of the model, as Hugging Face saved it.
-        draft: folder of a small model that drafts; "" for none.
-        dtype: "float32" or "bfloat16".
-        int8: whether weights are kept in 8 bits, by the engine's own means.
-        threads: of the CPU.
-        new: most tokens of an answer.
-        ends: EOS tokens.
-        work: folder for converted weights.
-        drafters: folders of trained drafters by name, for draftree.
-        texts: answers to other prompts, for a trie to have seen.
-    """
-
-    folder: str
-    draft: str
-    dtype: str
-    int8: bool
-    threads: int
-    new: int
-    ends: tuple[int, ...]
-    work: str
-    drafters: dict[str, str] = field(default_factory=dict)
-    texts: list[Ids] = field(default_factory=list)
+    folder: str  # of the model, as Hugging Face saved it
+    draft: str  # folder of a small model that drafts; "" for none
+    dtype: str  # "float32" or "bfloat16"
+    int8: bool  # whether weights are kept in 8 bits, by the engine's own means
+    threads: int  # of the CPU
+    new: int  # most tokens of an answer
+    ends: tuple[int, ...]  # EOS tokens
+    work: str  # folder for converted weights
+    drafters: dict[str, str] = field(default_factory=dict)  # folders of trained drafters by name, for draftree
+    texts: list[Ids] = field(default_factory=list)  # answers to other prompts, for a trie to have seen
 
 
 @dataclass
 class Peer:
-    """An engine that has loaded its model.
+    """An engine that has loaded its model."""
 
-    Attributes:
-        version: of the engine.
-        ways: what makes each way of decoding ready, by its name; "plain" comes first.
-        left_out: why others cannot be measured.
-        batches: whether it answers several prompts together.
-    """
-
-    version: str
-    ways: Mapping[str, Callable[[], Ask]]
-    left_out: dict[str, str] = field(default_factory=dict)
-    batches: bool = False
+    version: str  # of the engine
+    ways: Mapping[str, Callable[[], Ask]]  # what makes each way of decoding ready, by its name; "plain" comes first
+    left_out: dict[str, str] = field(default_factory=dict)  # why others cannot be measured
+    batches: bool = False  # whether it answers several prompts together
 
 
 def serve(make: Callable[[Job], Peer]) -> None:
