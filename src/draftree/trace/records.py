@@ -18,19 +18,12 @@ from draftree.files import is_whole
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A recorded run as read from its file; entries are plain values as `docs/trace.md` tells.
+    """A recorded run as read from its file; entries are plain values as `docs/trace.md` tells."""
 
-    Attributes:
-        runs: the engines, by number.
-        requests: by id.
-        steps: in the order they happened, run by run.
-        tokens: token id -> text of it alone.
-    """
-
-    runs: dict[int, dict[str, Any]]
-    requests: dict[int, dict[str, Any]]
-    steps: list[dict[str, Any]]
-    tokens: dict[int, str]
+    runs: dict[int, dict[str, Any]]  # the engines, by number
+    requests: dict[int, dict[str, Any]]  # by id
+    steps: list[dict[str, Any]]  # in the order they happened, run by run
+    tokens: dict[int, str]  # token id -> text of it alone
 
     def of(self, request: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """(step, this request's part of it) for every step that the request took part in."""

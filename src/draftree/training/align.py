@@ -32,17 +32,11 @@ OPTIMIZERS = {"adafactor": ("adafactor", 1e-3), "adamw": ("adamw_torch", 3e-4)} 
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """Questions with references, by which BLEU is found.
+    """Questions with references, by which BLEU is found."""
 
-    Attributes:
-        questions: each with a reference.
-        template: how they become prompts.
-        options: how they are answered.
-    """
-
-    questions: Sequence[Question]
-    template: Template
-    options: AnswerOptions
+    questions: Sequence[Question]  # each with a reference
+    template: Template  # how they become prompts
+    options: AnswerOptions  # how they are answered
 
     def bleu(self, model: Any) -> float:
         """BLEU of a model's greedy answers, 0 to 100."""

@@ -29,17 +29,11 @@ Progress = Callable[[int, int, int], None]  # questions answered, of how many, t
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """How questions are answered.
+    """How questions are answered."""
 
-    Attributes:
-        max_new_tokens: most tokens of an answer; less where the context ends before.
-        slots: requests decoded together.
-        skip_long: leave out questions that do not fit into the context, instead of refusing them.
-    """
-
-    max_new_tokens: int = 256
-    slots: int = 8
-    skip_long: bool = False
+    max_new_tokens: int = 256  # most tokens of an answer; less where the context ends before
+    slots: int = 8  # requests decoded together
+    skip_long: bool = False  # leave out questions that do not fit into the context, instead of refusing them
 
 
 def make_data(

@@ -23,21 +23,13 @@ FIELDS = ("turns", "prompt", "question")  # of a row, where a question is looked
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a user says, turn by turn.
+    """What a user says, turn by turn."""
 
-    Attributes:
-        number: its place among all questions of a run.
-        id: names it in files.
-        set: the set it comes from.
-        turns: the user's turns, at least one.
-        reference: what somebody else answered; None where it was not requested.
-    """
-
-    number: int
-    id: str
-    set: str
-    turns: tuple[str, ...]
-    reference: str | None = None
+    number: int  # its place among all questions of a run
+    id: str  # names it in files
+    set: str  # the set it comes from
+    turns: tuple[str, ...]  # the user's turns, at least one
+    reference: str | None = None  # what somebody else answered; None where it was not requested
 
 
 def read_questions(

@@ -29,17 +29,11 @@ POOL = 32  # batches among whose rows like lengths are sought
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One prompt and its answer.
+    """One prompt and its answer."""
 
-    Attributes:
-        tokens: prompt and answer ids; for encoder-decoders the decoder's.
-        start: where the answer begins in them.
-        source: what the encoder reads; empty for decoder-only models.
-    """
-
-    tokens: tuple[int, ...]
-    start: int
-    source: tuple[int, ...] = ()
+    tokens: tuple[int, ...]  # prompt and answer ids; for encoder-decoders the decoder's
+    start: int  # where the answer begins in them
+    source: tuple[int, ...] = ()  # what the encoder reads; empty for decoder-only models
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -47,19 +41,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What to train on and what to report on, and the data set's own words about itself.
+    """What to train on and what to report on, and the data set's own words about itself."""
 
-    Attributes:
-        train: rows to train on.
-        dev: rows to report on.
-        about: of the data set: model, template, counts.
-        left_out: rows longer than `max_length`, or with answers too short to draft in.
-    """
-
-    train: list[Row]
-    dev: list[Row]
-    about: dict[str, Any]
-    left_out: int
+    train: list[Row]  # rows to train on
+    dev: list[Row]  # rows to report on
+    about: dict[str, Any]  # of the data set: model, template, counts
+    left_out: int  # rows longer than `max_length`, or with answers too short to draft in
 
 
 def read_data(folder: Path, target: Target, max_length: int | None = None) -> Data:
@@ -158,25 +145,15 @@ def kept_out(question_set: str, name: str) -> bool:
 
 @dataclass(slots=True)
 class Batch:
-    """Rows side by side, padded behind; every tensor is on the same device.
+    """Rows side by side, padded behind; every tensor is on the same device."""
 
-    Attributes:
-        tokens: LongTensor [B, T].
-        length: LongTensor [B], real tokens of each row.
-        start: LongTensor [B], where answers begin.
-        splits: LongTensor [B, S], split points (token indices), padded with the last one.
-        real: BoolTensor [B, S], which of them are no padding.
-        source: LongTensor [B, E], what an encoder reads, or None.
-        source_length: LongTensor [B], or None.
-    """
-
-    tokens: Tensor
-    length: Tensor
-    start: Tensor
-    splits: Tensor
-    real: Tensor
-    source: Tensor | None = None
-    source_length: Tensor | None = None
+    tokens: Tensor  # LongTensor [B, T]
+    length: Tensor  # LongTensor [B], real tokens of each row
+    start: Tensor  # LongTensor [B], where answers begin
+    splits: Tensor  # LongTensor [B, S], split points (token indices), padded with the last one
+    real: Tensor  # BoolTensor [B, S], which of them are no padding
+    source: Tensor | None = None  # LongTensor [B, E], what an encoder reads, or None
+    source_length: Tensor | None = None  # LongTensor [B], or None
 
     def of(self, b: int) -> Batch:
         """The batch of row `b` alone."""

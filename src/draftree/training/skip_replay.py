@@ -32,36 +32,22 @@ ROUNDS = 12  # timings of each kind; the fastest counts
 
 
 class Score(NamedTuple):
-    """What a set is worth.
+    """What a set is worth."""
 
-    Attributes:
-        speed: predicted tokens a second, over those of plain decoding.
-        agreement: share of places where the first draft token is accepted.
-        length: tokens a step, the whole model's own included.
-        rows: drafted rows a step.
-    """
-
-    speed: float
-    agreement: float
-    length: float
-    rows: float
+    speed: float  # predicted tokens a second, over those of plain decoding
+    agreement: float  # share of places where the first draft token is accepted
+    length: float  # tokens a step, the whole model's own included
+    rows: float  # drafted rows a step
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Seconds, measured.
+    """Seconds, measured."""
 
-    Attributes:
-        row: of a drafted row with nothing left out.
-        attention: what leaving out one attention saves of it.
-        mlp: what leaving out one MLP saves of it.
-        steps: of verifying passes, by rows.
-    """
-
-    row: float
-    attention: float
-    mlp: float
-    steps: StepCost
+    row: float  # of a drafted row with nothing left out
+    attention: float  # what leaving out one attention saves of it
+    mlp: float  # what leaving out one MLP saves of it
+    steps: StepCost  # of verifying passes, by rows
 
     def of(self, skip: Skip) -> float:
         """Of a drafted row."""
