@@ -18,17 +18,11 @@ from draftree.runner.weights.packed import PackedLinear
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The model that something was trained for.
+    """The model that something was trained for."""
 
-    Attributes:
-        name: its hub name, or the last part of its folder's.
-        hash: `model_hash` of its weights.
-        model_type: Hugging Face's name of the family.
-    """
-
-    name: str
-    hash: str
-    model_type: str
+    name: str  # its hub name, or the last part of its folder's
+    hash: str  # `model_hash` of its weights
+    model_type: str  # Hugging Face's name of the family
 
 
 _hashes: weakref.WeakKeyDictionary[Any, tuple[bytes, str]] = weakref.WeakKeyDictionary()

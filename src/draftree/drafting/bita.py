@@ -89,15 +89,10 @@ def _normal(*shape: int) -> nn.Parameter:
 
 
 class _Placed(NamedTuple):
-    """What a pass reads, on the target's device and in its type.
+    """What a pass reads, on the target's device and in its type."""
 
-    Attributes:
-        masks: embeddings of the mask rows, [M, d].
-        prefix: see `Drafter.deep_prefix`.
-    """
-
-    masks: Tensor
-    prefix: list[tuple[Tensor, Tensor]] | None
+    masks: Tensor  # embeddings of the mask rows, [M, d]
+    prefix: list[tuple[Tensor, Tensor]] | None  # see `Drafter.deep_prefix`
 
 
 class BiTA(GroupDrafter):

@@ -26,17 +26,11 @@ KEPT = 512  # most layouts in the cache
 
 
 class GroupNodes(NamedTuple):
-    """The nodes that get a group of rows: G of each tree, in ascending order.
+    """The nodes that get a group of rows: G of each tree, in ascending order."""
 
-    Attributes:
-        nodes: LongTensor [B, G], or None for all.
-        depth: LongTensor [B, G].
-        ancestors: BoolTensor [B, G, N].
-    """
-
-    nodes: Tensor | None
-    depth: Tensor
-    ancestors: Tensor
+    nodes: Tensor | None  # LongTensor [B, G], or None for all
+    depth: Tensor  # LongTensor [B, G]
+    ancestors: Tensor  # BoolTensor [B, G, N]
 
 
 class Groups:

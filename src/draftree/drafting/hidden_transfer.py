@@ -36,15 +36,10 @@ def default_transfer_layers(layers: int, steps: int = STEPS) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Projection:
-    """New rows by a matrix, as a surgery appends them.
+    """New rows by a matrix, as a surgery appends them."""
 
-    Attributes:
-        matrix: [d, s d]: a given row x makes the s rows of x @ matrix; they stand step by step, as given in each.
-        given: how many rows are, the first ones of those that a surgery gives.
-    """
-
-    matrix: Tensor
-    given: int
+    matrix: Tensor  # [d, s d]: a given row x makes the s rows of x @ matrix; they stand step by step, as given in each
+    given: int  # how many rows are, the first ones of those that a surgery gives
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[B, given or more, d] to [B, s given, d]."""

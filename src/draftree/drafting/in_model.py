@@ -34,17 +34,11 @@ DEEPEST = 64  # levels that a drafter may be made for; papers take three to five
 
 @dataclass(slots=True)
 class Candidates:
-    """What may follow a request's newest token.
+    """What may follow a request's newest token."""
 
-    Attributes:
-        length: of the request's tokens that these follow; any other length makes them stale.
-        tokens: int64 [D, K], best first at each depth.
-        logp: float32 [D, K], their log-probabilities.
-    """
-
-    length: int
-    tokens: np.ndarray
-    logp: np.ndarray
+    length: int  # of the request's tokens that these follow; any other length makes them stale
+    tokens: np.ndarray  # int64 [D, K], best first at each depth
+    logp: np.ndarray  # float32 [D, K], their log-probabilities
 
 
 class InModelDrafter(Trained, Drafter):

@@ -72,29 +72,19 @@ class Pool:
 
 @dataclass(slots=True)
 class _Window:
-    """Trajectories of one request.
+    """Trajectories of one request."""
 
-    Attributes:
-        levels: int64 [N - 1, W]; place w of level l stands w + l places behind the root, and place 0 of level 0 is it.
-        length: of the request's tokens when the root was the newest.
-        pool: of its n-grams.
-    """
-
+    # int64 [N - 1, W]; place w of level l stands w + l places behind the root, and place 0 of level 0 is it.
     levels: np.ndarray
-    length: int
-    pool: Pool
+    length: int  # of the request's tokens when the root was the newest
+    pool: Pool  # of its n-grams
 
 
 class _Rows(NamedTuple):
-    """The M rows of a window, but for the root, which is its first.
+    """The M rows of a window, but for the root, which is its first."""
 
-    Attributes:
-        offsets: LongTensor [M], positions from the root's.
-        pattern: BoolTensor [M, 1 + M], who is seen: the root, then the rows.
-    """
-
-    offsets: Tensor
-    pattern: Tensor
+    offsets: Tensor  # LongTensor [M], positions from the root's
+    pattern: Tensor  # BoolTensor [M, 1 + M], who is seen: the root, then the rows
 
 
 class Jacobi(Drafter):

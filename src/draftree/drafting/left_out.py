@@ -11,17 +11,11 @@ from draftree.runner.target import Target
 
 
 class LeftOut(NamedTuple):
-    """All layers from one on, or the attentions and MLPs of some.
+    """All layers from one on, or the attentions and MLPs of some."""
 
-    Attributes:
-        exit_layer: run the first so many layers alone; None where parts are left out.
-        skip_attention: layers whose attention is left out, ascending.
-        skip_mlp: layers whose MLP is left out, ascending.
-    """
-
-    exit_layer: int | None
-    skip_attention: tuple[int, ...]
-    skip_mlp: tuple[int, ...]
+    exit_layer: int | None  # run the first so many layers alone; None where parts are left out
+    skip_attention: tuple[int, ...]  # layers whose attention is left out, ascending
+    skip_mlp: tuple[int, ...]  # layers whose MLP is left out, ascending
 
     @classmethod
     def of(cls, exit_layer: int | None, skip_attention: Collection[int], skip_mlp: Collection[int]) -> Self:

@@ -25,19 +25,13 @@ CLOSE = 16  # requests that differ by fewer unread tokens are caught up in one p
 
 @dataclass(slots=True)
 class Branches:
-    """What of a request the small model has read.
+    """What of a request the small model has read."""
 
-    Attributes:
-        certain: tokens of the text read, from its start.
-        tokens: nodes read behind them, in the order of their columns.
-        parents: node above each, -1 where that is the newest certain token.
-        seen: for each node a bool array over those before it and itself, True for its ancestors and itself; none of
-            a path that was run ahead, which no tree grows from.
-    """
-
-    certain: int = 0
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
+    certain: int = 0  # tokens of the text read, from its start
+    tokens: list[int] = field(default_factory=list)  # nodes read behind them, in the order of their columns
+    parents: list[int] = field(default_factory=list)  # node above each, -1 where that is the newest certain token
+    # For each node a bool array over those before it and itself, True for its ancestors and itself; none of a path that
+    # was run ahead, which no tree grows from.
     seen: list[np.ndarray] = field(default_factory=list)
 
     def path_of(self, tokens: Sequence[int]) -> list[int]:

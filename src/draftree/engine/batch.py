@@ -24,18 +24,12 @@ MOST_COLUMNS = 1 << 14  # of the cache to begin with; it grows with what is real
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request of a batch.
+    """One request of a batch."""
 
-    Attributes:
-        prompt: token ids.
-        rules: of the request.
-        padded_prompt: LongTensor [1, L], what logits processors and streamers see as the prompt.
-        encoder_input, encoder_states: see `Engine.add`.
-    """
-
-    prompt: list[int]
-    rules: Rules
-    padded_prompt: Tensor
+    prompt: list[int]  # token ids
+    rules: Rules  # of the request
+    padded_prompt: Tensor  # LongTensor [1, L], what logits processors and streamers see as the prompt
+    # encoder_input, encoder_states: see `Engine.add`.
     encoder_input: Tensor | None = None
     encoder_states: Tensor | None = None
 

@@ -100,23 +100,14 @@ OURS = (
 
 @dataclass(slots=True)
 class Options:
-    """A checked generation config and what is needed to make rules of it.
+    """A checked generation config and what is needed to make rules of it."""
 
-    Attributes:
-        config: Hugging Face's config with its special tokens prepared.
-        max_new_tokens: most tokens to emit; None where neither caller nor config sets it.
-        max_length: the same as a total with the (padded) prompt; `max_new_tokens` wins over it.
-        pad_token_id: what fills short rows.
-        criteria: custom stopping criteria, EOS and length taken out.
-        eos_token_ids: tokens that end a text.
-    """
-
-    config: GenerationConfig
-    max_new_tokens: int | None
-    max_length: int | None
-    pad_token_id: int
-    criteria: StoppingCriteriaList
-    eos_token_ids: tuple[int, ...]
+    config: GenerationConfig  # Hugging Face's config with its special tokens prepared
+    max_new_tokens: int | None  # most tokens to emit; None where neither caller nor config sets it
+    max_length: int | None  # the same as a total with the (padded) prompt; `max_new_tokens` wins over it
+    pad_token_id: int  # what fills short rows
+    criteria: StoppingCriteriaList  # custom stopping criteria, EOS and length taken out
+    eos_token_ids: tuple[int, ...]  # tokens that end a text
 
     @property
     def decoder_start(self) -> int:

@@ -22,19 +22,12 @@ REACH = 256  # rows further ahead of their root than this do not exist
 
 @dataclass(slots=True)
 class TreePass:
-    """A plan and where things are in it.
+    """A plan and where things are in it."""
 
-    Attributes:
-        plan: what the runner runs.
-        trees: the trees in it.
-        trunk: per request, real prompt rows.
-        offset: row where trees begin.
-    """
-
-    plan: Plan
-    trees: TokenTree
-    trunk: list[int]
-    offset: int
+    plan: Plan  # what the runner runs
+    trees: TokenTree  # the trees in it
+    trunk: list[int]  # per request, real prompt rows
+    offset: int  # row where trees begin
 
     def node_rows(self, result: PassResult) -> Tensor | None:
         """Node number behind each row of the logits [B, n], -1 for other rows; None where it is row for row."""
@@ -127,19 +120,12 @@ def _clamp(plan: Plan, last: int) -> Plan:
 
 
 class _Laid(NamedTuple):
-    """What passes without prompt rows share, as long as an attachment comes back with trees of the same structure.
+    """What passes without prompt rows share, as long as an attachment comes back with trees of the same structure."""
 
-    Attributes:
-        ancestors: of the trees, to know them by.
-        offsets: LongTensor [B, N + M], positions of all entering rows from the root's.
-        visible: BoolTensor [B, N + M, N + M].
-        surgeries: with `joined` filled in.
-    """
-
-    ancestors: Tensor
-    offsets: Tensor
-    visible: Tensor
-    surgeries: tuple[Surgery, ...]
+    ancestors: Tensor  # of the trees, to know them by
+    offsets: Tensor  # LongTensor [B, N + M], positions of all entering rows from the root's
+    visible: Tensor  # BoolTensor [B, N + M, N + M]
+    surgeries: tuple[Surgery, ...]  # with `joined` filled in
 
 
 def _lay(attachment: Attachment, trees: TokenTree) -> _Laid:

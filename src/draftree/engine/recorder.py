@@ -33,28 +33,22 @@ class _Drafting(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """What is kept of a step.
+    """What is kept of a step."""
 
-    Attributes:
-        requests, walks: in slot order.
-        sizes: of the trees that were verified.
-        tokens, parents, source, logp: of these trees, each [B, N], on the device where they were; see `TokenTree`.
-        left: rows, offset and columns that show which nodes were left at the end of the pass, see `nodes_behind`; None
-            where all were.
-        marks: five times, around the stages; fewer where a lossy rule let texts end without a pass.
-        drafted: None where nothing was drafted.
-    """
-
+    # requests, walks: in slot order.
     requests: list[Request]
     walks: list[Walk]
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # of the trees that were verified
+    # tokens, parents, source, logp: of these trees, each [B, N], on the device where they were; see `TokenTree`.
     tokens: Tensor
     parents: Tensor
     source: Tensor
     logp: Tensor
+    # Rows, offset and columns that show which nodes were left at the end of the pass, see `nodes_behind`; None where
+    # all were.
     left: tuple[Tensor, int, int] | None
-    marks: list[float]
-    drafted: _Drafting | None
+    marks: list[float]  # five times, around the stages; fewer where a lossy rule let texts end without a pass
+    drafted: _Drafting | None  # None where nothing was drafted
 
 
 class Track:

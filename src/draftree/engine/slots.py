@@ -20,17 +20,11 @@ from draftree.runner.layout.positions import is_length_dependent
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a free slot holds.
+    """What a free slot holds."""
 
-    Attributes:
-        tokens: whose keys and values.
-        scope: of the request that left them; one of another scope may not take them over.
-        left: when, as a number that grows.
-    """
-
-    tokens: list[int]
-    scope: str | None
-    left: int
+    tokens: list[int]  # whose keys and values
+    scope: str | None  # of the request that left them; one of another scope may not take them over
+    left: int  # when, as a number that grows
 
 
 class Slots:

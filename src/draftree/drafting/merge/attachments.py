@@ -23,20 +23,14 @@ Named = tuple[str, Attachment | None]  # a drafter's name and what it attaches
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """One attachment of several drafters.
+    """One attachment of several drafters."""
 
-    Attributes:
-        attachment: what passes, or None.
-        taps: layers that each drafter taps.
-        places: per drafter, the place of each of its rows among all, counted from the trees' roots; None where all
-            are as it counts them.
-        total: rows in all.
-    """
-
-    attachment: Attachment | None
-    taps: tuple[tuple[int, ...], ...]
+    attachment: Attachment | None  # what passes, or None
+    taps: tuple[tuple[int, ...], ...]  # layers that each drafter taps
+    # Per drafter, the place of each of its rows among all, counted from the trees' roots; None where all are as it
+    # counts them.
     places: tuple[list[int] | None, ...]
-    total: int = 0
+    total: int = 0  # rows in all
 
     def view(self, step: Step, drafter: int) -> Step:
         """`step` as drafter number `drafter` would have seen it alone."""

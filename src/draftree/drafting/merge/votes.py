@@ -38,17 +38,11 @@ class _Proposed(NamedTuple):
 
 
 class _Open(NamedTuple):
-    """A joined tree that is not yet verified.
+    """A joined tree that is not yet verified."""
 
-    Attributes:
-        length: of the request's tokens before it.
-        place: (parent, token) -> node.
-        votes: by node; the largest probability first.
-    """
-
-    length: int
-    place: dict[tuple[int, int], int]
-    votes: list[list[Vote]]
+    length: int  # of the request's tokens before it
+    place: dict[tuple[int, int], int]  # (parent, token) -> node
+    votes: list[list[Vote]]  # by node; the largest probability first
 
 
 class Votes:

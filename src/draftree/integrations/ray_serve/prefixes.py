@@ -13,15 +13,10 @@ MOST_KNOWN = 100_000  # blocks that are remembered, over all texts
 
 
 class Beginnings(NamedTuple):
-    """Where a text can be told from others.
+    """Where a text can be told from others."""
 
-    Attributes:
-        hashes: of its beginnings, the shortest first.
-        enough: how many of them a replica must have seen to be worth the way.
-    """
-
-    hashes: list[int]
-    enough: int = 1
+    hashes: list[int]  # of its beginnings, the shortest first
+    enough: int = 1  # how many of them a replica must have seen to be worth the way
 
 
 class Prefixes:
