@@ -77,12 +77,7 @@ class Peak:
 
 
 class _Inside:
-    """A pass of `rows` rows after `context` tokens.
-
-    Attributes:
-        calls: its parts, each as a call without arguments, by name.
-        least: bytes that a part reads and operations that it computes at least, by its name.
-    """
+    """A pass of `rows` rows after `context` tokens."""
 
     def __init__(self, runner: CpuRunner, rows: int, context: int, tokens: Tensor) -> None:
         stack, library = runner.stack, runner._library
@@ -121,7 +116,7 @@ class _Inside:
             for product in products:
                 library.layer_product(*product)
 
-        self.calls: dict[str, Callable[[], Any]] = {
+        self.calls: dict[str, Callable[[], Any]] = {  # its parts, by name
             "whole": lambda: runner.run(plan, cache),
             "layers": lambda: stack.run(0, len(layers), x, angles),
             "halves": run_halves,
@@ -130,7 +125,7 @@ class _Inside:
         }
         weights, seen = 4.0 * sum(m.inputs * m.outputs for m in matrices), context + (rows + 1) / 2
         attended, head = len(layers) * kv * dim, runner._head._packed.described
-        self.least = {
+        self.least = {  # bytes that a part reads and operations that it computes at least, by its name
             "linear": (weights, weights / 2 * rows),
             "attention": (8.0 * attended * context, 4.0 * attended * groups * rows * seen),
             "head": (4.0 * head.inputs * head.outputs, 2.0 * head.inputs * head.outputs * rows),

@@ -38,17 +38,11 @@ OWN, REFERENCE = "draftree", "hugging_face"
 
 
 class Process:
-    """An engine in a process of its own.
-
-    Attributes:
-        engine: its name.
-        facts: what it said when it had loaded: "version", "ways", "left_out", "batches".
-        plain_peak: bytes, the most memory that it had had resident after its first plain answers.
-        troubles: why a way is left out, by name.
-    """
+    """An engine in a process of its own."""
 
     def __init__(self, engine: str, job: Job, stack: ExitStack) -> None:
-        self.engine, self.plain_peak, self._work = engine, 0, Path(job.work).parent
+        self.engine, self._work = engine, Path(job.work).parent
+        self.plain_peak = 0  # bytes, the most memory that it had had resident after its first plain answers
         said = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8"))  # noqa: SIM115 -- the stack closes it
         wanted = EIGHT_BITS if job.int8 and engine in (OWN, REFERENCE) else engine
         command = [str(python_of(wanted)), "-m", f"benchmarks.peers.engines.{engine}"]
@@ -57,14 +51,14 @@ class Process:
         self._process = stack.enter_context(subprocess.Popen(command, cwd=ROOT, env=alike, text=True, **pipes))
         stack.callback(self._process.kill)
         try:
-            self.facts = self._ask(asdict(job))
+            self.facts = self._ask(asdict(job))  # "version", "ways", "left_out", "batches"
         except EOFError:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(GRACE)  # it closes its end of the pipe before it says why
             said.seek(0)
             lines = [line for line in said.read().strip().splitlines() if line.strip()]
             raise RuntimeError(lines[-1].strip() if lines else "it ended without a word") from None
-        self.troubles: dict[str, str] = self.facts["left_out"]
+        self.troubles: dict[str, str] = self.facts["left_out"]  # why a way is left out, by name
 
     def ask(self, way: str, prompts: Sequence[Ids]) -> list[Answer]:
         """Answer prompts together; nothing, from then on, where it cannot."""

@@ -17,17 +17,13 @@ from draftree.training.journal import Journal
 
 
 class Log:
-    """Keeps the answers to one group of prompts after the other in an open journal.
-
-    Attributes:
-        resumed: how many groups it held when it was opened.
-    """
+    """Keeps the answers to one group of prompts after the other in an open journal."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._entries = journal.entries()
         self._next = 0
-        self.resumed = len(self._entries)
+        self.resumed = len(self._entries)  # groups that it held when it was opened
 
     def held(self) -> list[Sample] | None:
         """What all methods answered to the next group before a stop; None behind the last group that was kept."""

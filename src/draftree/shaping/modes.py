@@ -26,11 +26,6 @@ class Account:
 
     Args:
         before: what it brings all requests; None for that account itself.
-
-    Attributes:
-        steps: that it was tried for.
-        left: steps of the pause to come.
-        credit: tokens that it may lose before it pauses, while it is expected to lose.
     """
 
     __slots__ = ("_before", "_fading", "_sum", "_weight", "credit", "left", "length", "steps")
@@ -40,9 +35,10 @@ class Account:
         self._fading = FADING_ALL if before is None else FADING_OWN
         # Sum and number of its advantages, the recent ones weighing more; a hope that nothing bears out fades.
         self._sum, self._weight = (SHRINK * HOPE, SHRINK) if before is None else (0.0, 0.0)
-        self.steps: int = 0 if before is None else min(before.steps, TRIAL)
-        self.left = 0
+        self.steps: int = 0 if before is None else min(before.steps, TRIAL)  # that it was tried for
+        self.left = 0  # steps of the pause to come
         self.length: int = PAUSE_FIRST if before is None else before.length
+        # Tokens that it may lose before it pauses, while it is expected to lose.
         self.credit = ALLOWANCE if self.length == PAUSE_FIRST else RETRIAL
 
     @property

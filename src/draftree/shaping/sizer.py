@@ -40,25 +40,15 @@ HARDLY = 0.05  # part of a pass's time that rows at more nodes may take more tha
 
 
 class Learned:
-    """What is known of a drafter's draft tokens, over all requests and engines.
-
-    Args:
-        acceptance: of `DynamicTree`.
-
-    Attributes:
-        lock: held while any of it is read or changed.
-        ledger: counts of all requests.
-        by_rank: ProPD's model in its place, if chosen.
-        modes: what the ways of drafting brought; None before the first engine says which ways there are.
-        gain: accepted draft tokens a step.
-    """
+    """What is known of a drafter's draft tokens, over all requests and engines; `acceptance` as of `DynamicTree`."""
 
     def __init__(self, acceptance: str) -> None:
-        self.lock = threading.RLock()
-        self.ledger = Ledger()
+        self.lock = threading.RLock()  # held while any of it is read or changed
+        self.ledger = Ledger()  # counts of all requests
+        # ProPD's model in its place, if chosen.
         self.by_rank = None if acceptance == "calibrated" else ByRank(conditional=acceptance == "by-rank")
-        self.modes: Modes | None = None
-        self.gain = GAIN_FIRST
+        self.modes: Modes | None = None  # what drafting brought; None before the first engine says which ways there are
+        self.gain = GAIN_FIRST  # accepted draft tokens a step
 
     def __getstate__(self) -> dict[str, Any]:
         with self.lock:  # copied here, since engines of other threads may go on learning
@@ -69,22 +59,16 @@ class Learned:
 
 
 class _State:
-    """What is known of one request.
-
-    Attributes:
-        way, next: of drafting, in the step being planned and in the one behind it.
-        recent: draft tokens of the largest tree verified recently.
-        chances: by cell of the ledger, that draft tokens are accepted; None where that has to be read again.
-    """
+    """What is known of one request."""
 
     __slots__ = ("chances", "gain", "ledger", "modes", "next", "recent", "way")
 
     def __init__(self, modes: Modes, first: int, gain: float) -> None:
         self.ledger = Ledger(FADING_OWN)
         self.modes, self.gain = modes, gain
-        self.way, self.next = PLAIN, first
-        self.recent = FIRST_TREE
-        self.chances: list[float] | None = None
+        self.way, self.next = PLAIN, first  # of drafting, in the step being planned and in the one behind it
+        self.recent = FIRST_TREE  # draft tokens of the largest tree verified recently
+        self.chances: list[float] | None = None  # by cell, that draft tokens are accepted; None: to be read again
 
 
 _Seen = tuple[StepPlan, Outcome, list[int]]  # a step, what it brought, and each request's way of drafting
