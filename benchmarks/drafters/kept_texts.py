@@ -33,8 +33,7 @@ def texts_of(
     """
     kept = None if out is None else out / FOLDER / f"{fingerprint([about, method.name])}.json"
     if kept is not None and kept.is_file():
-        held: list[list[int]] = json.loads(kept.read_text(encoding="utf-8"))
-        return held
+        return json.loads(kept.read_text(encoding="utf-8"))
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # like lengths end together
     found: dict[int, list[int]] = {}
     for at in range(0, len(order), batch):

@@ -60,8 +60,7 @@ def _summed_up(runs: pd.DataFrame, kinds: Mapping[str, str], rules: Mapping[str,
 
 def _ways(setup: Setup) -> tuple[list[tuple[Way, str]], dict[str, LossyCALM]]:
     def made(options: dict[str, Any]) -> Drafter:
-        drafter: Drafter = setup.inflated.fitted(SelfSpeculative.fresh(setup.small, **options))
-        return drafter
+        return setup.inflated.fitted(SelfSpeculative.fresh(setup.small, **options))
 
     sources: dict[str, Any] = {}
     if setup["skip_set"]:

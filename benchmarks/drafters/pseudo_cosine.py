@@ -90,8 +90,7 @@ def _rows_at(step: Step, layer: int) -> list[list[int]]:
     segment = [s for s in step.result.segments if s.start <= layer][-1]
     if segment.rows is None:
         return [list(range(segment.positions.shape[1]))] * len(step.requests)
-    rows: list[list[int]] = segment.rows.tolist()
-    return rows
+    return segment.rows.tolist()
 
 
 EXPERIMENT = Experiment(

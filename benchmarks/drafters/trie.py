@@ -120,8 +120,7 @@ def measure_trie(
 def _zipf_tokens(rng: np.random.Generator, by_rank: NDArray[Any], n: int) -> list[int]:
     # The exponent 1 has no normal law on an open range; this is its inverse on 1..vocabulary.
     ranks = np.exp(rng.random(n) * np.log(len(by_rank))).astype(int) - 1
-    tokens: list[int] = by_rank[ranks].tolist()
-    return tokens
+    return by_rank[ranks].tolist()
 
 
 def _quantiles(seconds: list[float]) -> dict[str, float]:

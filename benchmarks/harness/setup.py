@@ -157,8 +157,7 @@ class Setup:
             return draftree.Merge([self.drafter(part) for part in name.split(MERGED)])
         if name == TRIE:
             return self.trie()
-        made: Drafter = OUTSIDE[name]() if name in OUTSIDE else self.trained(name)
-        return made
+        return OUTSIDE[name]() if name in OUTSIDE else self.trained(name)
 
     @cached_property
     def named(self) -> dict[str, str]:

@@ -35,5 +35,4 @@ def shown(table: pd.DataFrame, title: str = "", columns: Sequence[str] = ()) -> 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Plain values, for JSON; NaN is null, and a column that a row does not have is left out of it."""
-    rows: list[dict[str, Any]] = json.loads(table.to_json(orient="records", double_precision=15))
-    return rows
+    return json.loads(table.to_json(orient="records", double_precision=15))

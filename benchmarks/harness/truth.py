@@ -58,8 +58,7 @@ class Hits:
     @property
     def by_rank(self) -> list[list[float]]:
         """[D][R], share of all cases in which each rank was the truth, as `best_choices` takes it."""
-        shares: list[list[float]] = (self.right.sum(0) / np.maximum(self.cases.sum(0), 1)[:, None]).tolist()
-        return shares
+        return (self.right.sum(0) / np.maximum(self.cases.sum(0), 1)[:, None]).tolist()
 
     def top(self, depth: int, k: int) -> Share:
         """Share of cases with the truth among the best k at depth number `depth` (from 0)."""

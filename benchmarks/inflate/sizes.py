@@ -84,8 +84,7 @@ def dtype_named(name: str) -> torch.dtype:
     """The type of weights called `name`; a ValueError where there is none."""
     if name not in DTYPES:
         raise ValueError(f"There is no dtype {name!r} here: choose {', '.join(DTYPES)}.")
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
+    return getattr(torch, name)
 
 
 def check_memory(size: Size, dtype: torch.dtype, device: torch.device, room: int = 0) -> None:

@@ -107,8 +107,7 @@ def load(setup: Setup, url: str, model: str, texts: list[str], *, stream: bool, 
     asked |= {"concurrency": 1 if alone else setup["concurrency"], "max_tokens": setup["max_new_tokens"]}
     command = [sys.executable, "-m", "benchmarks.machine.load"]
     done = subprocess.run(command, input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 @contextmanager

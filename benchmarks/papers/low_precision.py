@@ -113,8 +113,7 @@ def _near(setup: Setup, runs: pd.DataFrame, way: str, truth: list[str]) -> Share
 
 def _texts(setup: Setup, runs: pd.DataFrame, way: str) -> list[str]:
     own = runs[runs["way"] == way].sort_values("group")
-    texts: list[str] = setup.tokenizer.batch_decode([ids[0] for ids in own["ids"]], skip_special_tokens=True)
-    return texts
+    return setup.tokenizer.batch_decode([ids[0] for ids in own["ids"]], skip_special_tokens=True)
 
 
 EXPERIMENT = Experiment(

@@ -90,8 +90,7 @@ class Process:
         line = self._process.stdout.readline()
         if not line:
             raise EOFError
-        reply: dict[str, Any] = json.loads(line)
-        return reply
+        return json.loads(line)
 
 
 def run(setup: Setup) -> Iterator[pd.DataFrame]:

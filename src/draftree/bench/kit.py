@@ -144,8 +144,7 @@ class Kit:
             held = demo_drafter(name, self.subject.trained_for)
         except ValueError:
             raise LeftOutError(EMBEDDED_ALONE) from None
-        drafter: Drafter = self.subject.fitted(held)
-        return drafter
+        return self.subject.fitted(held)
 
     def _hugging_face(self, name: str) -> Method:
         given = (name, self.model, self.settings.max_new_tokens, self.settings.sampling)

@@ -122,5 +122,4 @@ class Template:
         if self.kind in ("full", "short"):
             return encode_prompt(self.tokenizer, turns[-1], history=history, system=self.system)
         pieces = [self.kind.replace(PLACE, turn) + answer for turn, answer in history]
-        ids: list[int] = self.tokenizer("".join([*pieces, self.kind.replace(PLACE, turns[-1])])).input_ids
-        return ids
+        return self.tokenizer("".join([*pieces, self.kind.replace(PLACE, turns[-1])])).input_ids

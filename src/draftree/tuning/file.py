@@ -91,8 +91,7 @@ def make(spec: Spec, model: Any, tokenizer: Any, trie: Callable[[Spec], Lookahea
         if not Path(name).is_dir():
             return demo_drafter(name, model)
         return DraftModel.from_pretrained(name, tokenizer, dtype=inspect_model(model).dtype)
-    drafter: Drafter = load_drafter(Path(name), model) if Path(name).is_dir() else demo_drafter(name, model)
-    return drafter
+    return load_drafter(Path(name), model) if Path(name).is_dir() else demo_drafter(name, model)
 
 
 def shape_of(node_budget: int | None) -> Shape:
