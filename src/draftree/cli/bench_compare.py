@@ -44,17 +44,13 @@ def compare(
     ] = None,
     top_k: TopK = None,
     top_p: TopP = None,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    seed: Annotated[int, "Of the draws."] = 0,
     max_new_tokens: MaxNewTokens = 96,
     rounds: Rounds = 2,
     drafter_warm: DrafterWarm = 23,
     compiled: Compiled = True,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Begin anew where an unfinished run lies in --out.")
-    ] = False,
-    against: Annotated[
-        Path | None, typer.Option(help="bench-compare.json of another run: say whether both agree; in a checkout.")
-    ] = None,
+    restart: Annotated[bool, "Begin anew where an unfinished run lies in --out."] = False,
+    against: Annotated[Path | None, "bench-compare.json of another run: say whether both agree; in a checkout."] = None,
     measuring: Measuring,
 ) -> None:
     """Methods x models x batch sizes x sampling, interleaved by prompt; a stopped run goes on when called again."""

@@ -14,9 +14,9 @@ from draftree.cli.options import Compiled, Context, DrafterWarm, Model, StepRoun
 @grouped
 def gpu(
     *,
-    shape: Annotated[str, typer.Option(help="Shape of the inflated model.")] = "llama-7b",
-    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
-    device: Annotated[str, typer.Option(help="cuda, cuda:1, ..")] = "cuda",
+    shape: Annotated[str, "Shape of the inflated model."] = "llama-7b",
+    dtype: Annotated[str, "bfloat16, float16 or float32."] = "bfloat16",
+    device: Annotated[str, "cuda, cuda:1, .."] = "cuda",
     model: Model = None,
     threads: Threads = None,
     per_set: Annotated[int, typer.Option(min=1, help="Prompts of every set, as far as the time goes.")] = 1,

@@ -28,7 +28,7 @@ def chat(
     model: Model = None,
     where: Where,
     drafting: Drafting,
-    trie: Annotated[Path | None, typer.Option(help="Saved trie to draft from; what it learns is added to it.")] = None,
+    trie: Annotated[Path | None, "Saved trie to draft from; what it learns is added to it."] = None,
     system: Annotated[str | None, typer.Option(help="System message.", show_default="none")] = None,
     max_new_tokens: MaxNewTokens = 512,
     choosing: Choosing,

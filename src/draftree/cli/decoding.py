@@ -30,8 +30,7 @@ class Drafting:
         ),
     ] = None
     bild: Annotated[
-        str | None,
-        typer.Option(help="LOSSY: this small model writes, MODEL corrects; a folder, or 'demo' (the embedded one's)."),
+        str | None, "LOSSY: this small model writes, MODEL corrects; a folder, or 'demo' (the embedded one's)."
     ] = None
     fallback_threshold: Annotated[
         float | None,
@@ -41,10 +40,9 @@ class Drafting:
         float | None,
         typer.Option(help="Of --bild: MODEL cuts the text where a token is further off; inf: never.", show_default="5"),
     ] = None
-    lossless: Annotated[bool, typer.Option("--lossless", help="Of --bild: keep only MODEL's own choices.")] = False
+    lossless: Annotated[bool, "Of --bild: keep only MODEL's own choices."] = False
     early_head: Annotated[
-        str | None,
-        typer.Option(help="Prune trees inside the pass: folder of an early head, or 'demo' for the embedded model's."),
+        str | None, "Prune trees inside the pass: folder of an early head, or 'demo' for the embedded model's."
     ] = None
 
     def under_grammars(self) -> Drafting:
@@ -95,12 +93,12 @@ class Drafting:
 class Choosing:
     """How tokens are chosen."""
 
-    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the best.")] = False
-    temperature: Annotated[float, typer.Option(help="Of the draw, with --sample.")] = 1.0
+    sample: Annotated[bool, "Draw tokens instead of taking the best."] = False
+    temperature: Annotated[float, "Of the draw, with --sample."] = 1.0
     top_k: TopK = None
     top_p: TopP = None
-    seed: Annotated[int, typer.Option(help="Of the draw; prompt b of several draws with seed + b.")] = 0
-    raw: Annotated[bool, typer.Option("--raw", help="No chat template around a prompt.")] = False
+    seed: Annotated[int, "Of the draw; prompt b of several draws with seed + b."] = 0
+    raw: Annotated[bool, "No chat template around a prompt."] = False
 
     def check(self) -> None:
         """Raise a ValueError for options of a draw without one, and for values that no draw can have."""
@@ -133,9 +131,7 @@ class Running:
             help="Reorder a large model's weights in place for the cpu runner; or leave them (slower).",
         ),
     ] = True
-    strict: Annotated[bool, typer.Option("--strict", help="16-bit models: bit for bit plain decoding, or refused.")] = (
-        False
-    )
+    strict: Annotated[bool, "16-bit models: bit for bit plain decoding, or refused."] = False
 
     def check(self) -> None:
         """Raise a ValueError for no such runner, and for one that copies weights where none may be copied."""
@@ -173,9 +169,7 @@ class Constraint:
         Path | None,
         typer.Option(help="Answer by the grammar in this file, written as GBNF or Lark.", show_default=False),
     ] = None
-    choice: Annotated[
-        list[str] | None, typer.Option(help="Answer with this text; given again, with one of several.")
-    ] = None
+    choice: Annotated[list[str] | None, "Answer with this text; given again, with one of several."] = None
 
     @property
     def given(self) -> list[str]:

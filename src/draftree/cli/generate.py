@@ -41,12 +41,12 @@ def generate(
     model: Model = None,
     where: Where,
     drafting: Drafting,
-    trie: Annotated[Path | None, typer.Option(help="Saved trie to draft from; the answer is added to it.")] = None,
+    trie: Annotated[Path | None, "Saved trie to draft from; the answer is added to it."] = None,
     max_new_tokens: MaxNewTokens = 128,
     constraint: Constraint,
     choosing: Choosing,
     running: Running,
-    stats: Annotated[bool, typer.Option("--stats", help="Print statistics afterwards.")] = False,
+    stats: Annotated[bool, "Print statistics afterwards."] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Answer PROMPT, by a grammar where one is given. Accepted draft tokens are coloured.

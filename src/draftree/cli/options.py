@@ -27,8 +27,8 @@ Prompts = Annotated[
     ),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.", show_default="torch's choice")]
-Results = Annotated[Path, typer.Option(help="Folder for the results.")]
-Runner = Annotated[str, typer.Option(help="auto, hooked, eager, cpu, cuda_graphs or in_place.")]
+Results = Annotated[Path, "Folder for the results."]
+Runner = Annotated[str, "auto, hooked, eager, cpu, cuda_graphs or in_place."]
 
 # What to measure.
 PerSet = Annotated[int, typer.Option(min=1, help="Prompts of every set to measure on.")]
@@ -53,7 +53,7 @@ TopP = Annotated[
 ]
 
 # What is trained on.
-DataSet = Annotated[Path, typer.Option(help="Data set that draftree train data made with this model.")]
+DataSet = Annotated[Path, "Data set that draftree train data made with this model."]
 Longest = Annotated[int | None, typer.Option("--max-length", min=1, help="Leave out rows with more tokens.")]
 
 DRAFTER = (
@@ -76,22 +76,22 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
     """`verb` as typer can take it: an argument annotated with a dataclass becomes the options that its fields declare.
 
     All arguments are given by name, so one without a default may follow one that has a default. They are listed in the
-    order in which they stand, those of a block in the place of its argument.
+    order in which they stand, those of a block in the place of its argument. An option with no more than a meaning
+    is declared as `Annotated[type, meaning]`.
     """
     blocks: dict[str, type] = {}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(verb, eval_str=True).parameters.values():
         block = parameter.annotation
         if not dataclasses.is_dataclass(block):
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            parameters.append(_declared(parameter.name, parameter.default, block))
             continue
         assert isinstance(block, type)
         blocks[parameter.name] = block
         hints = get_type_hints(block, include_extras=True)
         for field in dataclasses.fields(block):
             default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
-            kind, annotation = inspect.Parameter.KEYWORD_ONLY, _declared(field, hints[field.name])
-            parameters.append(inspect.Parameter(field.name, kind, default=default, annotation=annotation))
+            parameters.append(_declared(field.name, default, hints[field.name]))
 
     @functools.wraps(verb)
     def called(**given: Any) -> None:
@@ -104,13 +104,13 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
-def _declared(field: dataclasses.Field[Any], annotation: Any) -> Any:
-    """A field's type with what typer is to know of it; a bare meaning becomes an option, of a flag without its no."""
-    kind, meaning = get_args(annotation)
-    if not isinstance(meaning, str):
-        return annotation
-    flag = [f"--{field.name.replace('_', '-')}"] if field.default is False else []
-    return Annotated[kind, typer.Option(*flag, help=meaning, show_default=field.default is not None)]
+def _declared(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    """A parameter as typer takes it; a bare meaning becomes an option, of a flag without its no."""
+    kind, *meaning = get_args(annotation) or (annotation,)
+    if meaning and isinstance(meaning[0], str):
+        flag = [f"--{name.replace('_', '-')}"] if default is False else []
+        annotation = Annotated[kind, typer.Option(*flag, help=meaning[0], show_default=default is not None)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def use_threads(threads: int | None) -> None:

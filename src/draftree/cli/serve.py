@@ -30,9 +30,9 @@ def serve(
     model: Model = None,
     where: Where,
     drafting: Drafting,
-    trie: Annotated[Path | None, typer.Option(help="Saved trie to draft from.")] = None,
+    trie: Annotated[Path | None, "Saved trie to draft from."] = None,
     name: Annotated[str | None, typer.Option(help="What clients call the model.", show_default="as --model")] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    host: Annotated[str, "Address to listen on; 0.0.0.0 lets other machines in."] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     slots: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 8,
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get status 429.")] = 256,
@@ -44,15 +44,13 @@ def serve(
     ] = None,
     max_choices: Annotated[int, typer.Option(min=1, help="Most answers of one request (n, best_of, prompts).")] = 64,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Longest body of a request.")] = 4 << 20,
-    timeout: Annotated[float, typer.Option(help="Seconds after which an answer ends as it is.")] = 600.0,
+    timeout: Annotated[float, "Seconds after which an answer ends as it is."] = 600.0,
     api_key: Annotated[
         list[str] | None,
         typer.Option(help=f"Key that lets a client in; may be given again. Better in {KEYS}, joined by commas."),
     ] = None,
-    share: Annotated[
-        bool, typer.Option("--share", help="Let all keys share what drafters learn and what the cache keeps.")
-    ] = False,
-    log_format: Annotated[str, typer.Option(help="Log lines for people (text) or for programs (json).")] = "text",
+    share: Annotated[bool, "Let all keys share what drafters learn and what the cache keeps."] = False,
+    log_format: Annotated[str, "Log lines for people (text) or for programs (json)."] = "text",
     running: Running,
     replicas: Annotated[
         int | None, typer.Option(min=1, help="Replicas on Ray Serve, with --threads each.", show_default="none, no Ray")

@@ -23,7 +23,7 @@ def trace(
     replay: Annotated[
         Path | None, typer.Option(help="Show this recorded run instead of recording one.", show_default=False)
     ] = None,
-    out: Annotated[Path, typer.Option(help="File for the record.")] = Path("trace.jsonl"),
+    out: Annotated[Path, "File for the record."] = Path("trace.jsonl"),
     html: Annotated[
         Path | None, typer.Option(help="Also write the run as one self-contained page.", show_default=False)
     ] = None,
@@ -34,7 +34,7 @@ def trace(
     model: Model = None,
     where: Where,
     drafting: Drafting,
-    trie: Annotated[Path | None, typer.Option(help="Saved trie to draft from; it is left as it is.")] = None,
+    trie: Annotated[Path | None, "Saved trie to draft from; it is left as it is."] = None,
     nodes: Annotated[
         int | None, typer.Option(min=1, help="Always verify so many draft tokens.", show_default="sized by cost")
     ] = None,

@@ -18,7 +18,7 @@ from draftree.training.options import Inputs
 class AlignRun(Run):
     """Options of such a run."""
 
-    batch: Annotated[int, typer.Option(help="Rows of a pass, on each device.")] = 32
+    batch: Annotated[int, "Rows of a pass, on each device."] = 32
     learning_rate: Annotated[
         float | None, typer.Option(help="From first to last.", show_default="1e-3; adamw 3e-4")
     ] = None
@@ -27,14 +27,14 @@ class AlignRun(Run):
 @grouped
 def align(
     *,
-    small: Annotated[str, typer.Option(help="The small model: folder or hub name.")],
+    small: Annotated[str, "The small model: folder or hub name."],
     inputs: Inputs,
-    out: Annotated[Path, typer.Option(help="Folder for the aligned model, its recipe, curve and checkpoints.")],
+    out: Annotated[Path, "Folder for the aligned model, its recipe, curve and checkpoints."],
     model: Model = None,
     where: Where,
     max_new_tokens: MaxNewTokens = 256,
     answer_batch: Annotated[int, typer.Option(min=1, help="Inputs that the large model answers together.")] = 16,
-    optimizer: Annotated[str, typer.Option(help="adafactor or adamw.")] = "adafactor",
+    optimizer: Annotated[str, "adafactor or adamw."] = "adafactor",
     run: AlignRun,
 ) -> None:
     """Fine-tune a small model on a large one's greedy outputs (BiLD); the result is a stock Hugging Face model."""

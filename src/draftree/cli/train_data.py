@@ -15,10 +15,10 @@ from draftree.cli.where import Where
 def data(
     *,
     questions: Annotated[list[Path], typer.Argument(help="JSON lines with questions, or folders of them.")],
-    out: Annotated[Path, typer.Option(help="Folder for the data set; an unfinished one is finished.")],
+    out: Annotated[Path, "Folder for the data set; an unfinished one is finished."],
     model: Model = None,
     where: Where,
-    template: Annotated[str, typer.Option(help="full, short, or a text with {question} in it.")] = "short",
+    template: Annotated[str, "full, short, or a text with {question} in it."] = "short",
     system: Annotated[
         str | None, typer.Option(help="System message of the full template.", show_default="a plain one")
     ] = None,
@@ -28,7 +28,7 @@ def data(
     batch: Annotated[int, typer.Option(min=1, help="Questions answered together.")] = 8,
     workers: Annotated[int, typer.Option(min=1, help="Processes, by Ray Data; 1 does without Ray.")] = 1,
     file_format: Annotated[str, typer.Option("--format", help="jsonl or arrow.")] = "jsonl",
-    skip_long: Annotated[bool, typer.Option("--skip-long", help="Leave out questions beyond the context.")] = False,
+    skip_long: Annotated[bool, "Leave out questions beyond the context."] = False,
 ) -> None:
     """Let the model answer QUESTIONS greedily; the answers are what its drafters train on."""
     from draftree.cli.screen import DataBar, line_console

@@ -24,10 +24,8 @@ def early_exit(
     *,
     material: Material,
     where: Where,
-    exit_layer: Annotated[int, typer.Option(help="n, layers that the exit runs.")],
-    every_layer: Annotated[
-        bool, typer.Option("--every-layer", help="Train every layer to be read, for LossyCALM, not this one alone.")
-    ] = False,
+    exit_layer: Annotated[int, "n, layers that the exit runs."],
+    every_layer: Annotated[bool, "Train every layer to be read, for LossyCALM, not this one alone."] = False,
     run: ExitRun,
 ) -> None:
     """A copy of the WHOLE model, trained to be read behind layer n (early-exit pairs of BiLD): its texts change."""

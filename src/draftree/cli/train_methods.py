@@ -17,13 +17,12 @@ def bita(
     *,
     material: Material,
     where: Where,
-    masks: Annotated[int, typer.Option(help="M, tokens drafted ahead.")] = 3,
-    prompts: Annotated[int, typer.Option(help="P, prompts that masks alone see; 0 for none.")] = 16,
+    masks: Annotated[int, "M, tokens drafted ahead."] = 3,
+    prompts: Annotated[int, "P, prompts that masks alone see; 0 for none."] = 16,
     prompting: Annotated[
-        str,
-        typer.Option(help="What prompts are: deep (keys and values of each layer), shallow (embeddings), first-layer."),
+        str, "What prompts are: deep (keys and values of each layer), shallow (embeddings), first-layer."
     ] = "deep",
-    prefix_dropout: Annotated[float, typer.Option(help="Dropout of the prompts.")] = 0.1,
+    prefix_dropout: Annotated[float, "Dropout of the prompts."] = 0.1,
     run: MethodRun,
 ) -> None:
     """Mask embeddings and prompts (BiTA)."""
@@ -40,10 +39,8 @@ def hidden_transfer(
         list[int] | None,
         typer.Option("--layer", help="t_i; once for each step.", show_default="those of the paper, scaled"),
     ] = None,
-    masked: Annotated[bool, typer.Option("--masked", help="Pseudo states do not see each other (ablation).")] = False,
-    on_pseudo: Annotated[
-        bool, typer.Option("--on-pseudo", help="Train later steps on earlier pseudo states, as inference has them.")
-    ] = False,
+    masked: Annotated[bool, "Pseudo states do not see each other (ablation)."] = False,
+    on_pseudo: Annotated[bool, "Train later steps on earlier pseudo states, as inference has them."] = False,
     run: MethodRun,
 ) -> None:
     """Transfer matrices in mid-stack (Hidden Transfer)."""
@@ -56,12 +53,12 @@ def medusa(
     *,
     material: Material,
     where: Where,
-    heads: Annotated[int, typer.Option(help="Tokens drafted ahead.")] = 4,
-    layers: Annotated[int, typer.Option(help="Residual blocks of a head.")] = 1,
+    heads: Annotated[int, "Tokens drafted ahead."] = 4,
+    layers: Annotated[int, "Residual blocks of a head."] = 1,
     own_head: Annotated[
         bool, typer.Option("--own-head/--shared-head", help="A vocabulary projection for each head, or the model's.")
     ] = False,
-    decay: Annotated[float, typer.Option(help="Weight of a head's loss relative to the one before.")] = 1.0,
+    decay: Annotated[float, "Weight of a head's loss relative to the one before."] = 1.0,
     run: MethodRun,
 ) -> None:
     """Heads on the last hidden state (Medusa, BPD)."""
@@ -74,9 +71,9 @@ def early_head(
     *,
     material: Material,
     where: Where,
-    layer: Annotated[int, typer.Option(help="n, layers that have run.")] = 4,
-    rank: Annotated[int, typer.Option(help="Of the projection; 0 for a full one.")] = 0,
-    places: Annotated[int, typer.Option(help="Tokens predicted, the next one first; pruning needs that alone.")] = 1,
+    layer: Annotated[int, "n, layers that have run."] = 4,
+    rank: Annotated[int, "Of the projection; 0 for a full one."] = 0,
+    places: Annotated[int, "Tokens predicted, the next one first; pruning needs that alone."] = 1,
     run: MethodRun,
 ) -> None:
     """A head after an early layer, for pruning (ProPD)."""

@@ -20,7 +20,7 @@ class Material:
     """What is trained from what, and where the result goes."""
 
     data: DataSet
-    out: Annotated[Path, typer.Option(help="Folder for what is trained, its recipe, curve and checkpoints.")]
+    out: Annotated[Path, "Folder for what is trained, its recipe, curve and checkpoints."]
     model: Model = None
 
 
@@ -53,4 +53,4 @@ class MethodRun(Run):
     splits: Annotated[
         int | None, typer.Option(help="Split points of a row and pass; 0 for all.", show_default="the method's")
     ] = None
-    half: Annotated[bool, typer.Option("--half", help="Store the weights in fp16.")] = False
+    half: Annotated[bool, "Store the weights in fp16."] = False

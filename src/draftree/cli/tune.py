@@ -17,7 +17,7 @@ def tune(
     model: Model = None,
     where: Where,
     prompts: Prompts = None,
-    column: Annotated[str, typer.Option(help="Which entry of a row is the prompt.")] = "prompt",
+    column: Annotated[str, "Which entry of a row is the prompt."] = "prompt",
     drafters: Annotated[
         list[str] | None,
         typer.Option(
@@ -33,9 +33,7 @@ def tune(
         Path | None,
         typer.Option(help="File for the choice; its trie goes next to it.", show_default="draftree_tune.json"),
     ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Only compare what replay predicts with real runs; writes nothing.")
-    ] = False,
+    check: Annotated[bool, "Only compare what replay predicts with real runs; writes nothing."] = False,
 ) -> None:
     """Find what is fastest for MODEL on PROMPTS and this machine; write it to a file that --drafter takes."""
     from draftree.cli.screen import StageBar, tell_written, wide_console

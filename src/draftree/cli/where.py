@@ -16,10 +16,9 @@ from draftree.models import Placement
 class Where:
     """Where a model goes."""
 
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto: the best there is.")] = "auto"
+    device: Annotated[str, "cpu, cuda, cuda:1, mps, or auto: the best there is."] = "auto"
     dtype: Annotated[
-        str,
-        typer.Option(help="float32, bfloat16, float16, or auto: as stored, but float32 on a CPU below 2B parameters."),
+        str, "float32, bfloat16, float16, or auto: as stored, but float32 on a CPU below 2B parameters."
     ] = "auto"
     device_map: Annotated[
         str | None,
