@@ -115,13 +115,8 @@ def claimed(
 ) -> pd.DataFrame:
     """The ratio of each claim that these ways can speak of.
 
-    Args:
-        table: a row for each way, with its group, pair, thresholds, quality and speed.
-        best: see `best_points`.
-        pair: the models.
-        runs: what each way did, prompt by prompt.
-        scores: `row_statistics` of each way that writes a text of its own, by its name.
-        metric: of the qualities.
+    The table has a row for each way, with its group, pair, thresholds, quality and speed, `runs` what each did, prompt
+    by prompt, and `scores` the `row_statistics` of each that writes a text of its own, by name.
     """
     found = _speeds(table, best, pair, runs) + _qualities(table, pair, runs, scores, metric)
     return rows_of(found + _policies(table, pair, runs, scores, metric))

@@ -22,14 +22,9 @@ FOLDER = "bench-bild-texts"
 def texts_of(
     method: Method, prompts: Sequence[Sequence[int]], batch: int, about: Any, out: Path | None
 ) -> list[list[int]]:
-    """Token ids of what `method` answers to all prompts, `batch` of them together.
+    """Token ids of what `method` answers to all prompts (token ids), `batch` of them together.
 
-    Args:
-        method: answers.
-        prompts: token ids.
-        batch: prompts together.
-        about: what all texts depend on: models by hash, prompts, length.
-        out: where they are kept, one file a method, and taken from where they are there; None for nowhere.
+    They are kept in `out`, one file a method, and taken from there by what they depend on: `about` and the method.
     """
     kept = None if out is None else out / FOLDER / f"{fingerprint([about, method.name])}.json"
     if kept is not None and kept.is_file():

@@ -97,13 +97,7 @@ class Shapes:
 
 
 def operations_of(ask: Any, models: Sequence[Any], prompts: Sequence[Sequence[int]]) -> list[Operations]:
-    """Operations of answering `prompts` one by one, prompt by prompt.
-
-    Args:
-        ask: answers a list of prompts.
-        models: those that take part, each once.
-        prompts: token ids.
-    """
+    """Operations of answering `prompts` one by one, prompt by prompt; `models` are all that take part."""
     done: list[Operations] = []
     held = [(open_runner(model), Shapes(model)) for model in models]
 

@@ -85,13 +85,9 @@ def references(setup: Setup, template: Any, questions: Sequence[Question]) -> It
 
 
 def made(setup: Setup, name: str, about: Any, make: Make) -> Path:
-    """The folder that `make` writes, from the kept one where it is complete.
+    """The folder that `make` writes, with a recipe at the end; the one that is kept where it is complete.
 
-    Args:
-        setup: with the options of this file.
-        name: begins the folder's name.
-        about: what the result depends on besides model, questions and length of training.
-        make: writes it, with a recipe at the end.
+    `about` is what the result depends on besides model, questions and length of training.
     """
     steps, rate = setup["train_steps"], setup["train_learning_rate"] or RATES.get(name)
     if "per_set" in setup.options:

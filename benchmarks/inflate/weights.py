@@ -30,15 +30,9 @@ def inflated_weights(
     device: torch.device,
     constant: float,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the inflated model by its name.
+    """Every tensor of the inflated model by its name, of the large one's `shapes`.
 
-    Args:
-        model: the small one.
-        shapes: of the large one's parameters.
-        places: of the small one's parts.
-        dtype: of the tensors.
-        device: where they are made.
-        constant: value of the hidden states' constant entry, where there is one.
+    `model` is the small one, and `constant` the value of the hidden states' constant entry, where there is one.
     """
     made = _Tensors(places, dtype, device)
     small = places.small

@@ -144,15 +144,9 @@ def by_depth(case: Result) -> list[float]:
 def choices(cost: StepCost, accepted: Sequence[float], *, packed: bool) -> list[dict[str, Any]]:
     """What would pay for batches of like requests.
 
-    Args:
-        cost: of a step by its rows.
-        accepted: probability that a request's draft is accepted to depth 1, 2, ..: one chain for each request.
-        packed: whether the padding of smaller trees costs nothing.
-
-    Returns
-    -------
-    For each batch the `draft_tokens` of a request (their mean, the likeliest first), `tokens` expected of it a step,
-    `ms` of the step, and the `speed_up` expected over plain decoding.
+    Each request has one chain of draft tokens, `accepted` with these probabilities to depth 1, 2, ..; if trees are
+    `packed`, the padding of smaller ones costs nothing. For each batch there are the `draft_tokens` of a request (their
+    mean, the likeliest first), `tokens` expected of it a step, `ms` of that, and the `speed_up` over plain decoding.
     """
     found = []
     for batch in BATCHES:

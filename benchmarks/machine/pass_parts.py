@@ -139,16 +139,9 @@ class _Inside:
 def pass_parts(runner: Runner, context: int, rounds: int, watcher: Watcher) -> dict[str, Any] | None:
     """Seconds of a pass by its parts, with floors; None where layers are not compiled, or do not see all of a context.
 
-    Args:
-        runner: of the model.
-        context: tokens before the rows.
-        rounds: how often each part is timed; medians are returned.
-        watcher: shows how far it is.
-
-    Returns
-    -------
-    `bandwidth` (bytes a second), `peak` (operations a second) and `passes`: for each number of rows the `whole`, the
-    parts in `PARTS`, and `floors` of some of them, the larger of what bytes and operations take.
+    Each part is timed `rounds` times behind `context` tokens, and medians are returned: `bandwidth` (bytes a second),
+    `peak` (operations a second) and `passes`: for each number of rows the `whole`, the parts in `PARTS`, and `floors`
+    of some of them, the larger of what bytes and operations take.
     """
     if not isinstance(runner, CpuRunner) or runner._cap is not None:
         return None

@@ -29,12 +29,7 @@ FIRST = 0.5  # share of the best rank before anything is known; of each next ran
 
 
 class Shares:
-    """How often the candidate of a depth and a rank was the truth, moving averages (section 4.2.2).
-
-    Args:
-        depths, ranks: of the grid.
-        alpha: weight of a new token.
-    """
+    """How often the candidate of a depth and a rank was the truth, moving averages by `alpha` (section 4.2.2)."""
 
     def __init__(self, depths: int, ranks: int, alpha: float) -> None:
         self.of_place = np.tile(FIRST * 0.5 ** np.arange(ranks), (depths, 1))
@@ -101,15 +96,7 @@ class ProPDTree(Shape):
 
 
 class ProPDSizer(Sizer):
-    """`ProPDTree` at work in one engine.
-
-    Args:
-        shape: its options.
-        cost: of steps by their rows, as measured.
-        drafter: has the candidates.
-        shares: of its places.
-        pruner: prunes the passes; None for whole ones.
-    """
+    """`ProPDTree` at work in one engine."""
 
     def __init__(
         self, shape: ProPDTree, cost: StepCost, drafter: InModelDrafter, shares: Shares, pruner: Pruner | None

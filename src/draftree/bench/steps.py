@@ -55,13 +55,8 @@ def time_rows(
 ) -> Steps:
     """Time steps of some rows behind `context` tokens, in turns; Hugging Face's with as many rows as those of `LOOP`.
 
-    Args:
-        model: a decoder-only model.
-        runners: of the model, by their names in `LABELS`, and the rows to time each with, 1 among them.
-        context: tokens before the rows.
-        rounds: how often each is timed.
-        watcher: shows progress.
-        batch: texts of a step, each with that context and so many rows.
+    `runners` are those of a decoder-only model by their names in `LABELS`, each with the rows to time it with, 1 among
+    them; each is timed `rounds` times, with `batch` texts of that context and so many rows.
     """
     counts = runners[LOOP][1]
     size = (batch, max(context, *counts))

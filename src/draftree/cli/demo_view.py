@@ -26,13 +26,7 @@ TABLE_CAPTION = "acceptance length = 1 + accepted / steps; overhead efficiency =
 
 
 class View:
-    """Shows a showcase as it runs.
-
-    Args:
-        tokenizer: turns tokens into text.
-        drafter: name of the drafter, as typed.
-        quiet: show nothing at all.
-    """
+    """Shows a showcase of a drafter, called as it was typed, as it runs; nothing at all where it is `quiet`."""
 
     def __init__(self, tokenizer: Any, drafter: str, *, quiet: bool) -> None:
         self.console = Console(highlight=False, quiet=quiet)

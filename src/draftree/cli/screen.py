@@ -82,14 +82,7 @@ def bar_columns() -> tuple[progress.ProgressColumn, ...]:
 
 
 class _Bar:
-    """A progress bar on a terminal; where Ctrl-C ends the work, it says what is left of it.
-
-    Args:
-        console: where.
-        kept: what is left then.
-        more: further columns of the bar.
-        options: of rich's `Progress`.
-    """
+    """A progress bar on a terminal, with `more` columns and `options` of rich's; tells what is `kept` on Ctrl-C."""
 
     def __init__(self, console: Console, kept: str, *more: progress.ProgressColumn, **options: Any) -> None:
         self._console, self._kept = console, kept

@@ -45,11 +45,7 @@ def cells_of(logp: Sequence[float]) -> list[int]:
 
 
 class Ledger:
-    """Counts of draft tokens by cell.
-
-    Args:
-        fading: weight of the past, by step.
-    """
+    """Counts of draft tokens by cell, in which the past weighs `fading` less with each step."""
 
     def __init__(self, fading: float = FADING_ALL) -> None:
         self._growth = 1 / fading
@@ -70,11 +66,7 @@ class Ledger:
             self._weight = 1.0
 
     def chances(self, own: Ledger | None = None) -> list[float]:
-        """By cell, the probability that its draft tokens are accepted, for the request that `own` is the ledger of.
-
-        Args:
-            own: counts of one request; None for a request that nothing is known of.
-        """
+        """By cell, the probability that its draft tokens are accepted, for the request that `own` is the ledger of."""
         claim, scale = CLAIM * self._weight, self._weight
         shares = [
             (accepted + scale * claimed) / (verified + claim)

@@ -22,11 +22,7 @@ PAUSE_FIRST, PAUSE_LAST = 8, 64  # steps
 
 
 class Account:
-    """What one way of drafting brings, and its pauses.
-
-    Args:
-        before: what it brings all requests; None for that account itself.
-    """
+    """What one way of drafting brings, and its pauses; `before` is the account of all requests, None for it itself."""
 
     __slots__ = ("_before", "_fading", "_sum", "_weight", "credit", "left", "length", "steps")
 

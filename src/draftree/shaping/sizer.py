@@ -75,16 +75,7 @@ _Seen = tuple[StepPlan, Outcome, list[int]]  # a step, what it brought, and each
 
 
 class DynamicSizer(Sizer):
-    """See `DynamicTree`.
-
-    Args:
-        learned: what is shared with other engines.
-        times: of steps.
-        drafter: drafts.
-        pruner: drops draft tokens inside the pass; None for none.
-        max_nodes: most draft tokens per request.
-        packed: whether only real rows cost, and not the padding of smaller trees.
-    """
+    """See `DynamicTree` and `Shape.bind`; what is `learned` is shared with other engines."""
 
     def __init__(
         self,

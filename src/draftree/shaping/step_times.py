@@ -24,12 +24,7 @@ class Kind(Enum):
 
 
 class StepTimes:
-    """Seconds of steps.
-
-    Args:
-        cost: of passes by rows, for a single request.
-        learns: whether real steps correct it.
-    """
+    """Seconds of steps, by what one request's passes `cost` by rows; real steps correct that where it `learns`."""
 
     def __init__(self, cost: StepCost, *, learns: bool = True) -> None:
         self._cost = cost

@@ -118,15 +118,9 @@ def write_tuned(
     trie: Lookahead | None,
     tokenizer: Any,
 ) -> list[Path]:
-    """Write the choice to `path` (.json) and its trie next to it; returns the paths written.
+    """Write the choice to `path` (.json), with `more` entries, and its trie next to it; returns the paths written.
 
-    Args:
-        path: a .json file.
-        model, tokenizer: that it was made for.
-        spec: the drafter; None for plain decoding.
-        node_budget: draft tokens of every step; None for trees sized by cost.
-        why, more: the explanation, line by line, and further entries of the file.
-        trie: what a warm spec starts from.
+    `spec` is None for plain decoding, `node_budget` None for trees sized by cost; a warm spec starts from `trie`.
     """
     written = [path]
     trie_path = path.with_suffix(".trie")

@@ -32,13 +32,9 @@ class OnlyRoots(Fixed):
 
 
 class Onlooker(Drafter):
-    """Attaches what another drafter attaches, and shows every pass that emits tokens.
+    """Attaches what another drafter attaches, taps further layers, and lets `see` have every step that emits tokens.
 
-    Args:
-        see: gets the steps.
-        drafter: whose rows are in the passes; None for none.
-        taps: further layers to look into.
-        left: called when a request is over.
+    `left` is called when a request is over.
     """
 
     name = "onlooker"

@@ -35,12 +35,7 @@ _ids = itertools.count(-2, -1)  # no request of an engine has them
 
 
 class RecordedHeads(InModelDrafter):
-    """A drafter inside the model, its draft tokens read from the record instead of from a pass.
-
-    Args:
-        name: of the record.
-        drafter: the real one, whose settings and rows it has.
-    """
+    """A drafter inside the model with its settings and rows; draft tokens are those of the record of that name."""
 
     def __init__(self, name: str, drafter: InModelDrafter) -> None:
         super().__init__(drafter.shapes(), drafter.steps, **drafter.settings)
