@@ -39,11 +39,7 @@ Make = Callable[[Path, Path, TrainOptions], Any]  # data, folder to write, optio
 
 
 def asked(setup: Setup) -> list[Question]:
-    """The questions to learn from.
-
-    Raises:
-        ValueError: a file without questions, or no prompts but the measured ones.
-    """
+    """The questions to learn from; a ValueError for a file without questions, or no prompts but the measured ones."""
     field = setup.options.get("train_reference") or None
     if setup["questions"]:
         return read_questions([Path(setup["questions"]).expanduser()], setup["train_questions"], reference=field)

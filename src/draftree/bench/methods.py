@@ -59,11 +59,7 @@ class Method(ABC):
 
     @abstractmethod
     def answers(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
-        """Answer prompts together.
-
-        Raises:
-            ValueError: several prompts for a method that takes one at a time.
-        """
+        """Answer prompts together; a ValueError for several prompts for a method that takes one at a time."""
 
 
 class HuggingFace(Method):
