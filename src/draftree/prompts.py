@@ -17,20 +17,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt: where it comes from, and its text.
+    """A prompt: where it comes from, and its text."""
 
-    Attributes:
-        id: names the row in result files.
-        set: the set it belongs to; figures are also given by set.
-        text: what the user says, without any chat template.
-        warm: whether it may be shown to a drafter before measuring.
-        later: what the user says next, each after the answer to what came before; most prompts have none.
-    """
-
-    id: str
-    set: str
-    text: str
-    warm: bool = False
+    id: str  # names the row in result files
+    set: str  # the set it belongs to; figures are also given by set
+    text: str  # what the user says, without any chat template
+    warm: bool = False  # whether it may be shown to a drafter before measuring
+    # What the user says next, each after the answer to what came before; most prompts have none.
     later: tuple[str, ...] = ()
 
 

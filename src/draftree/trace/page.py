@@ -21,13 +21,7 @@ ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u202
 
 
 def write_trace_page(trace: Trace, path: str | Path, title: str = "draftree trace") -> Path:
-    """Write `trace` (from `read_trace`) as one self-contained HTML page; returns the path.
-
-    Args:
-        trace: what to show.
-        path: of the page, by custom named .html.
-        title: of the page.
-    """
+    """Write `trace` (from `read_trace`) as one self-contained HTML page of that title; returns the path."""
     held = asdict(trace) | {"names": names_of(trace)}
     data = json.dumps(held, separators=(",", ":"), allow_nan=False).translate(ESCAPES)
     page = fill("draftree.trace", title=html.escape(title), data=data)

@@ -171,9 +171,7 @@ class Batch:
 class RowSet(Dataset[tuple[Row, int | None]]):
     """Rows by key, as samplers name them: key = epoch * rows + row, so that a row knows its epoch.
 
-    Args:
-        rows: the rows.
-        windows: whether rows get the seed of a split window, another in every epoch (training).
+    For training they get `windows`: the seed of a split window, another in every epoch.
     """
 
     def __init__(self, rows: Sequence[Row], *, windows: bool) -> None:
@@ -187,13 +185,7 @@ class RowSet(Dataset[tuple[Row, int | None]]):
 
 
 class ByLength(Sampler[int]):
-    """Every row once an epoch, those of like length near each other, so that batches hold little padding.
-
-    Args:
-        rows: the rows.
-        batch: rows that go together.
-        seed: of the order.
-    """
+    """Every row once an epoch, those of like length near each other, so that batches hold little padding."""
 
     def __init__(self, rows: Sequence[Row], batch: int, seed: int) -> None:
         self.lengths = torch.tensor([len(row) for row in rows], dtype=torch.long, device="cpu")

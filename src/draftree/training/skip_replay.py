@@ -56,14 +56,7 @@ class Prices:
 
 
 class Replay:
-    """Recorded texts in a cache, and chains of draft tokens for them.
-
-    Args:
-        runner: drives the model.
-        rows: the texts.
-        places: most places of each.
-        depth: longest chain.
-    """
+    """Recorded texts in a cache, and chains of up to `depth` draft tokens from up to `places` places of each."""
 
     def __init__(self, runner: Runner, rows: Sequence[Row], places: int, depth: int) -> None:
         self._runner, self._depth = runner, depth

@@ -39,14 +39,7 @@ def try_sets(
     """Every set that was tried, in order, and its score.
 
     First every exit layer and every single part; then, round by round, the set grows by the part of the most
-    promising ones that makes the fastest set.
-
-    Args:
-        runner: of the model.
-        replay: of the texts to search on.
-        prices: measured.
-        options: see there.
-        watcher: is stepped after every set tried.
+    promising ones that makes the fastest set. `replay` is of the texts to search on.
     """
     layers = len(runner.target.layers)
     deadline = time.monotonic() + options.seconds

@@ -29,15 +29,9 @@ class BadLossError(ValueError):
 
 
 class DrafterTrainer(Trainer):
-    """Trains a drafter's weights, or a small model.
+    """Trains a drafter's weights, or a small model, on `train` rows, and scores it on `dev` rows.
 
-    Args:
-        objective: what is trained.
-        args: Hugging Face's arguments.
-        train: rows to train on.
-        dev: rows to score.
-        splits: split points of a row and pass; None for all.
-        tell: gets a line of progress now and then.
+    `splits` are split points of a row and pass, None for all; `tell` gets a line of progress now and then.
     """
 
     def __init__(
