@@ -263,10 +263,8 @@ def plot(figure: Any, table: pd.DataFrame) -> None:
     figure.set_size_inches(8, 5.2)
     axis = figure.add_subplot()
     for (group, pair), own in table.dropna(subset=["quality", "times_plain"]).groupby(["group", "pair"], sort=False):
-        size = 20 + 60 * own["fallback"].fillna(0.0)
-        axis.scatter(
-            1 / own["times_plain"], own["quality"], s=size, alpha=0.6, label=", ".join(filter(None, [group, pair]))
-        )
+        size, label = 20 + 60 * own["fallback"].fillna(0.0), ", ".join(filter(None, [group, pair]))
+        axis.scatter(1 / own["times_plain"], own["quality"], s=size, alpha=0.6, label=label)
     axis.set_xlim(0, 2)
     plain_axis(axis, "", "time of the large model alone = 1 (slower than 2 not shown)", "quality")
 

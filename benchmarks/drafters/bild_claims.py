@@ -79,9 +79,8 @@ def curve_ratio(above: Curve, below: Curve) -> Redrawn:
 
     def ratio(rows: NDArray[np.int64], prompts: NDArray[np.int64]) -> float:
         (times, qualities), there = (curve.drawn(rows, prompts) for curve in (above, below))
-        sides = [
-            (float(np.interp(at, times, qualities)), own) for at, own in zip(*there, strict=True) if at >= times[0]
-        ]
+        met = [(at, own) for at, own in zip(*there, strict=True) if at >= times[0]]
+        sides = [(float(np.interp(at, times, qualities)), own) for at, own in met]
         over, under = (sum(side) for side in zip(*sides, strict=True)) if sides else (0.0, 0.0)
         return over / under if under else np.nan
 

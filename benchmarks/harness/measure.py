@@ -151,9 +151,7 @@ def _answer(way: Way, group: Sequence[Task], rules: Rules) -> dict[str, Any]:
 
 def _answer_without_engine(ask: Ask, group: Sequence[Task]) -> dict[str, Any]:
     answers = ask([task.ids for task in group])
-    stats = RunStats(
-        [answer.stats for answer in answers if answer.stats is not None]
-    ).total  # zeros where there are none
+    stats = RunStats([one.stats for one in answers if one.stats is not None]).total  # zeros where a way reports none
     row = dict.fromkeys(("prompt_seconds", "prompt_tokens", "left_seconds", "left_tokens", "passes", "rows"), 0)
     row |= {name: getattr(stats, name) for name in COUNTS} | stats.seconds
     row |= {"seconds": sum(a.seconds for a in answers), "tokens": sum(len(a.ids) for a in answers)}

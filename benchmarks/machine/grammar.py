@@ -86,9 +86,8 @@ def table(runs: pd.DataFrame, mixed: pd.DataFrame) -> pd.DataFrame:
 
 def compiled(setup: Setup, name: str) -> CompiledGrammar:
     """A schema as the engine takes it."""
-    return Grammar.json_schema(SCHEMAS[name]).compile(
-        setup.tokenizer, setup.target.vocab_size, eos_token_ids(setup.model)
-    )
+    grammar, ends = Grammar.json_schema(SCHEMAS[name]), eos_token_ids(setup.model)
+    return grammar.compile(setup.tokenizer, setup.target.vocab_size, ends)
 
 
 def by_engine(setup: Setup, name: str, task: Task, engine: Engine | None) -> dict[str, Any]:

@@ -148,9 +148,8 @@ def _accuracies(hits: dict[str, Hits], found: dict[str, Any]) -> list[Claimed]:
         for ours in by_method["hidden-transfer"][:1]:
             for other in ("medusa", "early-head"):
                 for place in hits[ours].places:
-                    theirs = [
-                        (_top(hits[name], place), name) for name in by_method[other] if place in hits[name].places
-                    ]
+                    there = [name for name in by_method[other] if place in hits[name].places]
+                    theirs = [(_top(hits[name], place), name) for name in there]
                     if theirs:
                         share, name = max(theirs, key=lambda one: one[0].value)
                         claim = f"hidden-transfer-accuracy-{other}-{place}"
@@ -175,9 +174,8 @@ def transfer_layer(setup: Setup) -> Iterator[pd.DataFrame]:
 
 def second_transfer_layer(setup: Setup) -> Iterator[pd.DataFrame]:
     """Accuracy of the second transfer by its layer, behind a first one that stays: the paper's, scaled to the model."""
-    yield from _by_layer(
-        setup, setup["first_layer"] or default_transfer_layers(len(inspect_model(setup.small).layers))[0]
-    )
+    count = len(inspect_model(setup.small).layers)
+    yield from _by_layer(setup, setup["first_layer"] or default_transfer_layers(count)[0])
 
 
 def _by_layer(setup: Setup, first: int) -> Iterator[pd.DataFrame]:

@@ -214,13 +214,11 @@ def warm_up(setup: Setup) -> Iterator[pd.DataFrame]:
     if not any(counts):
         raise ValueError(f"There are {most_seen} other prompts of every set to see: give seen a number from 1 to that.")
     left_out = [str(count) for count in setup["seen"] if count > most_seen]
-    remarks = (
-        [f"Left out, as there are {most_seen} other prompts of every set: {', '.join(left_out)}."] if left_out else []
-    )
+    said = f"Left out, as there are {most_seen} other prompts of every set: {', '.join(left_out)}."
     ways = [sized(f"{count} a set", trie(setup, warm=count), setup["nodes"]) for count in counts]
     most, none = ways[-1].name, ways[0].name
     claims = [Comparison(f"lookahead-warm-up-{by}", most, (none,), kind) for by, kind in BOTH] if most != none else []
-    for table in compared(setup, ways, claims=claims, remarks=remarks):
+    for table in compared(setup, ways, claims=claims, remarks=[said] if left_out else []):
         yield table_of(table.assign(seen=[None, *counts]).to_dict("records"), **table.attrs)
 
 

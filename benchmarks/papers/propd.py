@@ -173,10 +173,8 @@ def _claims(runs: pd.DataFrame, names: tuple[str, ...], batch: int) -> list[pd.D
     pairs += [(PRUNED, STATIC, "propd-pruning"), (DYNAMIC, STATIC, "propd-dynamic")]
     pairs += [(PUBLISHED, PLAIN, "propd-plain"), (PUBLISHED, PRUNED, "propd-both-pruning")]
     pairs += [(PUBLISHED, DYNAMIC, "propd-both-dynamic")]
-    there = [(above, below, claim) for above, below, claim in pairs if {above, below} <= {PLAIN, *names}]
-    found = [
-        Comparison(f"{claim}-batch-{batch}", above, (below,)) for above, below, claim in there if batch in CLAIMED_AT
-    ]
+    there = [pair for pair in pairs if set(pair[:2]) <= {PLAIN, *names} and batch in CLAIMED_AT]
+    found = [Comparison(f"{claim}-batch-{batch}", above, (below,)) for above, below, claim in there]
     if PRUNED in names and batch == 1:
         found.append(Comparison("propd-pruning-length", PRUNED, (STATIC,), LENGTH))
     return [measured(found, runs)]

@@ -34,6 +34,7 @@ from draftree.models import free_bytes
 
 GRACE = 60.0  # seconds for a process to end
 ROOM = 4  # times the model's weights that must be free before one more way is made ready: a machine that swaps is none
+NO_ROOM = "too little memory is left beside the other engines (give fewer: --set engines=)"
 OWN, REFERENCE = "draftree", "hugging_face"
 
 
@@ -120,9 +121,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
             for way in process.facts["ways"]:
                 free = free_bytes(torch.device("cpu"))
                 if free is not None and free < need and way != PLAIN:
-                    process.troubles[way] = (
-                        "too little memory is left beside the other engines (give fewer: --set engines=)"
-                    )
+                    process.troubles[way] = NO_ROOM
                 process.ask(way, [])  # what cannot be made ready is found before anything is measured
         ways = {
             f"{process.engine} {way}": Way(f"{process.engine} {way}", ask=partial(process.ask, way))

@@ -33,9 +33,8 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
         wrong += all_differing(runs)
         for name in foreign:
             own = of(runs, name)
-            facts = {"drafter": name, "batch": batch} | (per_token(of(runs, PLAIN)) / per_token(own)).columns(
-                "over_plain"
-            )
+            over = per_token(of(runs, PLAIN)) / per_token(own)
+            facts = {"drafter": name, "batch": batch} | over.columns("over_plain")
             rows.append(facts | {"draft_tokens_a_step": size(own), "acceptance_length": length(own).value})
         yield table_of(rows, differing=wrong)
 

@@ -110,9 +110,8 @@ def run_case(
     usable, refused = ready(methods, longest, settings.batch)
     groups = groups_of(tasks, settings.batch)
     watcher.stage(f"{part}measuring", len(usable) * len(groups) * settings.rounds)
-    samples = measure(
-        usable, tasks, settings.rounds, watcher, batch=settings.batch, tokenizer=kit.subject.tokenizer, log=log
-    )
+    tokenizer = kit.subject.tokenizer
+    samples = measure(usable, tasks, settings.rounds, watcher, batch=settings.batch, tokenizer=tokenizer, log=log)
     measured = {method.name for method in usable}
     plain = PLAIN if PLAIN in measured else HOOKED
     # Hugging Face draws a batch from one stream of noise, so that only draftree's own answers can be compared.

@@ -76,9 +76,8 @@ def remarks(result: Result) -> list[str]:
         lines.append(f"{label_of(name)}: not measured: {why}")
     lines += [f"{label_of(name)}: {note}." for name, note in result.notes.items()]
     for name, row in result.rows.items():
-        lines += [
-            f"{label_of(name)}, prompt {task.prompt.id}: {where}" for task, where in row.differing[:SHOWN_DIFFERENCES]
-        ]
+        for task, where in row.differing[:SHOWN_DIFFERENCES]:
+            lines.append(f"{label_of(name)}, prompt {task.prompt.id}: {where}")
         if len(row.differing) > SHOWN_DIFFERENCES:
             lines.append(f"{label_of(name)}: {len(row.differing) - SHOWN_DIFFERENCES} more differ, see the JSON file.")
     return lines

@@ -44,9 +44,7 @@ def run_quick(
     kit = make_kit(subject.inflated(params), texts.lessons, settings, watcher)
     result = run_case(kit, texts, METHODS, watcher)
     watcher.stage("memory", None)
-    ids, threads = [task.ids for task in texts.tasks], result.about["threads"]
-    memory = compare_memory(
-        ids, settings.max_new_tokens, threads, subject.name, params=params, placement=subject.placement
-    )
+    ids, new, threads = [task.ids for task in texts.tasks], settings.max_new_tokens, result.about["threads"]
+    memory = compare_memory(ids, new, threads, subject.name, params=params, placement=subject.placement)
     report = case_report("quick", result)
     return replace(report, remarks=[*report.remarks, remark(memory)], more=report.more | {"memory": memory})

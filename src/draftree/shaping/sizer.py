@@ -296,9 +296,8 @@ class DynamicSizer(Sizer):
         hoped = sum(gains) or 1.0
         drafted = sum(budget > 0 for budget in plan.budgets)
         token = plain / batch  # seconds that a token is worth
-        drafting = max(
-            self._times.drafting(batch, way) for way, budget in zip(ways, plan.budgets, strict=True) if budget
-        )
+        used = {way for way, budget in zip(ways, plan.budgets, strict=True) if budget}
+        drafting = max(self._times.drafting(batch, way) for way in used)
         booked: dict[int, float] = {}
         for b, (request, way) in enumerate(zip(plan.requests, ways, strict=True)):
             state = self._states[request.id]

@@ -94,9 +94,8 @@ class Record:
 
         The prompt's step is found under no rows.
         """
-        engine = Engine(
-            self.model, slots=1, runner=self._runner, capacity=max(CAPACITY, len(ids) + self.new + 64), **parts
-        )
+        capacity = max(CAPACITY, len(ids) + self.new + 64)
+        engine = Engine(self.model, slots=1, runner=self._runner, capacity=capacity, **parts)
         request = engine.add(ids, Rules(self.new, eos_token_ids(self.model)))
         seconds: dict[int, list[float]] = defaultdict(list)
         while request.state is not State.FINISHED:

@@ -215,7 +215,6 @@ class _Replay:
             return 0.0
         assert plan.trees is not None
         began = self._clock()
-        self._drafter.observe(
-            Step(plan.requests, plan.trees, NO_PASS, [0], 0, [path], [emitted], attach_to=plan.attach_to)
-        )
+        step = Step(plan.requests, plan.trees, NO_PASS, [0], 0, [path], [emitted], attach_to=plan.attach_to)
+        self._drafter.observe(step)
         return self._clock() - began

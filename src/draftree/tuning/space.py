@@ -48,11 +48,8 @@ class Candidate:
     @property
     def label(self) -> str:
         """What tables call it."""
-        if self.spec is None:
-            return "plain"
-        return f"{self.spec.label}; " + (
-            "sized by cost" if self.node_budget is None else f"{self.node_budget} draft tokens"
-        )
+        size = "sized by cost" if self.node_budget is None else f"{self.node_budget} draft tokens"
+        return "plain" if self.spec is None else f"{self.spec.label}; {size}"
 
     @property
     def name(self) -> str:
