@@ -23,19 +23,17 @@ def test_named_trees() -> None:
     assert chain(3) == [(0,), (0, 0), (0, 0, 0)]
     assert full(2, 2) == [(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]
     assert len(full(5, 3)) == 5 + 25 + 125
-    paper, code = efficient(3, 3), efficient(3, 3, "code")
+    paper, code = efficient(3, 3), efficient(3, 3, fewer=True)
     assert paper == [(0,), (1,), (2,), (0, 0), (0, 1), (0, 2), (0, 0, 0), (0, 0, 1), (0, 0, 2)]
     assert code == [(0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0)]
-    assert len(efficient(2, 4, "code")) == 2 + 1 + 1 + 1  # one child is the least that goes on
-    with pytest.raises(ValueError, match="variant"):
-        efficient(3, 3, "theirs")
+    assert len(efficient(2, 4, fewer=True)) == 2 + 1 + 1 + 1  # one child is the least that goes on
 
 
 def test_trees_by_name() -> None:
     assert choices_named("chain", 2) == chain(2)
     assert choices_named("full-4", 2) == full(4, 2)
     assert choices_named("efficient-5", 3) == efficient(5, 3)
-    assert choices_named("efficient-code-5", 3) == efficient(5, 3, "code")
+    assert choices_named("efficient-code-5", 3) == efficient(5, 3, fewer=True)
     assert choices_named([[0, 1], (0,), (2,), (2,)], 2) == [(0,), (2,), (0, 1)]
 
 

@@ -58,10 +58,10 @@ def cases_of(
     for budget in sorted(set(budgets)):
         if FULL in kinds:
             found += [_static(FULL, f"full-{k}, depth {d}", full(k, d)) for k, d in _full_sizes(depth, budget)]
-        for kind, variant in ((EFFICIENT, "paper"), (EFFICIENT_CODE, "code")):
-            k = max((k for k in range(1, budget + 1) if len(efficient(k, depth, variant)) <= budget), default=0)
+        for kind, fewer in ((EFFICIENT, False), (EFFICIENT_CODE, True)):
+            k = max((k for k in range(1, budget + 1) if len(efficient(k, depth, fewer=fewer)) <= budget), default=0)
             if kind in kinds and k > 1:
-                found.append(_static(kind, f"{kind}-{k}", efficient(k, depth, variant)))
+                found.append(_static(kind, f"{kind}-{k}", efficient(k, depth, fewer=fewer)))
         if SEARCHED in kinds and shares is not None:
             best = best_choices(shares[:depth], budget)
             found += [_static(SEARCHED, f"{SEARCHED}-{budget}", best)] if best else []  # nothing was right even once

@@ -11,7 +11,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from unittest import mock
 
@@ -30,15 +30,11 @@ from draftree.engine.request import State
 from draftree.grammar import CompiledGrammar, Grammar, GrammarState
 
 HF = "HF generate"
-DRAFTERS: dict[str, Any] = {
-    PLAIN: lambda: None,
-    "grammar": GrammarDrafter,
-    "lookahead": Lookahead,
-    "lookahead+grammar": lambda: Merge([Lookahead(), GrammarDrafter()]),
-}
-BESIDE = (PLAIN, "lookahead+grammar")
-Other = tuple[Task, str, int]
-"""A prompt, the schema of its answer, and how long that is."""
+BOTH = "lookahead+grammar"
+DRAFTERS: dict[str, Any] = {PLAIN: lambda: None, "grammar": GrammarDrafter, "lookahead": Lookahead}
+DRAFTERS[BOTH] = lambda: Merge([Lookahead(), GrammarDrafter()])
+BESIDE = (PLAIN, BOTH)
+Other = tuple[Task, str, int]  # a prompt, the schema of its answer, and how long that is
 ASKED = ("allowed", "forced", "permits")  # of `GrammarState`: all that the engine and drafters ask of a grammar
 
 
@@ -51,13 +47,13 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     rows: list[dict[str, Any]] = []
     for turn in range(setup["rounds"]):
         engines = {name: Engine(setup.model, drafter=make(), slots=1) for name, make in DRAFTERS.items()}
+        ways: list[tuple[str, Any]] = [(HF, by_hugging_face)]
+        ways += [(name, partial(by_engine, engine)) for name, engine in engines.items()]
         for number, (name, task) in enumerate(zip(names, tasks, strict=True)):
-            ways = [HF, *engines]
             first = (turn * len(names) + number) % len(ways)
-            for way in [*ways[first:], *ways[:first]]:
+            for way, ask in [*ways[first:], *ways[:first]]:
                 facts = {"way": way, "round": turn, "group": number, "set": name}
-                asked = by_hugging_face if way == HF else by_engine
-                rows.append(facts | asked(setup, name, task, engines.get(way)))
+                rows.append(facts | ask(setup, name, task))
             setup.watcher.step()
     runs = pd.DataFrame(rows)
     lengths = of(runs, PLAIN)["tokens"].div(setup["rounds"]).astype(int).tolist()
@@ -90,9 +86,8 @@ def compiled(setup: Setup, name: str) -> CompiledGrammar:
     return grammar.compile(setup.tokenizer, setup.target.vocab_size, ends)
 
 
-def by_engine(setup: Setup, name: str, task: Task, engine: Engine | None) -> dict[str, Any]:
+def by_engine(engine: Engine, setup: Setup, name: str, task: Task) -> dict[str, Any]:
     """One answer by an engine that lives on."""
-    assert engine is not None
     with timed() as spent:
         began = time.perf_counter()
         rules = Rules(setup["max_new_tokens"], eos_token_ids(setup.model), grammar=compiled(setup, name))
@@ -106,7 +101,7 @@ def by_engine(setup: Setup, name: str, task: Task, engine: Engine | None) -> dic
     return row | {"steps": stats.steps, "accepted": stats.accepted}
 
 
-def by_hugging_face(setup: Setup, name: str, task: Task, engine: Engine | None) -> dict[str, Any]:
+def by_hugging_face(setup: Setup, name: str, task: Task) -> dict[str, Any]:
     """One answer by Hugging Face's `generate` with the library's mask as a processor."""
     began = time.perf_counter()
     eos = eos_token_ids(setup.model)[0]

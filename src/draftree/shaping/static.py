@@ -28,22 +28,14 @@ def full(k: int, depth: int) -> Choices:
     return [node for d in range(1, depth + 1) for node in itertools.product(range(k), repeat=d)]
 
 
-def efficient(k: int, depth: int, variant: str = "paper") -> Choices:
+def efficient(k: int, depth: int, *, fewer: bool = False) -> Choices:
     """BiTA's efficient tree (section 3.2, Figure 5): only the best candidate of each depth has children.
 
-    Args:
-        k: siblings.
-        depth: of the tree.
-        variant: "paper": k siblings at every depth; "code": k, k - 1, k - 2, .. as in the authors' code.
-
-    Raises:
-        ValueError: another variant.
+    There are `k` siblings at every depth; or k, k - 1, k - 2, .. as in the authors' code, where they are `fewer`.
     """
-    if variant not in ("paper", "code"):
-        raise ValueError(f"variant is {variant!r}: choose 'paper' (k siblings at each depth) or 'code' (one fewer).")
     nodes: Choices = []
     for d in range(depth):
-        siblings = k if variant == "paper" else max(k - d, 1)
+        siblings = max(k - d, 1) if fewer else k
         nodes += [(*(0,) * d, rank) for rank in range(siblings)]
     return nodes
 
@@ -107,7 +99,7 @@ def choices_named(tree: str | Sequence[Sequence[int]], depth: int) -> Choices:
             raise ValueError(
                 f"tree is {brief(repr(tree))}, of {depth} levels: take fewer siblings, for at most {LARGEST} nodes."
             )
-        return full(k, depth) if found[2] == "full" else efficient(k, depth, "code" if "code" in found[2] else "paper")
+        return full(k, depth) if found[2] == "full" else efficient(k, depth, fewer="code" in found[2])
     nodes = ordered(tree)
     if len(nodes) > LARGEST:
         raise ValueError(f"The choice list has {len(nodes)} nodes: give at most {LARGEST}.")

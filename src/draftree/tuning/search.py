@@ -83,20 +83,20 @@ def fill(
     Raises:
         ValueError: that time is too short, as the first prompts have shown.
     """
-    kinds = [prepared.search, prepared.judge, prepared.lessons]
-    count = max(map(len, kinds))
+    rows = list(itertools.zip_longest(prepared.search, prepared.judge, prepared.lessons))
+    count = len(rows)
     watcher.stage("recording", count)
     judge: list[Text] = []
-    for number in range(count):
-        if number < len(prepared.search):
-            record.text(prepared.search[number])
+    for number, (searched, judged, lesson) in enumerate(rows):
+        if searched is not None:
+            record.text(searched)
         if prepared.judge is prepared.search:
             judge = record.texts
-        elif number < len(prepared.judge):
-            record.text(prepared.judge[number])
+        elif judged is not None:
+            record.text(judged)
             judge.append(record.texts.pop())
-        if number < len(prepared.lessons):
-            record.lesson(prepared.lessons[number])
+        if lesson is not None:
+            record.lesson(lesson)
         watcher.step()
         spent = time.monotonic() - begin
         if number == 0 and spent * min(count, FEWEST) > RECORD * whole:
