@@ -9,6 +9,7 @@ way's own, not tokens a second: lossy texts have other lengths.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +110,6 @@ def _rows(setup: Setup) -> list[Question]:
     return [Question(i, p.id, p.set, (p.text,)) for i, p in enumerate(spread)]
 
 
-def calm_points(setup: Setup) -> tuple[tuple[float, float], ...]:
-    """CALM's grid: every lambda of the option `leave` with every tau of `decay`, which `LossyCALM` checks."""
-    return tuple((leave, decay) for leave in setup["leave"] for decay in setup["decay"])
-
-
 def check_references(rows: list[Question], metric: str) -> None:
     """Raise a ValueError for BLEU without references, and for a metric whose package is missing."""
     check_metric(metric)
@@ -133,7 +129,7 @@ def compared(setup: Setup, pair: Pair, rows: list[Question], metric: str) -> Ite
         read_thresholds(setup["thresholds"]),
         setup["windows"],
         ablations=setup["ablations"],
-        calm=calm_points(setup) if pair.calm is not None else (),
+        calm=list(product(setup["leave"], setup["decay"])) if pair.calm is not None else (),
     )
     hashes = {name: model_hash(model) for name, model in {"large": pair.large, **pair.smalls}.items()}
     hashes |= {"calm": model_hash(pair.calm)} if pair.calm is not None else {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def early_exit(setup: Setup) -> Iterator[pd.DataFrame]:
 
 def against_calm(setup: Setup) -> Iterator[pd.DataFrame]:
     """BiLD's early exit beside CALM, which leaves behind any layer, at every lambda and tau (LOSSY)."""
-    for leave, decay in bild.calm_points(setup):
+    for leave, decay in product(setup["leave"], setup["decay"]):
         LossyCALM(leave, decay=decay)  # refuses what is out of range before anything is trained
     yield from _exits(setup, with_calm=True)
 

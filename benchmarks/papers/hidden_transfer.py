@@ -7,7 +7,7 @@ differ by their model, so the four runs are the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -85,16 +85,9 @@ def speeds(setup: Setup, item: str = "Table 1") -> Iterator[pd.DataFrame]:
 
 def _layers(setup: Setup, known: dict[str, Any]) -> list[str]:
     """Where the transfers are, and where the paper's would be, in a sentence for each drafter."""
-    paper = default_transfer_layers(len(setup.target.layers))
-    return [
-        f"{name}: transfers behind layers {_listed(one.transfer_layers)} (the paper's, scaled: {_listed(paper)})."
-        for name, one in known.items()
-        if one.method == HEADS[0]
-    ]
-
-
-def _listed(layers: Sequence[int]) -> str:
-    return ", ".join(str(layer) for layer in layers)
+    paper = ", ".join(map(str, default_transfer_layers(len(setup.target.layers))))
+    own = {name: ", ".join(map(str, one.transfer_layers)) for name, one in known.items() if one.method == HEADS[0]}
+    return [f"{name}: transfers behind layers {layers} (the paper's, scaled: {paper})." for name, layers in own.items()]
 
 
 def shared_tree(setup: Setup, heads: list[InModelDrafter]) -> Case:

@@ -7,7 +7,7 @@ learned. The best static size is chosen with hindsight, for every phase by itsel
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -24,30 +24,27 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-class _Phase(NamedTuple):
-    name: str
-    batch: int
-    tasks: list[Task]
+Phase = tuple[str, int, list[Task]]  # name, prompts together, prompts
 
 
 def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Time a token over that of the best static size, phase by phase, after a phase's first steps."""
     phases = _phases(setup)
-    slots = max(phase.batch for phase in phases)
+    slots = max(batch for _, batch, _ in phases)
     rows: list[dict[str, Any]] = []
     for name in setup.named:
         ways = [Way(PLAIN), *(Way(f"n={n}", fresh(setup, name), Fixed(n)) for n in setup["sizes"])]
         ways += [Way(way, fresh(setup, name), DynamicTree(**options)) for way, options in WAYS.items()]
         for way in ways:
             way.engine = Engine(setup.model, slots=slots, drafter=way.drafter, shape=way.shape)
-        for phase in phases:
-            runs = measure(setup, ways, phase.tasks, batch=phase.batch, stop=False)
+        for phase, batch, tasks in phases:
+            runs = measure(setup, ways, tasks, batch=batch, stop=False)
             runs = runs[runs["group"] >= _settled(runs, setup["settled"])]
             statics = [way.name for way in ways if way.name == PLAIN or way.name.startswith("n=")]
             best = min(statics, key=lambda way: per_token(of(runs, way)).value)
             for sized in WAYS:
                 own = of(runs, sized)
-                facts = {"drafter": name, "phase": phase.name, "batch": phase.batch, "best_static": best, "way": sized}
+                facts = {"drafter": name, "phase": phase, "batch": batch, "best_static": best, "way": sized}
                 ratio = per_token(own) / per_token(of(runs, best))
                 rows.append(facts | ratio.columns("time_over_best_static") | {"draft_tokens_a_step": size(own)})
             yield table_of(rows)
@@ -60,7 +57,7 @@ def _settled(runs: pd.DataFrame, steps: int) -> int:
     return int(late.index[0] if len(late) else taken.index[-1])
 
 
-def _phases(setup: Setup) -> list[_Phase]:
+def _phases(setup: Setup) -> list[Phase]:
     """Half of the sets, the others, all in batches, and the longest prompts alone."""
     tasks = setup.tasks
     first = set(setup.sets[: len(setup.sets) // 2])
@@ -68,9 +65,9 @@ def _phases(setup: Setup) -> list[_Phase]:
     other = [task for task in tasks if task.prompt.set not in first]
     batch = min(4, max(1, len(tasks) // 2))
     longest = sorted(tasks, key=lambda task: -len(task.ids))[: max(len(tasks) // 4, 1)]
-    phases = [_Phase(", ".join(sorted(first)), 1, one), _Phase("other sets", 1, other)]
-    phases += [_Phase(f"all, batch {batch}", batch, tasks), _Phase("longest prompts", 1, longest)]
-    return [phase for phase in phases if phase.tasks]
+    phases = [(", ".join(sorted(first)), 1, one), ("other sets", 1, other)]
+    phases += [(f"all, batch {batch}", batch, tasks), ("longest prompts", 1, longest)]
+    return [phase for phase in phases if phase[2]]
 
 
 EXPERIMENT = Experiment(

@@ -144,8 +144,11 @@ class Showcase:
             self._drafted.answer(self._encode(prompt.text))
             yield done
 
-    def run(self, watch: Watch | None = None) -> Iterator[Scene]:
-        """Answer the prompts, plain first, then drafted, then Hugging Face; `watch` sees every step of ours."""
+    def run(self, watch: Watch | None = None, begin: Callable[[str], None] = lambda kind: None) -> Iterator[Scene]:
+        """Answer the prompts, plain first, then drafted, then Hugging Face.
+
+        `watch` sees every step of ours, and `begin` is told the kind of prompt before its scene.
+        """
         prompts = embedded_prompts()
         # First calls pay for what later ones find ready; that is neither method's speed. Another drafter stands
         # in for the shown one, which must not learn here.
@@ -154,6 +157,7 @@ class Showcase:
         for method in (self._plain, stand_in, self._reference):
             method.answer(ready)
         for name, kind in KINDS.items():
+            begin(kind)
             prompt = next(p for p in prompts if p.set == name and not p.warm)
             ids = self._encode(prompt.text)
             plain = self._plain.answer(ids, _watcher(watch, "plain"))

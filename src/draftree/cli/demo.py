@@ -39,12 +39,10 @@ def demo(
     if drafter == "lookahead" and not cold:
         view.warming(showcase.warm(WARM_PER_SET), WARM_PER_SET * len(KINDS))
     scenes: list[Scene] = []
-    view.next(0)
-    for scene in showcase.run(view.watch):
+    for scene in showcase.run(view.watch, view.begin):
         scenes.append(scene)
         quiet.look()
         view.finish(scene)
-        view.next(len(scenes))
     total = figures("total", scenes)
     seconds, trouble = time.perf_counter() - begin, quiet.trouble()
     if as_json:

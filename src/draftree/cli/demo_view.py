@@ -34,17 +34,11 @@ class View:
         self._draws = self.console.is_terminal and not quiet
         self._tokenizer = tokenizer
         self._drafter = drafter
-        self._kinds = list(KINDS.values())
         self._live: Live | None = None
         self._kind = ""
         self._texts: dict[str, ColouredText] = {}
         self._shown: dict[str, int] = {}
         self._drawn = 0.0
-        self._begin()
-
-    def _begin(self) -> None:
-        self._texts = {way: ColouredText(self._tokenizer) for way in ("plain", "drafted")}
-        self._shown = dict.fromkeys(self._texts, 0)
 
     def opening(self, model: Any, fewer: str | None) -> None:
         """Say what is about to run, and why with fewer threads, if so."""
@@ -52,7 +46,7 @@ class View:
         self.console.print(
             Text.assemble(
                 ("draftree demo", "bold"),
-                f": the embedded {size:.0f}M-parameter model answers {len(self._kinds)} kinds of prompt, plainly and "
+                f": the embedded {size:.0f}M-parameter model answers {len(KINDS)} kinds of prompt, plainly and "
                 f"with drafter {self._drafter}.",
             )
         )
@@ -71,12 +65,10 @@ class View:
         seconds = time.perf_counter() - begin
         self.console.print(f"The trie has seen the answers to {total} other prompts of these kinds ({seconds:.1f} s).")
 
-    def next(self, number: int) -> None:
-        """Make room for scene `number`, if there is one."""
-        if number >= len(self._kinds):
-            return
-        self._begin()
-        self._kind = self._kinds[number]
+    def begin(self, kind: str) -> None:
+        """Make room for a scene."""
+        self._kind, self._texts = kind, {way: ColouredText(self._tokenizer) for way in ("plain", "drafted")}
+        self._shown = dict.fromkeys(self._texts, 0)
         if self._draws:
             self._live = Live(console=self.console, auto_refresh=False, transient=True)
             self._live.start()
