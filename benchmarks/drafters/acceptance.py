@@ -118,10 +118,9 @@ def _masks_only(drafter: Trained) -> bool:
 
 
 EXPERIMENT = Experiment(
-    "acceptance",
-    "",
     run,
     ("drafter", "tree", "nodes", "acceptance_length", "rows_a_step", "ms_a_step", "step_over_plain"),
     lines("nodes", "acceptance_length", by="kind", panel="drafter"),
     OPTIONS | {"nodes": (4, 8, 16, 32), "trees": (), "warm_per_set": 4},
+    name="acceptance",
 )

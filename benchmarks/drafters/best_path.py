@@ -51,8 +51,6 @@ def _path(setup: Setup, name: str) -> Drafter:
 
 
 EXPERIMENT = Experiment(
-    "best-path",
-    "",
     run,
     tuple(column for column in COLUMNS if column not in ("batch", "over_hf", "over_the_whole", "draft_ms", "paper")),
     bars("over_plain", "acceptance_length", label="way"),
@@ -60,4 +58,5 @@ EXPERIMENT = Experiment(
         **{"per_set": 3, "max_new_tokens": 64, "sets": (), "batch": 1, "warm_per_set": 8, "nodes": 8},
         "drafters": ("lookahead", "draft-model", "hidden-transfer", "medusa"),
     },
+    name="best-path",
 )

@@ -287,22 +287,10 @@ COLUMNS = (
     *("operations", "moved", "intensity"),
 )
 OPTIONS: dict[str, Any] = {
-    "small": "",
-    "aligned": "",
-    "data": "",
-    "field": "",
-    "reference": "",
-    "metric": "",
-    "template": "",
+    **dict.fromkeys(("small", "aligned", "data", "field", "reference", "metric", "template"), ""),
     "thresholds": tuple(f"{f}:{r}" for f in (0.3, 0.45, 0.6, 0.75, 0.9) for r in (1, 2, 3, 5, 8)),
     "windows": (3, 4, 5, 6, 7, 8, 9, 10),
-    "ablations": True,
-    "limit": 500,
-    "timed": 40,
-    "rounds": 1,
-    "max_new_tokens": 80,
-    "batch": 32,
-    "examples": 6,
+    **{"ablations": True, "limit": 500, "timed": 40, "rounds": 1, "max_new_tokens": 80, "batch": 32, "examples": 6},
     **bild_pair.OPTIONS,
 }
-EXPERIMENT = Experiment("bild", "BiLD, section 4", run, COLUMNS, plot, OPTIONS)
+EXPERIMENT = Experiment(run, COLUMNS, plot, OPTIONS, name="bild", source="BiLD, section 4")

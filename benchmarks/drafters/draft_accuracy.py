@@ -52,10 +52,10 @@ def compared(
 
 
 EXPERIMENT = Experiment(
-    "draft-accuracy",
-    "Hidden Transfer, Figure 3",
     run,
     ("drafter", "place", "cases", "top", "accuracy"),
     lines("top", "accuracy", by="drafter", panel="place"),
     OPTIONS | {"drafters": METHODS},
+    name="draft-accuracy",
+    source="Hidden Transfer, Figure 3",
 )

@@ -56,8 +56,6 @@ def _summed_up(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 EXPERIMENT = Experiment(
-    "kinds",
-    "",
     run,
     ("kind", "prompts", "drafter", "over_plain", "acceptance_length", "tokens_a_second"),
     points("over_plain", label=("kind", "drafter")),
@@ -65,4 +63,5 @@ EXPERIMENT = Experiment(
         **{"per_set": 3, "max_new_tokens": 64, "sets": (), "warm_per_set": 8},
         "drafters": ("lookahead-cold", "lookahead", "prompt-lookup", "draft-model", "lookahead-cold+draft-model"),
     },
+    name="kinds",
 )

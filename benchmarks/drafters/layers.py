@@ -86,11 +86,11 @@ def kept_of(ids: Any, expected: Any) -> tuple[int, int]:
 
 
 EXPERIMENT = Experiment(
-    "layers",
-    "Draft and Verify; CALM",
     run,
     ("way", "over_plain", "tokens_a_step", "draft_tokens_a_step", "layers_a_token", "left_of_the_text"),
     points("over_plain", label="way"),
     {"per_set": 2, "max_new_tokens": 96, "sets": (), "rounds": 2, "skip_set": "", "chains": (1, 2, 4)}
     | {"exits": (), "thresholds": (0.9, 0.95, 0.98, 1.0)},
+    name="layers",
+    source="Draft and Verify; CALM",
 )

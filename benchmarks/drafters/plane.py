@@ -54,11 +54,10 @@ def plot(figure: Any, table: pd.DataFrame) -> None:
 
 
 EXPERIMENT = Experiment(
-    "plane",
-    "",
     run,
     ("drafters", "tokens_a_step", "time", "by_pass_alone", "over_plain"),
     plot,
     {"per_set": 1, "max_new_tokens": 96, "sets": (), "warm_per_set": 8, "nodes": 8}
     | {"drafters": ("lookahead", "draft-model", "medusa", "hidden-transfer", "bita")},
+    name="plane",
 )

@@ -94,10 +94,10 @@ def _rows_at(step: Step, layer: int) -> list[list[int]]:
 
 
 EXPERIMENT = Experiment(
-    "pseudo-cosine",
-    "Hidden Transfer, Figure 4",
     run,
     ("drafter", "step", "layer", "cases", "pseudo", "own"),
     lines("layer", "pseudo", "own", by=("drafter", "step")),
     OPTIONS | {"drafters": ("hidden-transfer",)},
+    name="pseudo-cosine",
+    source="Hidden Transfer, Figure 4",
 )

@@ -127,11 +127,10 @@ def _quantiles(seconds: list[float]) -> dict[str, float]:
 
 
 EXPERIMENT = Experiment(
-    "trie",
-    "",
     run,
     ("call", "median", "p99", "max"),
     bars("median", "p99", label="call", mark=None),
     {"prompts": 200, "prompt_tokens": 400, "answer_tokens": 120, "vocabulary": 32_000, "decoding_length": 64}
     | {"branch_length": 12, "warm_answers": 0, "backend": "auto"},
+    name="trie",
 )

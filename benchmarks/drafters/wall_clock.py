@@ -85,8 +85,6 @@ def _label(name: str, case: Case) -> str:
 
 
 EXPERIMENT = Experiment(
-    "wall-clock",
-    "",
     run,
     (
         *("drafter", "tree", "ahead", "rows", "step_ms", "plain_steps", "tokens_a_step", "tokens_a_second"),
@@ -94,4 +92,5 @@ EXPERIMENT = Experiment(
     ),
     points("over_plain", label=("drafter", "tree")),
     OPTIONS | {"nodes": (1, 2, 4, 8), "rounds": 2},
+    name="wall-clock",
 )

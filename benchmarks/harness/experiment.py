@@ -36,8 +36,6 @@ SHORT = {"per_set": 1, "max_new_tokens": 64}  # of the papers' tables and figure
 class Experiment:
     """One table or figure."""
 
-    name: str  # by which `draftree bench run` knows it
-    source: str  # where the papers have it; "" for nowhere
     # Measures, and yields the table so far whenever a part of it is complete; the last one is the whole. Its
     # docstring's first line says what the table shows. The table's `attrs` may hold `remarks` (lines), `differing`
     # (number of answers that are not plain decoding's), `tables` (further ones by their titles), `more` (further facts
@@ -48,6 +46,8 @@ class Experiment:
     plot: Callable[[Any, pd.DataFrame], None]  # draws a table into a matplotlib figure
     # All that it takes, with their defaults; see `Setup` for those that every experiment shares.
     options: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""  # by which `draftree bench run` knows it
+    source: str = ""  # where the papers have it
     claim: Claim | None = None  # the paper's figures
 
     @property

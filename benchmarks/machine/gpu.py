@@ -160,8 +160,6 @@ def choices(cost: StepCost, accepted: Sequence[float], *, packed: bool) -> list[
 
 
 EXPERIMENT = Experiment(
-    "gpu",
-    "",
     run,
     figures.COLUMNS,
     plot,
@@ -169,4 +167,5 @@ EXPERIMENT = Experiment(
         **{"shape": "llama-7b", "dtype": "bfloat16", "device": "cuda", "per_set": 1, "max_new_tokens": 96},
         **{"rounds": 7, "context": 256, "warm_per_set": 23, "compiled": True, "minutes": 8.0},
     },
+    name="gpu",
 )

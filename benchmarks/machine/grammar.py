@@ -181,10 +181,9 @@ def speed(setup: Setup, others: Sequence[Other], name: str, *, constrained: bool
 
 
 EXPERIMENT = Experiment(
-    "grammar",
-    "",
     run,
     ("way", "tokens/s", "over plain", "over HF", "acceptance length", "% of the time in the grammar"),
     bars("over plain", label="way"),
     {"per_set": 2, "max_new_tokens": 200, "schemas": 30, "beside": 16, "rounds": 2},
+    name="grammar",
 )

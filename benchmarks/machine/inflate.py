@@ -91,10 +91,9 @@ def compare_models(setup: Setup, large: Any) -> dict[str, Any]:
 
 
 EXPERIMENT = Experiment(
-    "inflate",
-    "",
     run,
     ("rows", "method", "ms", "over_one_row", "floor_share"),
     lines("rows", "ms", by="method", log=True),
     {"answers": 4, "max_new_tokens": 24, "context": 128, "rounds": 7, "shape": "", "dtype": "", "device": ""},
+    name="inflate",
 )

@@ -185,10 +185,9 @@ def pass_parts(runner: Runner, context: int, rounds: int, watcher: Watcher) -> d
 
 
 EXPERIMENT = Experiment(
-    "pass-parts",
-    "",
     run,
     ("rows", *PARTS, "whole", "linear_least", "attention_least", "head_least"),
     bars(*PARTS[1:4], "whole", label="rows", mark=None),
     {"context": 128, "rounds": 20},
+    name="pass-parts",
 )

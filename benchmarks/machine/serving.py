@@ -168,11 +168,10 @@ def replicas_of(setup: Setup, folder: Path, drafter: str, count: int) -> Abstrac
 
 
 EXPERIMENT = Experiment(
-    "serving",
-    "",
     run,
     ("drafter", "way", "tokens/s", "of the engine alone", "us a token more", "ms to first, median", "ms to first, p95"),
     bars("tokens/s", label="way", mark=None),
     {"per_set": 4, "max_new_tokens": 64, "sets": (), "drafters": ("none", "lookahead"), "slots": 8, "concurrency": 16}
     | {"rounds": 3, "stock": True, "replicas": ()},
+    name="serving",
 )

@@ -52,10 +52,9 @@ def timed(recorder: Recorder) -> list[dict[str, float]]:
 
 
 EXPERIMENT = Experiment(
-    "step-stages",
-    "",
     run,
     ("rows", "steps", *PARTS, "whole"),
     bars(*PARTS[:3], "whole", label="rows", mark=None),
     {"per_set": 1, "max_new_tokens": 48, "sets": (), "warm_per_set": 8, "rows": (1, 8, 16)},
+    name="step-stages",
 )

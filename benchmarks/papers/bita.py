@@ -221,7 +221,7 @@ OPTIONS |= {"drafters": ("bita",), "depth": 0}
 
 
 def _table(run: Any, item: str, **options: Any) -> Experiment:
-    table = Experiment("", "", run, COLUMNS, bars("over_plain", "acceptance_length", label="way"), OPTIONS | options)
+    table = Experiment(run, COLUMNS, bars("over_plain", "acceptance_length", label="way"), OPTIONS | options)
     return table.of_paper(PAPER, item, **options)
 
 
@@ -230,7 +230,7 @@ TRAINED: dict[str, Any] = on_demand.OPTIONS | {"drafters": ()}
 
 def _curve(run: Any, item: str, swept: tuple[int, ...]) -> Experiment:
     columns, plot = ("swept", *COLUMNS), lines("swept", "over_plain", "acceptance_length")
-    return Experiment("", "", run, columns, plot, OPTIONS | TRAINED | {"swept": swept}).of_paper(PAPER, item)
+    return Experiment(run, columns, plot, OPTIONS | TRAINED | {"swept": swept}).of_paper(PAPER, item)
 
 
 EXPERIMENTS = (

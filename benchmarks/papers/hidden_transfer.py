@@ -231,8 +231,6 @@ def _remarks(setup: Setup) -> list[str]:
 
 TOPS = (1, 2, 3, 5, 10)
 TABLE = Experiment(
-    "",
-    "",
     speeds,
     COLUMNS,
     bars("over_plain", "acceptance_length", label="way"),
@@ -241,8 +239,6 @@ TABLE = Experiment(
     | {"drafters": (*HEADS, SELF), "depth": DEPTH, "nodes": 16, "warm_per_set": 4, "paper_training": True},
 )
 ACCURACY = Experiment(
-    "",
-    "",
     accuracy,
     draft_accuracy.EXPERIMENT.columns,
     draft_accuracy.EXPERIMENT.plot,
@@ -253,8 +249,6 @@ ACCURACY = Experiment(
 TRAINED: dict[str, Any] = dict(draft_accuracy.EXPERIMENT.options) | on_demand.OPTIONS | {"drafters": ()}
 del TRAINED["depth"]  # these figures are of one transfer each
 LAYER = Experiment(
-    "",
-    "",
     transfer_layer,
     ("layer", "top", "accuracy", "cases"),
     lines("layer", "accuracy", by="top"),

@@ -262,7 +262,7 @@ WARM = PROMPTS | {name: QUICK[name] for name in ("batch", "warm_per_set")}
 
 
 def _of(item: str, run: Run, plot: Plot = BARS, columns: tuple[str, ...] = COLUMNS, **options: Any) -> Experiment:
-    return Experiment("", "", run, columns, plot, options).of_paper("Lookahead", item)
+    return Experiment(run, columns, plot, options).of_paper("Lookahead", item)
 
 
 EXPERIMENTS = (

@@ -117,8 +117,6 @@ def _texts(setup: Setup, runs: pd.DataFrame, way: str) -> list[str]:
 
 
 EXPERIMENT = Experiment(
-    "",
-    "",
     precision,
     ("type", "way", "answers", "equal_to_plain", "equal_to_float32", "rouge_l_to_float32", "accuracy"),
     bars("rouge_l_to_float32", label=("type", "way"), mark=None),

@@ -72,12 +72,11 @@ def _free(table: pd.DataFrame) -> pd.DataFrame:
 
 
 PREMISE = Experiment(
-    "premise",
-    "",
     run,
     ("batch", "context", "method", "rows", "ms", "over_one_row"),
     lines("rows", "over_one_row", by=("method", "context"), panel="batch", log=True),
     {"rows": (1, 2, 4, 8, 16, 32, 64), "context": (128, 1024), "batch": (1, 4), "rounds": 5},
+    name="premise",
 )
 _single: dict[str, Any] = {"batch": (1,), "context": (256, 512), "rounds": 3}
 EXPERIMENTS = (

@@ -217,8 +217,6 @@ def _published(setup: Setup) -> ProPDTree:
 
 
 TABLE = Experiment(
-    "",
-    "",
     speeds,
     ("way", "batch", "over", "acceptance_length", "draft_tokens_a_step", "pruned", "tokens_a_second"),
     lines("batch", "over", by="way", log=True),
@@ -230,20 +228,12 @@ TABLE = Experiment(
     | {"alpha": 0.2, "fading": 0.02, "share_alpha": 0.02},
 )
 FIGURE = Experiment(
-    "",
-    "",
     premises,
     ("layer", "top", "accuracy"),
     lines("top", "accuracy", by="layer", log=True),
-    {
-        "per_set": 2,
-        "max_new_tokens": 64,
-        "sets": (),
-        "drafters": ("medusa",),
-        "nodes": 32,
-        "warm_per_set": 4,
-        "depth": 0,
-    }
+    OPTIONS
+    | MEDUSA
+    | {"per_set": 2, "max_new_tokens": 64, "nodes": 32, "warm_per_set": 4, "depth": 0}
     | {"early_layers": (1, 2, 4, 6), "early_heads": (), "batch": (1, 2, 4), "context": (128, 512)}
     | {"rows": (1, 2, 4, 8, 16, 32, 64), "rounds": 3}
     | on_demand.OPTIONS,
@@ -257,7 +247,7 @@ EXPERIMENTS = (
         run=pruned,
         options=dict(pruning.EXPERIMENT.options) | on_demand.OPTIONS | {"early_layers": (), "depth": 0},
     ).of_paper("ProPD", "Table 2", **MEDUSA, batch=4, top_k=(4, 16, 50), early_heads=(), early_layers=(1, 2, 4, 6)),
-    Experiment("", "", parts, TABLE.columns, TABLE.plot, TABLE.options).of_paper("ProPD", "Table 3", **BATCHES),
+    replace(TABLE, run=parts).of_paper("ProPD", "Table 3", **BATCHES),
     FIGURE.of_paper("ProPD", "Figure 3", **MEDUSA),
     replace(TABLE, run=by_task, columns=("task", *TABLE.columns), plot=BY_TASK).of_paper(
         "ProPD", "Figure 7", batch=(1, 4), per_set=4

@@ -216,8 +216,6 @@ def job_of(setup: Setup, work: Path, left_out: dict[str, str]) -> Job:
 
 
 PEERS = Experiment(
-    "peers",
-    "",
     run,
     (*("engine", "version", "way", "tokens_a_second", "over_hf", "over_best_peer"), *("differing", "peak_gb")),
     bars("tokens_a_second", label=("engine", "way"), mark=None),
@@ -228,5 +226,6 @@ PEERS = Experiment(
             "drafters": ("draft-model", "medusa"),
         },
     },
+    name="peers",
 )
 EXPERIMENTS = (PEERS, PEERS.of_paper("Lookahead", "Table 8", engines=("hugging_face", "vllm", "draftree")))

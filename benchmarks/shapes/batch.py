@@ -61,10 +61,9 @@ def _ways(setup: Setup, name: str) -> list[Way]:
 
 
 EXPERIMENT = Experiment(
-    "batch",
-    "",
     run,
     ("drafter", "batch", "way", "over_plain", "acceptance_length", "draft_tokens_a_step", "pruned", "tokens_a_second"),
     lines("batch", "over_plain", by="way", panel="drafter", log=True),
     OPTIONS | {"nodes": 32, "sizes": SIZES, "batch": (1, 2, 4, 8, 16), "early_heads": ("early-head",)},
+    name="batch",
 )

@@ -57,10 +57,10 @@ def summed(recorder: Recorder, requests: int, burn_in: int) -> dict[str, np.ndar
 
 
 EXPERIMENT = Experiment(
-    "calibration",
-    "ProPD, section 4.2",
     run,
     ("drafter", "draft_tokens", "acceptance_length", *COLUMNS.values()),
     points(COLUMNS[MODELS[0]], label=("drafter", "draft_tokens")),
     OPTIONS | {"drafters": ("lookahead", "prompt-lookup", "bita", *DRAFTERS[1:]), "nodes": 32, "burn_in": 50},
+    name="calibration",
+    source="ProPD, section 4.2",
 )

@@ -63,8 +63,6 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
 
 
 EXPERIMENT = Experiment(
-    "gate",
-    "",
     run,
     ("batch", "drafter", "tokens", "best_static", "over_best_static", "over_plain", "acceptance_length"),
     points("over_best_static", label=("batch", "drafter")),
@@ -72,4 +70,5 @@ EXPERIMENT = Experiment(
         **{"per_set": 3, "max_new_tokens": 96, "sets": (), "drafters": DRAFTERS, "warm_per_set": 8},
         **{"batch": (1, 4), "sizes": (2, 4, 8, 15)},
     },
+    name="gate",
 )

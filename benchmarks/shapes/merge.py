@@ -52,8 +52,6 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
 
 
 EXPERIMENT = Experiment(
-    "merge",
-    "",
     run,
     (
         *("drafters", "nodes", "first_alone", "second_alone", "merged", "over_the_better_alone"),
@@ -61,4 +59,5 @@ EXPERIMENT = Experiment(
     ),
     lines("nodes", "merged", by="drafters"),
     OPTIONS | {"drafters": ("lookahead", "hidden-transfer", "bita"), "nodes": (4, 8, 16)},
+    name="merge",
 )

@@ -61,21 +61,15 @@ def compared(
 
 
 EXPERIMENT = Experiment(
-    "pruning",
-    "ProPD, Table 2",
     run,
     (
-        "drafter",
-        "layer",
-        "top_k",
-        "pruned",
-        "acceptance_length",
-        "over_whole",
-        "seconds_a_token_over_whole",
+        *("drafter", "layer", "top_k", "pruned", "acceptance_length", "over_whole", "seconds_a_token_over_whole"),
         "tokens_a_second",
     ),
     lines("pruned", "over_whole", by="layer", panel="drafter"),
     OPTIONS
     | {"drafters": ("lookahead", "bita", *DRAFTERS[1:]), "nodes": 32}
     | {"top_k": (1, 2, 4, 8, 16, 50), "early_heads": ("early-head",), "batch": 1},
+    name="pruning",
+    source="ProPD, Table 2",
 )

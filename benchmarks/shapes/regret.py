@@ -71,10 +71,10 @@ def _phases(setup: Setup) -> list[Phase]:
 
 
 EXPERIMENT = Experiment(
-    "regret",
-    "ProPD, Figure 3",
     run,
     ("drafter", "phase", "best_static", "way", "time_over_best_static", "draft_tokens_a_step"),
     points("time_over_best_static", label=("drafter", "phase", "way")),
     OPTIONS | {"sizes": SIZES, "settled": 50},
+    name="regret",
+    source="ProPD, Figure 3",
 )

@@ -86,10 +86,9 @@ def chosen(cost: StepCost, batches: Sequence[np.ndarray], drafter: Drafter) -> t
 
 
 EXPERIMENT = Experiment(
-    "step-cost",
-    "",
     run,
     ("drafter", "curve", "batch", "draft_tokens", "expected_gain"),
     lines("batch", "draft_tokens", "expected_gain", by=("drafter", "curve"), log=True),
     OPTIONS | {"nodes": 32, "burn_in": 50},
+    name="step-cost",
 )

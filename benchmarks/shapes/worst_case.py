@@ -40,10 +40,9 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
 
 
 EXPERIMENT = Experiment(
-    "worst-case",
-    "",
     run,
     ("drafter", "batch", "over_plain", "draft_tokens_a_step", "acceptance_length"),
     points("over_plain", label=("drafter", "batch")),
     {name: OPTIONS[name] for name in ("per_set", "max_new_tokens", "sets")} | {"batch": (1, 16)},
+    name="worst-case",
 )
