@@ -138,15 +138,8 @@ def _measure(
     """All cases of one model."""
     texts = encode_all(subject, prompts, plan.settings)
     kit = make_kit(subject.inflated(plan.params), texts.lessons, plan.settings, watcher, assistant)
-    cases = plan.cases()
-    return [
-        run_case(
-            replace(kit, settings=settings),
-            texts,
-            plan.methods,
-            watcher,
-            log=log,
-            part=f"{i} of {len(cases)} ({settings.title}): ",
-        )
-        for i, settings in enumerate(cases, 1)
-    ]
+    cases, results = plan.cases(), []
+    for i, settings in enumerate(cases, 1):
+        own, part = replace(kit, settings=settings), f"{i} of {len(cases)} ({settings.title}): "
+        results.append(run_case(own, texts, plan.methods, watcher, log=log, part=part))
+    return results

@@ -98,14 +98,6 @@ def run_experiment(
     prompts, console = measuring.begin(), wide_console()
     kept = f"parts that were complete, if there were any, are in {command.partial_file(experiment, measuring.out)}"
     with StageBar(console, kept) as bar:
-        report = command.run(
-            experiment,
-            given,
-            model=model,
-            params=params,
-            placement=placement,
-            prompts=prompts,
-            watcher=bar,
-            out=measuring.out,
-        )
+        about = {"model": model, "params": params, "placement": placement}
+        report = command.run(experiment, given, **about, prompts=prompts, watcher=bar, out=measuring.out)
     show_report(console, report, measuring.out)

@@ -83,12 +83,8 @@ def _heading(name: str, step: dict[str, Any], member: dict[str, Any]) -> Text:
 def _tree(trace: Trace, step: dict[str, Any], member: dict[str, Any]) -> Any:
     names = trace.runs[step["run"]]["sources"]
     tokens, parents, logp, sources = (member[part] for part in ("tokens", "parents", "logp", "sources"))
-    tree = TokenTree.from_arrays(
-        tokens[1:],
-        [parent - 1 for parent in parents[1:]],
-        [-math.inf if p is None else p for p in logp[1:]],
-        root=tokens[0],
-    )
+    chances = [-math.inf if p is None else p for p in logp[1:]]
+    tree = TokenTree.from_arrays(tokens[1:], [parent - 1 for parent in parents[1:]], chances, root=tokens[0])
     accepted, pruned = set(member["accepted"]), set(member["pruned"])
 
     def styled(node: int, label: str) -> Text:

@@ -62,15 +62,8 @@ def tune(
     watcher.stage("replaying", None)
     found = space.search(lambda: time.monotonic() - begin > REPLAY * whole, watcher.step)
     judged = _halve(space, finalists(found), judge, begin + whole, watcher)
-    return Choice(
-        choose(judged),
-        judged,
-        len(found),
-        (len(record.texts), len(judge), len(record.lessons)),
-        time.monotonic() - begin,
-        space,
-        [*record.texts, *judge],
-    )
+    counts, texts = (len(record.texts), len(judge), len(record.lessons)), [*record.texts, *judge]
+    return Choice(choose(judged), judged, len(found), counts, time.monotonic() - begin, space, texts)
 
 
 def fill(
