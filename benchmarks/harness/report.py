@@ -114,5 +114,6 @@ class Report:
 
     def page(self, picture: str) -> str:
         """One HTML file: picture (base64), tables, remarks and examples; nothing is fetched, no script runs."""
-        here = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
+        folders = [Path(__file__).parent, Path(report.__file__).parent]  # the frame is that of `draftree bench compare`
+        here = Environment(loader=FileSystemLoader(folders), autoescape=True)
         return here.get_template("page.html.j2").render(report=self, picture=picture, swatch=swatch)

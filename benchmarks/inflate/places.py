@@ -15,7 +15,6 @@ from benchmarks.inflate.sizes import Size
 class Places:
     """Where the parts of a small model lie in a large one."""
 
-    # small, large: their sizes.
     small: Size
     large: Size
 

@@ -21,7 +21,6 @@ TURN_ROOM = 32  # tokens that a chat template may put around a turn
 class Subject:
     """The model that is measured."""
 
-    # model, tokenizer: the model and its tokenizer.
     model: Any
     tokenizer: Any
     name: str | None = None  # the folder or hub name that it was loaded from; None for the embedded model
