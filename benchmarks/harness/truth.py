@@ -32,7 +32,10 @@ SLOTS = 8  # answers that are looked at together, as no time is taken
 
 
 def look_on(setup: Setup, prompts: Sequence[Sequence[int]], onlooker: Onlooker) -> dict[int, tuple[int, list[int]]]:
-    """Answer `prompts` greedily; by request id, the prompt's number and all tokens, prompt first."""
+    """Answer `prompts` greedily; by request id, the prompt's number and all tokens, prompt first.
+
+    What ends an answer with an error is raised.
+    """
     new = setup["max_new_tokens"]
     capacity = max(len(ids) for ids in prompts) + new + 64
     engine = Engine(setup.model, drafter=onlooker, shape=OnlyRoots(), slots=SLOTS, capacity=capacity)

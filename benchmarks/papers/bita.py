@@ -98,7 +98,8 @@ def methods(setup: Setup) -> Iterator[pd.DataFrame]:
 def _named_or_packaged(setup: Setup, option: str, package: str) -> Any:
     """The small model's drafter, or the self-speculative one, of the folder that the option names.
 
-    Without a folder the package's for the embedded model, and None for another one.
+    Without a folder the package's for the embedded model, and None for another one. A folder without such a thing, or
+    with one of another model, is a ValueError.
     """
     folder = setup[option]
     if not folder:

@@ -91,7 +91,10 @@ def _layers(setup: Setup, known: dict[str, Any]) -> list[str]:
 
 
 def shared_tree(setup: Setup, heads: list[InModelDrafter]) -> Case:
-    """The tree of `nodes` draft tokens that is best for the mean of the accuracies of these drafters, one or more."""
+    """The tree of `nodes` draft tokens that is best for the mean of these drafters' accuracies on other prompts.
+
+    Without drafters inside the model, or without other prompts, there is a ValueError.
+    """
     if not heads:
         raise ValueError(f"There is no drafter inside the model to compare: name {' and '.join(HEADS)}, or folders.")
     lessons = setup.searched_on

@@ -181,7 +181,10 @@ def _claims(runs: pd.DataFrame, names: tuple[str, ...], batch: int) -> list[pd.D
 
 
 def _static(setup: Setup) -> tuple[InModelDrafter, Case]:
-    """The one set of heads, and the tree of `nodes` draft tokens that is best for it on other prompts."""
+    """The heads, and the tree of `nodes` draft tokens that is best for them on other prompts.
+
+    No heads, several, or no other prompts is a ValueError.
+    """
     if len(setup.named) != 1:
         raise ValueError("ProPD's tables are of one set of heads: name one by --drafter.")
     ((name, word),) = setup.named.items()

@@ -25,7 +25,10 @@ NAMES = {
 
 
 def write(folder: Path, file: Path, kind: str) -> None:
-    """Write the llama of `folder` with its matrices as `kind`, one of gguf's types; norms stay in float32."""
+    """Write the llama of `folder` with its matrices as `kind`, one of gguf's types; norms stay in float32.
+
+    A model of another family is a ValueError.
+    """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if config["model_type"] != "llama":
         raise ValueError(f"a '{config['model_type']}' model; only llamas are written as GGUF here")
