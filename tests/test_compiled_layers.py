@@ -42,7 +42,9 @@ def multiply(packed: Packed, x: Tensor, threads: int = 1, out: Tensor | None = N
     if out is None:
         out = torch.full((len(x), packed.described.outputs), torch.nan)
     assert LIBRARY_BUILT is not None
-    LIBRARY_BUILT.layer_product(packed.described, x.data_ptr(), len(x), threads, added, out.data_ptr())
+    scratch = torch.empty_like(x)
+    given = (packed.described, x.data_ptr(), len(x), threads, added, scratch.data_ptr(), out.data_ptr())
+    LIBRARY_BUILT.layer_product(*given)
     return out
 
 

@@ -95,9 +95,10 @@ def test_products(inputs: int, outputs: int, dtype: torch.dtype) -> None:
         torch.manual_seed(rows)
         x = torch.randn(rows, inputs).to(dtype).float()
         x[0] = first
-        out = torch.full((rows, outputs + 5), torch.nan)
+        out, scratch = torch.full((rows, outputs + 5), torch.nan), torch.empty_like(x)
         for threads in (1, 2):
-            LIBRARY_BUILT.layer_product(packed.described, x.data_ptr(), rows, threads, 0, out.data_ptr())
+            given = (packed.described, x.data_ptr(), rows, threads, 0, scratch.data_ptr(), out.data_ptr())
+            LIBRARY_BUILT.layer_product(*given)
             wanted = [
                 (x @ w.qdata.float().T).to(dtype) * w.scale.to(dtype).T + b
                 for w, b in zip(weights, biases, strict=True)

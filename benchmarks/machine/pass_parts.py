@@ -58,7 +58,7 @@ class Peak:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._matrix = Packed([torch.nn.Linear(NARROW, NARROW, bias=False)])
         self._rows, self._out = torch.ones(TALL, NARROW), torch.empty(TALL, NARROW)
-        self._library = library
+        self._laid, self._library = torch.empty_like(self._rows), library
         self._seconds: list[float] = []
 
     def sample(self) -> None:
@@ -66,7 +66,8 @@ class Peak:
         clock, threads = clock_of(torch.device("cpu")), torch.get_num_threads()
         start = clock()
         self._library.layer_product(
-            self._matrix.described, self._rows.data_ptr(), TALL, threads, 0, self._out.data_ptr()
+            *(self._matrix.described, self._rows.data_ptr(), TALL, threads, 0),
+            *(self._laid.data_ptr(), self._out.data_ptr()),
         )
         self._seconds.append(clock() - start)
 
@@ -89,7 +90,7 @@ class _Inside:
         segment = Segment(0, None, plan.positions, plan.visible)
         looked_up = runner.tables.of(segment, (), torch.float32, cache, runner.target.kinds[0])
         angles = CompiledAngles(looked_up, segment, stack)
-        self._first = runner._embedding(plan.tokens).detach().clone()
+        self._first = runner._enter(plan).detach().clone()
         self._x = x = self._first.clone()
         layers, threads = stack.layers, stack.threads(rows)
         kv, groups, dim = layers[0].parts.heads
@@ -97,8 +98,10 @@ class _Inside:
         inputs = {m.inputs: torch.zeros(rows, m.inputs) for m in matrices}
         out = torch.empty(rows, max(m.outputs for m in matrices))
         query = torch.zeros(1, kv, groups * rows, dim)
-        self._held = inputs, out, query, cache  # whose addresses the calls have
-        products = [(m, inputs[m.inputs].data_ptr(), rows, threads, 0, out.data_ptr()) for m in matrices]
+        laid = torch.empty(rows, max(inputs))
+        self._held = inputs, out, query, cache, laid  # whose addresses the calls have
+        given = rows, threads, 0, laid.data_ptr(), out.data_ptr()
+        products = [(m, inputs[m.inputs].data_ptr(), *given) for m in matrices]
         halves = []
         for index, layer in enumerate(layers):
             keys, values = cache.stores(index, kv, (dim, dim), x)
@@ -123,12 +126,13 @@ class _Inside:
             "products": run_products,
             "head": lambda: runner._head(x),
         }
-        weights, seen = 4.0 * sum(m.inputs * m.outputs for m in matrices), context + (rows + 1) / 2
+        count, seen = sum(m.inputs * m.outputs for m in matrices), context + (rows + 1) / 2
+        size = runner.target.dtype.itemsize
         attended, head = len(layers) * kv * dim, runner._head._packed.described
         self.least = {  # bytes that a part reads and operations that it computes at least, by its name
-            "linear": (weights, weights / 2 * rows),
+            "linear": (size * count, 2.0 * count * rows),
             "attention": (8.0 * attended * context, 4.0 * attended * groups * rows * seen),
-            "head": (4.0 * head.inputs * head.outputs, 2.0 * head.inputs * head.outputs * rows),
+            "head": (size * head.inputs * head.outputs, 2.0 * head.inputs * head.outputs * rows),
         }
 
     def again(self) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from draftree.native.structures import Layer, Matrix, Pass, T5Decoder
 
 LIBRARY = Path(__file__).with_name("_draftree.so")
-ABI = 16  # of layers.c
+ABI = 17  # of layers.c
 WIDEST = 16  # floats of the widest vectors that it is compiled for
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
@@ -56,7 +56,7 @@ def started(found: ctypes.CDLL, widest: int) -> ctypes.CDLL | None:
     if found.layer_start(*openmp, widest) != ABI:
         return None
     found.layer_norm.argtypes = [c_void_p, c_void_p, c_float, c_int64, c_int64, c_int, c_void_p]
-    found.layer_product.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_int64, c_int, c_void_p]
+    found.layer_product.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_int64, c_int, c_void_p, c_void_p]
     found.weights_checksum.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
     found.weights_checksum.restype = None
     found.layer_enter.argtypes = [POINTER(Layer), POINTER(Pass), *[c_void_p] * 4]

@@ -1,7 +1,6 @@
 /* Decoder layers on a CPU: several of them in one call, or one in two calls, before and after an attention of torch's. What
  * else a step of a small model consists of is overhead of tensor operations. Plain C behind ctypes; eager/layer.py does the same
  * in tensor operations, and tests compare them. All tensors are contiguous float32 unless strides are given. */
-#include <stdlib.h>
 #include <time.h>
 
 #include "products.h"
@@ -9,7 +8,7 @@
 #include "attention.h"
 #include "checksum.h"
 
-#define ABI 16 /* raised when a signature changes; draftree.native refuses a library of another number */
+#define ABI 17 /* raised when a signature changes; draftree.native refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define HELD_UP 1000000 /* nanoseconds; a share on several threads that takes so much longer than one thread would has waited */
 #define A_PASS 64 /* shares, about */
@@ -51,6 +50,7 @@ typedef struct {
     const int64_t *counts;         /* [batch], rows of each request, where some have fewer; NULL where all have `rows` */
     const int64_t *offsets;        /* [batch + 1], the sums of those before: rows lie one behind the other then */
     int64_t exact_angles;          /* whether angles are float32 in a bfloat16 model, too */
+    float *laid;                   /* scratch of products: batch * rows * (the most inputs of a matrix) floats */
 } Pass;
 
 /* Rows of a request, and where they begin. */
@@ -379,32 +379,25 @@ void layer_norm(const float *x, const float *weight, float epsilon, int64_t rows
     kernels->norm(x, weight, epsilon, rows, width, 0, rounding, out);
 }
 
-/* x [rows, inputs of m] as its product reads them; `mine`: to be freed, NULL where x is read as it lies. */
-static const float *laid(const Matrix *m, const float *x, int64_t rows, int64_t threads, float **mine) {
+/* x [rows, inputs of m] as its product reads them: as it lies, or in `scratch`, which has room for as many floats. */
+static const float *laid(const Matrix *m, const float *x, int64_t rows, int64_t threads, float *scratch) {
     Share laying = m->kind == BFLOAT16 && kernels->pairing ? kernels->pairing : kernels->laying;
-    *mine = 0;
     if (rows == 1 && laying != kernels->pairing) return x;
-    *mine = malloc(rows * m->inputs * sizeof *x);
-    Laying t = {x, rows, m->inputs, *mine};
+    Laying t = {x, rows, m->inputs, scratch};
     spread(laying, &t, tiles_of(rows, kernels->most), threads, rows * m->inputs);
-    return *mine;
+    return scratch;
 }
 
-/* out [rows, outputs] = x [rows, inputs] m, or added to it. */
-void layer_product(const Matrix *m, const float *x, int64_t rows, int64_t threads, int add, float *out) {
-    float *mine;
-    Product t = {m, laid(m, x, rows, threads, &mine), rows, add, out};
+/* out [rows, outputs] = x [rows, inputs] m, or added to it; scratch: rows * inputs floats. */
+void layer_product(const Matrix *m, const float *x, int64_t rows, int64_t threads, int add, float *scratch, float *out) {
+    Product t = {m, laid(m, x, rows, threads, scratch), rows, add, out};
     spread(kernels->product, &t, panels_of(m), threads, rows * m->inputs * m->outputs);
-    free(mine);
 }
 
-/* The first half of an MLP, see Gating; x [rows, inputs]. */
-static void gate_rows(const Matrix *gate, const Matrix *up, const float *x, int64_t rows, int64_t threads, int gelu, float *gated,
-                      float *raised) {
-    float *mine;
-    Gating t = {gate, up, laid(gate, x, rows, threads, &mine), rows, gelu, gated, raised};
-    spread(kernels->gating, &t, panels_of(gate), threads, 2 * rows * gate->inputs * gate->outputs);
-    free(mine);
+/* The first half of an MLP, see Gating; x [rows, inputs], of as many rows as `gated` and then `raised`. */
+static void gate_rows(const Matrix *gate, const Matrix *up, const float *x, int64_t rows, const Pass *p, int gelu, float *gated) {
+    Gating t = {gate, up, laid(gate, x, rows, p->threads, p->laid), rows, gelu, gated, gated + rows * gate->outputs};
+    spread(kernels->gating, &t, panels_of(gate), p->threads, 2 * rows * gate->inputs * gate->outputs);
 }
 
 /* A number for each block of BLOCK_WORDS words, of which the last may be shorter. */
@@ -418,26 +411,26 @@ void layer_enter(const Layer *l, const Pass *p, const float *x, float *query, fl
     int64_t rows = offset_of(p, p->batch);
     float *normed = p->scratch, *qkv = normed + rows * l->hidden;
     if (l->input_norm) layer_norm(x, l->input_norm, l->input_epsilon, rows, l->hidden, l->rounding, normed);
-    layer_product(&l->qkv, l->input_norm ? normed : x, rows, p->threads, 0, qkv);
+    layer_product(&l->qkv, l->input_norm ? normed : x, rows, p->threads, 0, p->laid, qkv);
     kernels->rotate(l, p, qkv, query, keys, values);
 }
 
 /* x += in m, through a norm where there is one; `between` [rows, outputs] is written then. */
 static void add_product(const Layer *l, const Pass *p, const Matrix *m, const float *in, const float *norm, float *between, float *x) {
     int64_t rows = offset_of(p, p->batch);
-    layer_product(m, in, rows, p->threads, !norm, norm ? between : x);
+    layer_product(m, in, rows, p->threads, !norm, p->laid, norm ? between : x);
     if (norm) kernels->norm(between, norm, l->behind_epsilon, rows, l->hidden, 1, l->rounding, x);
 }
 
 /* From the attention's result [batch * rows, heads * dim] behind the normed rows in the scratch, through output projection and
  * MLP; both are added to x [batch * rows, hidden] unless they are skipped. */
 static void leave(const Layer *l, const Pass *p, float *x) {
-    int64_t rows = offset_of(p, p->batch), width = l->gate.outputs;
+    int64_t rows = offset_of(p, p->batch);
     float *normed = p->scratch, *gathered = normed + rows * l->hidden;
     if (!(l->skips & NO_ATTENTION)) add_product(l, p, &l->output, gathered, l->behind_attention, normed, x);
     if (l->skips & NO_MLP) return;
     if (l->post_norm) layer_norm(x, l->post_norm, l->post_epsilon, rows, l->hidden, l->rounding, normed);
-    gate_rows(&l->gate, &l->up, l->post_norm ? normed : x, rows, p->threads, l->gelu, gathered, gathered + rows * width);
+    gate_rows(&l->gate, &l->up, l->post_norm ? normed : x, rows, p, l->gelu, gathered);
     add_product(l, p, &l->down, gathered, l->behind_mlp, normed, x);
 }
 

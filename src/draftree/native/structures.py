@@ -37,6 +37,7 @@ class Pass(Structure):
         *((name, c_int64) for name in ("threads", "prefix", "back")),
         *((name, c_void_p) for name in ("visible", "prefix_rows", "scores", "counts", "offsets")),
         ("exact_angles", c_int64),
+        ("laid", c_void_p),
     )
 
 

@@ -126,16 +126,16 @@ static void t5_distances(const T5Decoder *c, const Pass *p) {
 }
 
 /* x [rows, outputs of down] += down (activated up normed); no gate where it has no inputs. wide: 2 * rows * inner floats. */
-static void dense(const Matrix *up, const Matrix *gate, const Matrix *down, const float *normed, int64_t rows, int64_t threads,
+static void dense(const Matrix *up, const Matrix *gate, const Matrix *down, const float *normed, int64_t rows, const Pass *p,
                   float *wide, float *x) {
     int64_t inner = down->inputs;
     if (gate->inputs) {
-        gate_rows(gate, up, normed, rows, threads, 1, wide, wide + rows * inner);
+        gate_rows(gate, up, normed, rows, p, 1, wide);
     } else {
-        layer_product(up, normed, rows, threads, 0, wide);
+        layer_product(up, normed, rows, p->threads, 0, p->laid, wide);
         for (int64_t k = 0; k < rows * inner; k++) wide[k] = wide[k] > 0 ? wide[k] : 0;
     }
-    layer_product(down, wide, rows, threads, 1, x);
+    layer_product(down, wide, rows, p->threads, 1, p->laid, x);
 }
 
 /* All layers of a decoder on x [batch * rows, hidden], in place; keys and values go behind each slot's context. The scratch of `p` holds
@@ -148,7 +148,7 @@ static void t5_layers(const T5Decoder *c, const Pass *p, float *x, float *const 
     for (int64_t i = 0; i < c->count; i++) {
         const T5Layer *l = c->layers + i;
         layer_norm(x, l->norm, c->epsilon, rows, c->hidden, 0, normed);
-        layer_product(&l->qkv, normed, rows, p->threads, 0, wide);
+        layer_product(&l->qkv, normed, rows, p->threads, 0, p->laid, wide);
         for (int64_t r = 0; r < rows; r++)
             for (int64_t h = 0; h < c->heads; h++) {
                 int64_t b = r / p->rows, column = p->starts[b] + r % p->rows;
@@ -161,14 +161,14 @@ static void t5_layers(const T5Decoder *c, const Pass *p, float *x, float *const 
             }
         T5Attending text = {c, p, wide, keys[i], values[i], 3 * width, p->capacity, 0, mixed};
         spread(attending, &text, items, p->threads, rows * width * c->longest);
-        layer_product(&l->output, mixed, rows, p->threads, 1, x);
+        layer_product(&l->output, mixed, rows, p->threads, 1, p->laid, x);
         layer_norm(x, l->cross_norm, c->epsilon, rows, c->hidden, 0, normed);
-        layer_product(&l->query, normed, rows, p->threads, 0, wide);
+        layer_product(&l->query, normed, rows, p->threads, 0, p->laid, wide);
         T5Attending source = {c, p, wide, l->keys, l->values, width, c->columns, 1, mixed};
         spread(attending, &source, items, p->threads, rows * width * c->columns);
-        layer_product(&l->crossed, mixed, rows, p->threads, 1, x);
+        layer_product(&l->crossed, mixed, rows, p->threads, 1, p->laid, x);
         layer_norm(x, l->mlp_norm, c->epsilon, rows, c->hidden, 0, normed);
-        dense(&l->up, &l->gate, &l->down, normed, rows, p->threads, wide, x);
+        dense(&l->up, &l->gate, &l->down, normed, rows, p, wide, x);
     }
 }
 
@@ -183,6 +183,6 @@ int64_t t5_pass(const T5Decoder *c, const Pass *p, const int64_t *tokens, float 
     t5_layers(c, p, x, keys, values);
     for (int64_t b = 0; b < p->batch; b++)
         layer_norm(x + (b * p->rows + first) * hidden, c->closing, c->epsilon, n, hidden, 0, normed + b * n * hidden);
-    layer_product(c->head, normed, p->batch * n, head_threads, 0, logits);
+    layer_product(c->head, normed, p->batch * n, head_threads, 0, p->laid, logits);
     return 1;
 }

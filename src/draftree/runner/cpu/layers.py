@@ -71,6 +71,7 @@ class CompiledLayer:
         )
         queries = kv * groups * dim
         self.scratch = hidden + max(matrices[0].outputs + queries, 2 * matrices[2].outputs)  # floats a row
+        self.widest = max(matrix.inputs for matrix in matrices)
         self.weights = sum(matrix.inputs * matrix.outputs for matrix in matrices)  # in a row's products
 
     def without(self, parts: Omitted) -> CompiledLayer:
@@ -116,6 +117,7 @@ class CompiledStack:
         self.layers, self.dtype = layers, dtype
         self.numbers = range(len(layers)) if numbers is None else numbers
         self.scratch = max(layer.scratch for layer in layers)
+        self.widest = max(layer.widest for layer in layers)
         self.dim = max(layer.parts.heads.dim for layer in layers)
         self.weights = sum(layer.weights for layer in layers)
 
@@ -169,9 +171,10 @@ class CompiledAngles:
             segment.visible.contiguous(),
             None if prefix_rows is None else prefix_rows.contiguous(),
             torch.empty(threads * (2 * stack.dim + max(starts) + n) * LANES, dtype=f32, device="cpu"),
+            torch.empty(total * stack.widest, dtype=f32, device="cpu"),
         ]
-        kinds = f32, f32, f32, torch.bool, torch.bool, f32
-        cosine, sine, scratch, visible, prefix, scores = map(optional_address, tensors, kinds)
+        kinds = f32, f32, f32, torch.bool, torch.bool, f32, f32
+        cosine, sine, scratch, visible, prefix, scores, laid = map(optional_address, tensors, kinds)
         counts = offsets = None
         if sizes is not None:
             counts, offsets = (c_int64 * batch)(*sizes), (c_int64 * (batch + 1))(0, *accumulate(sizes))
@@ -181,7 +184,7 @@ class CompiledAngles:
             *(cosine, sine, scratch, threads, angles.cache.prefix_length, segment.visible.shape[2] - n),
             *(visible, prefix, scores),
             *(None if part is None else ctypes.addressof(part) for part in (counts, offsets)),
-            angles.cosine.dtype == torch.float32,
+            *(angles.cosine.dtype == torch.float32, laid),
         )
 
 
@@ -217,6 +220,7 @@ class CompiledHead:
         matrix = self._packed.described
         logits = read.new_empty(*read.shape[:2], matrix.outputs)
         rows = read.shape[0] * read.shape[1]
-        at, to = address(read, torch.float32), address(logits, torch.float32)
-        self._library.layer_product(matrix, at, rows, self.threads(rows), 0, to)
+        scratch = torch.empty_like(read)
+        at, by, to = (address(t, torch.float32) for t in (read, scratch, logits))
+        self._library.layer_product(matrix, at, rows, self.threads(rows), 0, by, to)
         return logits.to(self._dtype)

@@ -129,6 +129,9 @@ class _Decoder:
         )
         of_pass = Pass(plan.batch, plan.width, cache.first, cache.capacity, (c_int64 * plan.batch)(*starts))
         of_pass.scratch, of_pass.threads = address(scratch, torch.float32), threads
+        widest = max(hidden, self._heads * self._dim, inner)
+        laid = torch.empty(rows, widest, dtype=torch.float32, device="cpu")
+        of_pass.laid = address(laid, torch.float32)
         of_pass.visible, of_pass.back = address(visible, torch.bool), visible.shape[2] - plan.width
         done = self._library.t5_pass(
             *(decoder, of_pass, address(tokens, torch.long), *self._stores(cache), begin, end),

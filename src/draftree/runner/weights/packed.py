@@ -249,9 +249,10 @@ class PackedLinear(nn.Module):
         rows = x.reshape(-1, self.in_features).float().contiguous()
         out = rows.new_empty(rows.shape[0], self.out_features)
         bias = None if self.bias is None else self.bias.float()
-        at, to = address(rows, torch.float32), address(out, torch.float32)
+        scratch = torch.empty_like(rows)
+        at, by, to = (address(t, torch.float32) for t in (rows, scratch, out))
         matrix = matrix_of(self.panels, bias, self.out_features, x.dtype)
-        library.layer_product(matrix, at, len(rows), torch.get_num_threads(), 0, to)
+        library.layer_product(matrix, at, len(rows), torch.get_num_threads(), 0, by, to)
         return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
