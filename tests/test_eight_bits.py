@@ -19,6 +19,7 @@ from draftree.engine.generate import generate
 from draftree.native import load_library
 from draftree.runner import open_runner, pack_weights
 from draftree.runner.plan import Plan
+from draftree.runner.target import inspect_model
 from draftree.runner.weights.packed import Packed, eight_bits
 
 LIBRARY_BUILT = load_library()
@@ -150,20 +151,61 @@ def test_other_runners_refuse_them() -> None:
     assert open_runner(quantised("t5-gated")).name == "hooked"
 
 
-def test_what_does_not_fit_goes_through_the_model() -> None:
-    mixed = quantised("llama")
-    attention = mixed.model.layers[1].self_attn
-    attention.k_proj = copy.deepcopy(build("llama").model.layers[1].self_attn.k_proj)
+@pytest.mark.parametrize("part", ["self_attn.k_proj", "mlp.gate_proj", "mlp.up_proj"])
+def test_linears_on_the_same_input_must_be_alike(part: str) -> None:
+    mixed, whole = quantised("llama", torch.bfloat16), copy.deepcopy(build("llama")).to(torch.bfloat16)
+    name, linear = part.split(".")
+    setattr(getattr(mixed.model.layers[1], name), linear, copy.deepcopy(whole.model.layers[1].get_submodule(part)))
     with pytest.raises(ValueError, match="some have weights of 8 bits and some have not: use runner='auto'"):
         open_runner(mixed, "cpu")
+    assert open_runner(mixed).name == "hooked"
+
+
+@pytest.mark.parametrize("part", ["self_attn.o_proj", "mlp.down_proj"])
+def test_other_linears_may_keep_theirs(part: str) -> None:
+    mixed, whole = quantised("llama", torch.bfloat16), copy.deepcopy(build("llama")).to(torch.bfloat16)
+    name, linear = part.split(".")
+    setattr(getattr(mixed.model.layers[1], name), linear, whole.model.layers[1].get_submodule(part))
+    ids = torch.tensor(prompts((23,)))
+    found = [way.run(Plan.causal(ids, 0), way.new_cache(1)).logits.float() for way in ways(mixed)]
+    assert float((found[0] - found[1]).square().mean().sqrt()) < 0.05 * float(found[1].std())
+
+
+def ways(model: Any) -> list[Any]:
+    fast = open_runner(model)
+    assert fast.name == "cpu"
+    return [fast, open_runner(model, "hooked")]
+
+
+def test_what_does_not_fit_goes_through_the_model() -> None:
     odd = quantised("llama", intermediate_size=30)
     with pytest.raises(ValueError, match="a linear of this model has no whole number of them: use runner='auto'"):
         open_runner(odd, "cpu")
-    assert open_runner(mixed).name == open_runner(odd).name == "hooked"
-    other: Any = quantised("llama")
-    other.model.layers[0].mlp.up_proj.weight.act_quant_kwargs = object()  # rows are of 8 bits as well
-    assert eight_bits(other.model.layers[0].mlp.up_proj.weight) is None
-    assert open_runner(other).name == "hooked"
+    assert open_runner(odd).name == "hooked"
+    embedded = quantised("llama")
+    embedding = embedded.get_input_embeddings()
+    embedding.weight = nn.Parameter(small(embedding.weight.detach()), requires_grad=False)
+    assert "parameter 'weight'" in str(inspect_model(embedded).alteration)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("act_quant_kwargs", object()),  # rows are of 8 bits as well
+        ("act_pre_scale", torch.ones(1)),
+        ("block_size", (1, 32)),
+        ("zero_point", torch.ones(1, dtype=torch.int8)),
+    ],
+)
+def test_weights_that_are_multiplied_otherwise_go_through_the_model(name: str, value: Any) -> None:
+    """Also where a weight that was read becomes such a one."""
+    model = quantised("llama")
+    runner, weight = open_runner(model), model.model.layers[0].mlp.up_proj.weight
+    assert runner.name == "cpu"
+    setattr(weight, name, value)
+    assert eight_bits(weight) is None
+    assert runner.outdated
+    assert open_runner(model).name == "hooked"
 
 
 @pytest.mark.parametrize("part", ["qdata", "scale"])

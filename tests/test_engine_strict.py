@@ -113,6 +113,25 @@ def test_compiled_layers_do_not_need_it(name: str, sample: bool) -> None:
         assert sum(r.stats.accepted for r in drafted) > 4 * len(PROMPTS)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_windows_that_end_while_a_text_grows(seed: int) -> None:
+    """How far a pass reaches, by its trees or another request, must not choose between two ways of attending."""
+    torch.manual_seed(seed)
+    model = construct(MEMBERS["mistral-window"], sliding_window=128).to(torch.bfloat16)
+    short, long = prompts((20, 100), seed=seed)
+    engine = Engine(model, strict=True, runner="cpu")
+    plain = engine.add(short, Rules(max_new_tokens=90))
+    engine.run()
+    drafter = RandomTree({tuple(short): plain.tokens, tuple(long): plain.tokens}, 3)
+    for options in ({"drafter": drafter, "shape": Fixed(12)}, {"slots": 2}):
+        other = Engine(model, strict=True, runner="cpu", **options)
+        found = other.add(short, Rules(max_new_tokens=90))
+        if "slots" in options:
+            other.add(long, Rules(max_new_tokens=90))
+        other.run()
+        assert found.tokens == plain.tokens, options
+
+
 def test_long_prompts_are_read_alone_and_in_chunks_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftree.engine.engine.PREFILL_CHUNK", 16)
     asked = prompts((9, 70, 23, 50, 41, 16), seed=3)

@@ -24,6 +24,7 @@ from draftree.native import load_library
 from draftree.runner import open_runner, pack_weights, unpack_weights
 from draftree.runner.cpu import packing
 from draftree.runner.eager import product
+from draftree.runner.weights import packed as packed_weights
 from draftree.runner.weights.checksum import place_of
 from draftree.runner.weights.packed import Packed, PackedLinear, from_panels, packed, to_panels
 from draftree.runner.weights.pages import drop_file_pages
@@ -145,6 +146,34 @@ def test_cast_it_leaves_the_cpu_runner_and_still_works():
     with torch.no_grad():
         expected = copy.deepcopy(build("llama")).to(torch.bfloat16)(ids).logits
         torch.testing.assert_close(model(ids).logits, expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("first", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("then", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_cast_it_loads_what_it_has_saved(first, then):
+    model = copy.deepcopy(build("qwen2")).to(first)
+    pack_weights(model)
+    model.to(then)
+    saved = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, PackedLinear):
+                module.panels.zero_()
+    model.load_state_dict(saved)
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_opening_a_runner_copies_no_packed_weights(name, dtype, monkeypatch):
+    model = copy.deepcopy(build(name)).to(dtype)
+    pack_weights(model)
+    copied = []
+    whole = packed_weights.from_panels
+    monkeypatch.setattr(packed_weights, "from_panels", lambda panels, n: copied.append(n) or whole(panels, n))
+    runner = open_runner(model)
+    assert runner.name == "cpu"
+    assert copied == []
 
 
 def test_heads_that_end_within_a_panel_are_packed_apart():

@@ -8,6 +8,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "Words that hold several weights have the first one in their lowest bytes."
+#endif
+
 #define LANES 16
 #define AHEAD 64 /* words of an output, whose panel's are one page */
 #define SOON 32 /* words of an output */
@@ -60,7 +64,7 @@ INLINE float as_bfloat16(float x) {
 INLINE float rounded(float x, int on) { return on ? as_bfloat16(x) : x; }
 
 /* sum += the dot products of w's pairs of bfloat16 with one pair; by an instruction that some processors have. */
-#if defined(__x86_64__) && (defined(__clang__) || __GNUC__ >= 11)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11 /* clang wants the tile to be of that target */
 #define HAS_DOTS 1
 #define ADD_DOTS(sum, w, pair) __asm__("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(pair))
 #else

@@ -95,9 +95,19 @@ class CpuRunner(EagerRunner):
         if not ragged or self._cap is not None or len(self.tables.tables) > 1 or self.tables.by_length:
             return super().run(plan, cache, first)
         reach = max(cache.lengths[first : first + plan.batch]) + plan.width
-        if any(limits(kind, reach) for kind in set(self.target.kinds)):
+        if any(self._torch_attends(kind, reach) for kind in set(self.target.kinds)):
             return super().run(plan, cache, first)
         return self._run_packed(plan, cache, first)
+
+    def _torch_attends(self, kind: LayerKind, columns: int) -> bool:
+        """Whether attention in layers of a kind, over so many columns, is torch's.
+
+        The two round otherwise in bfloat16, so that there only one of them may serve a text: how far a pass reaches
+        depends on its trees and on the other requests.
+        """
+        if self._cap is not None or (self.target.dtype == torch.bfloat16 and kind != LayerKind(kind.name)):
+            return True
+        return limits(kind, columns)
 
     def _run_packed(self, plan: Plan, cache: SlotCache, first: int) -> PassResult:
         """A pass without the rows beyond the plan's `sizes`; logits there are 0."""
@@ -135,7 +145,8 @@ class CpuRunner(EagerRunner):
         numbers = stack.numbers
         of_stack = range(bisect_left(numbers, first), bisect_left(numbers, last))
         kinds = {i: self.target.kinds[numbers[i]] for i in of_stack}
-        limited = {kind: self._cap is not None or rows.masks.limited(kind) for kind in set(kinds.values())}
+        reach = max(rows.masks.lengths) + x.shape[1]
+        limited = {kind: self._torch_attends(kind, reach) for kind in set(kinds.values())}
         # Layers of one kind, or of several with the same angles, go through in one call where nothing hides columns.
         alike = {i: (limited[kind], self.tables.name(kind)) for i, kind in kinds.items()}
         for (torch_attends, _), group in groupby(of_stack, key=alike.__getitem__):

@@ -159,8 +159,12 @@ class Parts(NamedTuple):
 
 
 def products_of(target: Target) -> list[list[Any]]:
-    """The matrices of all layers of a model whose shape is known; see `Parts.products`."""
-    return [linears for layer in target.layers for linears in Parts.of(layer, target.config).products()]
+    """The linears of all layers of a model whose shape is known, those together that read the same input."""
+    found = []
+    for layer in target.layers:
+        qkv, output, gate, up, down = Parts.of(layer, target.config).products()
+        found += [qkv, output, [*gate, *up], down]
+    return found
 
 
 def _norm_names(layer: Any) -> tuple[Sequence[str], Sequence[str]]:

@@ -26,17 +26,18 @@ IN_WORD = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}  # weights in fou
 MUCH = 100_000_000  # bytes of weights, copies of which people want to know of
 
 
-def to_panels(weight: Tensor) -> Tensor:
+def to_panels(weight: Tensor, some: int | None = None) -> Tensor:
     """Weights in panels, with zeros behind the last output.
 
     Args:
         weight: [outputs, inputs] in float32, bfloat16 or int8; inputs that fill whole words of four bytes.
+        some: inputs that lie together; by default those of a word.
 
     Returns:
         [panels, inputs, LANES]; else [panels, inputs / n, LANES, n], the n weights of an output that take four bytes.
     """
     outputs, inputs = weight.shape
-    panels, some = -(-outputs // LANES), IN_WORD[weight.dtype]
+    panels, some = -(-outputs // LANES), some or IN_WORD[weight.dtype]
     padded = F.pad(weight, (0, 0, 0, panels * LANES - outputs)) if outputs % LANES else weight
     made = weight.new_empty(panels, inputs // some, LANES, some)
     made.copy_(padded.view(panels, LANES, inputs // some, some).transpose(1, 2))
@@ -85,9 +86,11 @@ def eight_bits(weight: Tensor) -> tuple[Tensor, Tensor] | None:
     if kind.__name__ != "Int8Tensor" or not kind.__module__.startswith("torchao.") or weight.dim() != 2:
         return None
     held: Any = weight
-    if held.act_quant_kwargs is not None or held.act_pre_scale is not None or held.block_size[-1] < weight.shape[1]:
+    more = (getattr(held, name, None) for name in ("act_quant_kwargs", "act_pre_scale"))
+    if any(part is not None for part in more) or held.block_size[-1] < weight.shape[1]:
         return None
-    if held.scale.numel() not in (1, len(weight)):
+    zero = getattr(held, "zero_point", None)
+    if held.scale.numel() not in (1, len(weight)) or (zero is not None and bool(zero.any())):
         return None
     return held.qdata, held.scale.to(weight.dtype).flatten().expand(len(weight))
 
@@ -191,12 +194,20 @@ def misfit(groups: Sequence[Sequence[Any]]) -> str | None:
         groups: linears that read the same input, each group one matrix.
     """
     for linears in groups:
-        kinds = {torch.int8 if eight_bits(m.weight) else m.weight.dtype for m in linears}
+        kinds = {_type_of(m) for m in linears}
         if len(kinds) > 1:
             return "of linears that read the same input some have weights of 8 bits and some have not"
         if linears[0].in_features % IN_WORD.get(kinds.pop(), 1):
             return "weights are read four bytes at a time, and a linear of this model has no whole number of them"
     return None
+
+
+def _type_of(linear: Any) -> torch.dtype:
+    """Of the weights of a linear; those of a packed one are not copied for it."""
+    linear = linear.linear if isinstance(linear, Stretch) else linear
+    if isinstance(linear, PackedLinear):
+        return linear.panels.dtype
+    return torch.int8 if eight_bits(linear.weight) else linear.weight.dtype
 
 
 def packed(model: nn.Module) -> bool:
@@ -284,4 +295,5 @@ class PackedLinear(nn.Module):
             )
         else:
             with torch.no_grad():
-                self.panels.copy_(to_panels(state_dict[name].to(self.panels)))
+                some = self.panels.shape[3] if self.panels.dim() == 4 else 1  # of the type that they were packed in
+                self.panels.copy_(to_panels(state_dict[name].to(self.panels), some))

@@ -89,7 +89,10 @@ def _difference(module: nn.Module, stock: nn.Module, dtype: torch.dtype) -> str 
         if own.keys() != theirs.keys():
             return f"set of {kind}s"
         for name, tensor in own.items():
-            if not _alike(tensor, theirs[name], dtype if kind == "parameter" else None):
+            small = (
+                type(module) is nn.Linear and tensor is not None and name == "weight" and eight_bits(tensor) is not None
+            )
+            if not _alike(tensor, theirs[name], dtype if kind == "parameter" else None, of_any_class=small):
                 return f"{kind} {name!r}"
     return None
 
@@ -102,11 +105,11 @@ def _replaced_method(module: nn.Module, stock: nn.Module) -> str | None:
     return None
 
 
-def _alike(tensor: Tensor | None, stock: Tensor | None, dtype: torch.dtype | None) -> bool:
-    """Whether a tensor lies in memory as a stock one does; of a quantised class none does, but for `eight_bits`."""
+def _alike(tensor: Tensor | None, stock: Tensor | None, dtype: torch.dtype | None, *, of_any_class: bool) -> bool:
+    """Whether a tensor lies in memory as a stock one does; of a quantised class none does."""
     if tensor is None or stock is None:
         return tensor is stock
-    known = type(tensor) is type(stock) or eight_bits(tensor) is not None
+    known = of_any_class or type(tensor) is type(stock)
     plain = known and tensor.shape == stock.shape and tensor.is_contiguous()
     # A parameter made in inference mode counts no changes.
     return plain and (dtype is None or (tensor.dtype == dtype and not tensor.is_inference()))
@@ -226,7 +229,7 @@ def state_of(model: nn.Module) -> list[Any]:
             elif type(parameter) in (nn.Parameter, Tensor):
                 state += (parameter.data_ptr(), parameter.dtype, parameter.stride())
             else:  # quantised ones have no single place in memory
-                state.append(_Same(parameter))
+                state += (_Same(parameter), eight_bits(parameter) is not None)
         if isinstance(module, PackedLinear):
             state.append(module.panels.data_ptr())
         if module._forward_hooks or module._forward_pre_hooks:
