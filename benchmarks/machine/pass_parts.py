@@ -127,12 +127,12 @@ class _Inside:
             "head": lambda: runner._head(x),
         }
         count, seen = sum(m.inputs * m.outputs for m in matrices), context + (rows + 1) / 2
-        size = runner.target.dtype.itemsize
+        size, of_head = (packed._panels.element_size() for packed in (layers[0]._packed[0], runner._head._packed))
         attended, head = len(layers) * kv * dim, runner._head._packed.described
         self.least = {  # bytes that a part reads and operations that it computes at least, by its name
             "linear": (size * count, 2.0 * count * rows),
             "attention": (8.0 * attended * context, 4.0 * attended * groups * rows * seen),
-            "head": (size * head.inputs * head.outputs, 2.0 * head.inputs * head.outputs * rows),
+            "head": (of_head * head.inputs * head.outputs, 2.0 * head.inputs * head.outputs * rows),
         }
 
     def again(self) -> None:

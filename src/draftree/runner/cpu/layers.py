@@ -4,8 +4,8 @@ A step of any model is products of a few rows with large matrices, which general
 processor's speed. `native/layers.c` has a product for few rows on weights laid out for it, the operations between the
 products fused, and an attention that masks trees as it goes. It uses torch's own OpenMP threads.
 
-Weights are float32 or bfloat16. Rows, keys and values are float32 in both: those of a bfloat16 model are rounded to its
-type where its `forward` rounds, so that they are numbers which bfloat16 has.
+Weights are float32, bfloat16, or torchao's of 8 bits. Rows, keys and values are float32 with all of them: those of a
+bfloat16 model are rounded to its type where its `forward` rounds, so that they are numbers which bfloat16 has.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ def pack_weights(model: Any) -> None:
         model: a Hugging Face model in float32 or bfloat16 on the CPU that the eager runner drives.
 
     Raises:
-        ValueError: a model that the eager runner does not drive, of another type or on another device, or no compiled
-            library.
+        ValueError: a model that the eager runner does not drive, of another type or on another device, weights that
+            cannot be laid so, or no compiled library.
     """
     _pack(model, forget=lambda weight: None)
 
