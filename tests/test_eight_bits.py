@@ -12,11 +12,12 @@ from drafters_for_tests import RandomTree
 from generate_driver import prompts
 from runner_driver import one_thread  # noqa: F401
 from torch import Tensor, nn
+from torch.nn import functional as F
 from zoo import MEMBERS, build, construct
 
 from draftree import Lookahead
 from draftree.engine.generate import generate
-from draftree.native import load_library
+from draftree.native import WIDEST, library, load_library, started
 from draftree.runner import open_runner, pack_weights
 from draftree.runner.plan import Plan
 from draftree.runner.target import inspect_model
@@ -108,6 +109,66 @@ def test_products(inputs: int, outputs: int, dtype: torch.dtype) -> None:
             torch.testing.assert_close(out, torch.cat(wanted, 1).float(), rtol=bound, atol=bound)
         found.append(out[0].clone())
     assert all(torch.equal(row, found[0]) for row in found), "a row does not depend on the rows beside it"
+
+
+def product(weight: Tensor, scale: Tensor, x: Tensor) -> Tensor:
+    """x [rows, inputs] times weights [outputs, inputs] of 8 bits, compiled, in x's type."""
+    assert LIBRARY_BUILT is not None
+    linear = SimpleNamespace(
+        weight=Int8Tensor(weight, scale, x.dtype), bias=None, out_features=len(weight), in_features=weight.shape[1]
+    )
+    packed, rows = Packed([linear]), x.float()
+    out, scratch = torch.empty(len(x), len(weight)), torch.empty_like(rows)
+    at = (packed.described, rows.data_ptr(), len(x), 2, 0, scratch.data_ptr(), out.data_ptr())
+    LIBRARY_BUILT.layer_product(*at)
+    return out
+
+
+@pytest.fixture(params=[4, 8, WIDEST])
+def width(request: Any) -> Any:
+    """Floats of the widest vectors that compiled functions use; weights of 8 bits are made floats below the widest."""
+    assert started(library(), request.param) is not None
+    yield request.param
+    started(library(), WIDEST)
+
+
+@pytest.mark.parametrize("outlier", [1, 100, 3000])
+@pytest.mark.parametrize("rows", [1, 5, 13])
+def test_products_are_about_as_exact_as_torchs(rows: int, outlier: int, width: int) -> None:
+    """Also where one number of a row is much larger than the others, as the processor may see them as its fractions."""
+    torch.manual_seed(rows * outlier)
+    weight, scale = torch.randint(-128, 128, (40, 1152), dtype=torch.int8), torch.rand(40, 1)
+    for dtype in TYPES:
+        x = torch.randn(rows, 1152)
+        x[:, 7] *= outlier
+        x = x.to(dtype)
+        exact = x.double() @ weight.double().T * scale.to(dtype).double().T
+        found, theirs = product(weight, scale.to(dtype), x), F.linear(x, weight.to(dtype)) * scale.to(dtype).T
+        off, usual = (float((got.double() - exact).norm() / exact.norm()) for got in (found, theirs))
+        assert off < (max(8 * usual, 2e-6) if dtype == torch.float32 else 1.2 * usual)
+
+
+@pytest.mark.parametrize("inputs", [8, 12, 65536, 65540])
+def test_products_at_the_ends_of_whole_numbers(inputs: int) -> None:
+    """Sums of whole numbers fit into 32 bits; beyond, and where rows are very short, floats are summed."""
+    for sign in (1, -1):
+        weight = torch.full((16, inputs), sign * 127, dtype=torch.int8)
+        for x in (torch.ones(2, inputs), -torch.ones(2, inputs)):
+            found = product(weight, torch.ones(16, 1), x)
+            torch.testing.assert_close(found, x @ weight.float().T, rtol=1e-5, atol=0)
+
+
+def test_rows_that_are_not_finite_say_so_and_others_are_as_they_are(width: int) -> None:
+    torch.manual_seed(0)
+    weight, scale = torch.randint(-127, 128, (33, 64), dtype=torch.int8), torch.rand(33, 1)
+    x = torch.randn(6, 64)
+    alone = product(weight, scale, x[:1])
+    x[1, 3], x[2, 5], x[3, 63], x[4], x[5] = torch.nan, torch.inf, -torch.inf, 0, 1e-38
+    found = product(weight, scale, x)
+    assert not found[1:4].isfinite().any()
+    assert not found[4].any()
+    assert float(found[5].abs().max()) < 1e-30
+    assert torch.equal(found[:1], alone)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

@@ -15,7 +15,7 @@ from pathlib import Path
 from draftree.native.structures import Layer, Matrix, Pass, T5Decoder
 
 LIBRARY = Path(__file__).with_name("_draftree.so")
-ABI = 17  # of layers.c
+ABI = 18  # of layers.c
 WIDEST = 16  # floats of the widest vectors that it is compiled for
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 

@@ -8,7 +8,7 @@
 #include "attention.h"
 #include "checksum.h"
 
-#define ABI 17 /* raised when a signature changes; draftree.native refuses a library of another number */
+#define ABI 18 /* raised when a signature changes; draftree.native refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define HELD_UP 1000000 /* nanoseconds; a share on several threads that takes so much longer than one thread would has waited */
 #define A_PASS 64 /* shares, about */
@@ -225,7 +225,7 @@ typedef void (*Share)(const void *task, int64_t first, int64_t last); /* panels 
 /* The functions for one kind of processor. */
 typedef struct {
     Share laying, product, gating, attending, checksum;
-    Share pairing; /* as laying, for DOTS; NULL where bfloat16 is not multiplied so */
+    Share in_pairs, in_bytes; /* as laying, for DOTS and BYTES */
     int64_t most; /* rows of a tile */
     void (*norm)(const float *, const float *, float, int64_t, int64_t, int, int, float *);
     void (*rotate)(const Layer *, const Pass *, const float *, float *, float *, float *);
@@ -284,8 +284,8 @@ INLINE void gating_share(const Gating *t, Share product, int64_t first, int64_t 
                                      float *values) {                                                             \
         rotate_rows(l, p, qkv, query, keys, values);                                                              \
     }                                                                                                             \
-    static const Kernels kernels_##name = {laying_##name, product_##name,    gating_##name, attending_##name, checksum_##name,  \
-                                           0,             MOST_ROWS(vector), norm_##name,   rotate_##name};
+    static const Kernels kernels_##name = {laying_##name, product_##name, gating_##name,     attending_##name, checksum_##name, \
+                                           0,             0,              MOST_ROWS(vector), norm_##name,      rotate_##name};
 
 KERNELS(plain, , 4)
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -293,25 +293,42 @@ KERNELS(avx2, __attribute__((target("avx2,fma"))), 8)
 KERNELS(avx512, __attribute__((target("avx512f,avx512vl,avx512dq,avx2,fma"))), 16)
 #endif
 #if HAS_DOTS
-__attribute__((target("avx512bf16,avx512f,avx512vl,avx512dq,avx2,fma"))) static void product_dots(const void *task, int64_t first,
-                                                                                                 int64_t last) {
-    const Product *t = task;
-    if (t->m->kind == BFLOAT16)
-        product_panels(t, first, last, LANES, DOTS);
-    else
-        product_avx512(task, first, last);
+#define AVX512 "avx512f,avx512vl,avx512dq,avx2,fma"
+__attribute__((target("avx512bf16," AVX512))) static void pairs_dots(const void *task, int64_t first, int64_t last) {
+    product_panels(task, first, last, LANES, DOTS);
 }
-__attribute__((target("avx512f,avx512vl,avx512dq,avx2,fma"))) static void gating_dots(const void *task, int64_t first, int64_t last) {
-    gating_share(task, product_dots, first, last);
+__attribute__((target("avx512vnni," AVX512))) static void bytes_dots(const void *task, int64_t first, int64_t last) {
+    product_panels(task, first, last, LANES, BYTES);
 }
-__attribute__((target("avx512f,avx512vl,avx512dq,avx2,fma"))) static void pairing_dots(const void *task, int64_t first, int64_t last) {
+__attribute__((target(AVX512))) static void in_pairs_dots(const void *task, int64_t first, int64_t last) {
     lay_tiles(task, first, last, MOST_ROWS(LANES), DOTS);
 }
-static const Kernels kernels_dots = {laying_avx512, product_dots,     gating_dots, attending_avx512, checksum_avx512,
-                                     pairing_dots,  MOST_ROWS(LANES), norm_avx512, rotate_avx512};
+__attribute__((target("avx512bw," AVX512))) static void in_bytes_dots(const void *task, int64_t first, int64_t last) {
+    lay_bytes(task, first, last, MOST_ROWS(LANES) / ((const Laying *)task)->parts);
+}
+static void product_dots(const void *task, int64_t first, int64_t last);
+__attribute__((target(AVX512))) static void gating_dots(const void *task, int64_t first, int64_t last) {
+    gating_share(task, product_dots, first, last);
+}
+static Kernels kernels_dots = {laying_avx512, product_dots, gating_dots,      attending_avx512, checksum_avx512,
+                               in_pairs_dots, in_bytes_dots, MOST_ROWS(LANES), norm_avx512,      rotate_avx512};
 #endif
 
 static const Kernels *kernels = &kernels_plain;
+
+/* How a matrix is laid for, and multiplied: as its weights are, unless the processor has an instruction for them. */
+static int kind_of(const Matrix *m) {
+    if (m->kind == BFLOAT16 && kernels->in_pairs) return DOTS;
+    if (m->kind == INT8 && kernels->in_bytes && fits_bytes(m)) return BYTES;
+    return (int)m->kind;
+}
+
+#if HAS_DOTS
+static void product_dots(const void *task, int64_t first, int64_t last) {
+    int kind = kind_of(((const Product *)task)->m);
+    (kind == DOTS ? pairs_dots : kind == BYTES ? bytes_dots : product_avx512)(task, first, last);
+}
+#endif
 
 /* Called before all others; the functions are OpenMP's, or NULL for one thread. `widest`: the most floats of a vector.
    Returns ABI. */
@@ -327,7 +344,11 @@ int32_t layer_start(void *parallel_, void *own_number_, void *team_size_, int32_
         kernels = &kernels_avx512;
 #endif
 #if HAS_DOTS
-    if (kernels == &kernels_avx512 && __builtin_cpu_supports("avx512bf16")) kernels = &kernels_dots;
+    if (kernels == &kernels_avx512) {
+        kernels_dots.in_pairs = __builtin_cpu_supports("avx512bf16") ? in_pairs_dots : 0;
+        kernels_dots.in_bytes = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") ? in_bytes_dots : 0;
+        kernels = &kernels_dots;
+    }
 #endif
     return ABI;
 }
@@ -381,10 +402,11 @@ void layer_norm(const float *x, const float *weight, float epsilon, int64_t rows
 
 /* x [rows, inputs of m] as its product reads them: as it lies, or in `scratch`, which has room for as many floats. */
 static const float *laid(const Matrix *m, const float *x, int64_t rows, int64_t threads, float *scratch) {
-    Share laying = m->kind == BFLOAT16 && kernels->pairing ? kernels->pairing : kernels->laying;
-    if (rows == 1 && laying != kernels->pairing) return x;
-    Laying t = {x, rows, m->inputs, scratch};
-    spread(laying, &t, tiles_of(rows, kernels->most), threads, rows * m->inputs);
+    int kind = kind_of(m);
+    if (rows == 1 && kind != DOTS && kind != BYTES) return x;
+    Laying t = {x, rows, m->inputs, scratch, kind == BYTES ? PARTS_OF(m->rounds) : 1};
+    Share laying = kind == DOTS ? kernels->in_pairs : kind == BYTES ? kernels->in_bytes : kernels->laying;
+    spread(laying, &t, tiles_of(rows, kernels->most / t.parts), threads, rows * m->inputs);
     return scratch;
 }
 

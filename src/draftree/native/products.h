@@ -32,7 +32,8 @@ typedef float Lanes16 __attribute__((vector_size(64), aligned(4)));
 typedef float Lanes8 __attribute__((vector_size(32), aligned(4)));
 typedef float Lanes4 __attribute__((vector_size(16), aligned(4)));
 
-enum Kind { FLOAT32, BFLOAT16, INT8, DOTS }; /* of weights; DOTS: bfloat16 that the processor multiplies in pairs */
+/* Of weights; DOTS: bfloat16 that the processor multiplies in pairs; BYTES: weights of 8 bits that it multiplies in fours. */
+enum Kind { FLOAT32, BFLOAT16, INT8, DOTS, BYTES };
 
 /* A matrix in panels, as draftree.runner.weights.packed lays it out. */
 typedef struct {
@@ -63,13 +64,16 @@ INLINE float as_bfloat16(float x) {
 /* The same where rounding is on. */
 INLINE float rounded(float x, int on) { return on ? as_bfloat16(x) : x; }
 
-/* sum += the dot products of w's pairs of bfloat16 with one pair; by an instruction that some processors have. */
+/* sum += the dot products of w's pairs of bfloat16 with one pair, or of its fours of unsigned bytes with four signed ones (sums
+ * of whole numbers then); by instructions that some processors have. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11 /* clang wants the tile to be of that target */
 #define HAS_DOTS 1
 #define ADD_DOTS(sum, w, pair) __asm__("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(pair))
+#define ADD_BYTES(sum, w, four) __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(four))
 #else
 #define HAS_DOTS 0
 #define ADD_DOTS(sum, w, pair)
+#define ADD_BYTES(sum, w, four)
 #endif
 
 #define VECTOR Lanes16
@@ -124,11 +128,12 @@ static int64_t tiles_of(int64_t rows, int64_t most) { return (rows + most - 1) /
 static int64_t height_of(int64_t rows, int64_t tiles, int64_t tile) { return rows / tiles + (tile < rows % tiles); }
 
 /* Rows as products read them: one behind the other in a tile, [inputs, height] of each; for DOTS in bfloat16,
- * [inputs / 2, height, 2]. */
+ * [inputs / 2, height, 2]; for BYTES see lay_bytes. */
 typedef struct {
     const float *x; /* [rows, inputs] */
     int64_t rows, inputs;
     float *laid;
+    int64_t parts; /* of BYTES */
 } Laying;
 
 /* Tiles [first, last) of at most `most` rows. */
@@ -156,18 +161,103 @@ INLINE void lay_tiles(const Laying *l, int64_t first, int64_t last, int64_t most
     }
 }
 
+/* A row of weights of 8 bits is multiplied in whole numbers: each number of a row x is taken as a multiple of a unit, which
+ * is the row's largest one divided by UNITS, and that as two signed bytes, of a row in bfloat16, or three. So a number is off by
+ * half a unit at most, 2^-17 or 2^-25 of the largest, and their sums with weights are exact. */
+#define PARTS_OF(rounds) ((rounds) ? 2 : 3)
+#define UNITS(parts) ((parts) == 2 ? 32639 : 8355711) /* the largest number of two or three signed bytes of 127 */
+#define LEAST 1e-30f /* of a row's largest number, as the inverse of a unit has to be finite */
+#define FEWEST_INPUTS 12 /* so that a row's bytes and Unit fit where its floats would */
+#define MOST_INPUTS 65536 /* so that sums fit into 32 bits */
+
+/* What a row's bytes mean. */
+typedef struct {
+    float unit;
+    float sum[2]; /* a double: 128 times the sum of the row's whole numbers */
+} Unit;
+
+/* Whether weights of 8 bits can be multiplied in whole numbers. */
+static inline int fits_bytes(const Matrix *m) { return m->inputs >= FEWEST_INPUTS && m->inputs <= MOST_INPUTS; }
+
+/* Where the units of rows lie: behind all bytes. */
+static inline Unit *units_of(const float *laid, int64_t rows, int64_t inputs, int64_t parts) {
+    return (Unit *)(laid + rows * parts * (inputs / 4));
+}
+
+/* Tiles [first, last) of rows in bytes, of at most `most` rows: [inputs / 4, height, parts, 4], the lowest part first. */
+INLINE void lay_bytes(const Laying *l, int64_t first, int64_t last, int64_t most) {
+    int64_t tiles = tiles_of(l->rows, most), words = l->inputs / 4, parts = l->parts, row = 0;
+    Unit *units = units_of(l->laid, l->rows, l->inputs, parts);
+    for (int64_t t = 0; t < first; t++) row += height_of(l->rows, tiles, t);
+    for (int64_t t = first; t < last; t++) {
+        int64_t height = height_of(l->rows, tiles, t), stride = height * parts;
+        float *tile = l->laid + row * parts * words;
+        for (int64_t r = 0; r < height; r++, row++) {
+            const float *x = l->x + row * l->inputs;
+            uint32_t largest = 0;
+            for (int64_t i = 0; i < l->inputs; i++) { /* by bits, so that infinities and what is no number are the largest */
+                uint32_t bits;
+                memcpy(&bits, x + i, sizeof bits);
+                bits &= 0x7fffffff;
+                largest = bits > largest ? bits : largest;
+            }
+            float most_of_row, limit = UNITS(parts);
+            memcpy(&most_of_row, &largest, sizeof largest);
+            int finite = largest < 0x7f800000;
+            if (finite && most_of_row < LEAST) most_of_row = LEAST;
+            float inverse = finite ? limit / most_of_row : 0;
+            int64_t sum = 0;
+            for (int64_t begin = 0; begin < words; begin += AHEAD) {
+                int64_t count = begin + AHEAD < words ? AHEAD : words - begin;
+                int8_t bytes[3][4 * AHEAD];
+                int32_t whole = 0;
+                for (int64_t i = 0; i < 4 * count; i++) {
+                    float value = x[4 * begin + i] * inverse;
+                    value = value > -limit ? value : -limit; /* also where it is no number */
+                    value = value < limit ? value : limit;
+                    int32_t number = (int32_t)(value + (value < 0 ? -0.5f : 0.5f)), low = (int8_t)number;
+                    int32_t rest = (number - low) >> 8, middle = (int8_t)rest;
+                    bytes[0][i] = (int8_t)low, bytes[1][i] = (int8_t)middle, bytes[2][i] = (int8_t)((rest - middle) >> 8);
+                    whole += number;
+                }
+                sum += whole;
+                for (int64_t part = 0; part < parts; part++)
+                    for (int64_t k = 0; k < count; k++)
+                        memcpy(tile + (begin + k) * stride + r * parts + part, bytes[part] + 4 * k, 4);
+            }
+            double offset = 128.0 * (double)sum;
+            units[row].unit = finite ? most_of_row / limit : most_of_row - most_of_row;
+            memcpy(units[row].sum, &offset, sizeof offset);
+        }
+    }
+}
+
+/* Sums of bytes as numbers: `sums` [rows, parts, wide, LANES], whole numbers, to result [rows, wide, LANES]. */
+INLINE void join_parts(const float *sums, const Unit *units, int64_t rows, int64_t parts, int64_t count, float *result) {
+    for (int64_t r = 0; r < rows; r++, sums += parts * count, result += count) {
+        double offset;
+        memcpy(&offset, units[r].sum, sizeof offset);
+        const int32_t *low = (const int32_t *)sums, *middle = low + count, *high = low + (parts - 1) * count;
+        double weight = parts == 2 ? 0 : 65536;
+        for (int64_t i = 0; i < count; i++)
+            result[i] = (float)(((double)low[i] + 256 * (double)middle[i] + weight * (double)high[i] - offset) * units[r].unit);
+    }
+}
+
 /* Panels [first, last) of a product. `vector`: floats of the processor's vectors; `kind`: of the weights; constants. */
 INLINE void product_panels(const Product *t, int64_t first, int64_t last, int vector, int kind) {
     const Matrix *m = t->m;
-    int64_t registers = MOST_IN_REGISTERS(vector), most = MOST_ROWS(vector), tiles = tiles_of(t->rows, most);
-    int64_t words = words_of(m), tallest = t->rows < most ? t->rows : most;
+    int64_t parts = kind == BYTES ? PARTS_OF(m->rounds) : 1; /* each of which takes the place of a row */
+    int64_t registers = MOST_IN_REGISTERS(vector), most = MOST_ROWS(vector) / parts, tiles = tiles_of(t->rows, most);
+    int64_t words = words_of(m), tallest = (t->rows < most ? t->rows : most) * parts;
+    const Unit *units = units_of(t->x, t->rows, m->inputs, parts);
     int usual = tallest * 4 <= registers ? 4 : tallest * 2 <= registers ? 2 : 1; /* panels side by side */
     for (int64_t panel = first; panel < last;) {
         int wide = last - panel >= usual ? usual : 1;
         const float *at = t->x;
         float *to = t->out;
-        for (int64_t i = 0; i < tiles; i++) {
-            int64_t count = height_of(t->rows, tiles, i);
+        for (int64_t i = 0, before = 0; i < tiles; i++) {
+            int64_t height = height_of(t->rows, tiles, i), count = height * parts;
             const float *own = m->panels + panel * words * LANES;
             const float *ahead[2] = {own + AHEAD * LANES, own + ((wide > 1 ? words : 0) + AHEAD) * LANES};
             int64_t step = LANES;
@@ -183,8 +273,14 @@ INLINE void product_panels(const Product *t, int64_t first, int64_t last, int ve
                 switch (count) { TILES_TO_12(2) }
             else
                 switch (count) { TILES_TO_12(1) }
-            put_tile(m, result, panel, count, wide, t->add, to);
-            at += count * (kind == DOTS ? words : m->inputs), to += count * m->outputs;
+            if (kind == BYTES) {
+                float numbers[6 * 4 * LANES];
+                join_parts(result, units + before, height, parts, wide * LANES, numbers);
+                put_tile(m, numbers, panel, height, wide, t->add, to);
+            } else {
+                put_tile(m, result, panel, height, wide, t->add, to);
+            }
+            at += count * (kind == DOTS || kind == BYTES ? words : m->inputs), to += height * m->outputs, before += height;
         }
         panel += wide;
     }

@@ -31,6 +31,9 @@ INLINE void TILED(product_tile)(const Matrix *m, const float *x, int64_t panel, 
         EACH(p, wide) EACH(q, PARTS) w[p][q] = ((const VECTOR *)(weights + (p * words + k) * LANES))[q];
         if (kind == DOTS) {
             EACH(r, rows) EACH(p, wide) EACH(q, PARTS) ADD_DOTS(sums[r][p][q], w[p][q], x[r]);
+        } else if (kind == BYTES) { /* as unsigned ones, which are 128 more */
+            EACH(p, wide) EACH(q, PARTS) w[p][q] = (VECTOR)((BITS)w[p][q] ^ 0x80808080);
+            EACH(r, rows) EACH(p, wide) EACH(q, PARTS) ADD_BYTES(sums[r][p][q], w[p][q], x[r]);
         } else if (kind == BFLOAT16) { /* the upper halves of two floats, the first one's below */
             EACH(p, wide) EACH(q, PARTS) part[p][q] = (VECTOR)((BITS)w[p][q] << 16);
             EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += x[r] * part[p][q];
