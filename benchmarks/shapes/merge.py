@@ -1,21 +1,27 @@
-"""Several drafters under one budget against each of them alone, at equal budgets."""
+"""Several drafters under one budget against each of them alone: at equal budgets, and with trees sized by cost.
+
+At equal budgets the acceptance length says what a second drafter adds. Trees sized by cost say whether that is worth
+its time, also on sets that it knows nothing of.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
 
-from benchmarks.harness import PLAIN, Experiment, Setup, Way, lines, measure, table_of
-from benchmarks.harness.measure import all_differing, length, of
+from benchmarks.harness import PLAIN, Experiment, Setup, Way, measure, points, table_of
+from benchmarks.harness.measure import all_differing, length, of, whole
 from benchmarks.shapes.subjects import OPTIONS, fresh
 from draftree.drafting import Merge
-from draftree.shaping import Fixed
+from draftree.shaping import DynamicTree, Fixed
+
+SIZED = "by cost"
 
 
 def run(setup: Setup) -> Iterator[pd.DataFrame]:
-    """Acceptance lengths of the first drafter merged with each other one, in all and set by set."""
+    """Acceptance length and speed of the first drafter merged with each other one, in all and set by set."""
     names = list(setup.named)
     if len(names) < 2:
         raise ValueError("merge needs two drafters or more: add --drafter once for each.")
@@ -24,40 +30,41 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     wrong = 0
     pairs = {f"{names[0]} + {name}": (names[0], name) for name in names[1:]}
     truth = measure(setup, [Way(PLAIN)])
-    for budget in setup["nodes"]:
-        ways = [Way(name, fresh(setup, name), Fixed(budget)) for name in names]
-        for label, pair in pairs.items():
-            ways.append(Way(label, Merge([fresh(setup, name) for name in pair]), Fixed(budget)))
-        runs = measure(setup, ways)
+    for nodes in [*setup["nodes"], SIZED]:
+        made = [(name, fresh(setup, name)) for name in names]
+        made += [(label, Merge([fresh(setup, name) for name in pair])) for label, pair in pairs.items()]
+        ways = [Way(name, drafter, DynamicTree() if nodes == SIZED else Fixed(nodes)) for name, drafter in made]
+        runs = measure(setup, ways, ready=True)
         wrong += all_differing(runs, truth)
         for label, pair in pairs.items():
-            own = {name: length(of(runs, name)) for name in (label, *pair)}
-            best = max(pair, key=lambda name: own[name].value)
-            below = []
-            for one in setup.sets:
-                here = {name: length(of(runs, name, one)) for name in (label, *pair)}
-                better = max(pair, key=lambda name: here[name].value)
-                below += [one] if (here[label] / here[better]).interval[1] < 1.0 else []
-                alone = [here[name].value for name in pair]
-                by_set.append({"drafters": label, "nodes": budget, "set": one, "merged": here[label].value})
-                by_set[-1] |= {"first_alone": alone[0], "second_alone": alone[1]}
-            rows.append(
-                {"drafters": label, "nodes": budget}
-                | {"first_alone": own[pair[0]].value, "second_alone": own[pair[1]].value}
-                | own[label].columns("merged")
-                | (own[label] / own[best]).columns("over_the_better_alone")
-                | {"sets_below_by_more_than_the_interval": ", ".join(below) or "none"}
-            )
+            here = {"drafters": label, "nodes": nodes}
+            parts = [here | {"set": one} | _compared(runs, label, pair, one) for one in setup.sets]
+            by_set += parts
+            slower = [part["set"] for part in parts if part["over_the_first_high"] < 1.0]
+            rows.append(here | _compared(runs, label, pair) | {"slower_sets": ", ".join(slower) or "none"})
         yield table_of(rows, differing=wrong, tables={"Set by set": pd.DataFrame(by_set)})
+
+
+def _compared(runs: pd.DataFrame, label: str, pair: Sequence[str], one_set: str | None = None) -> dict[str, Any]:
+    """A merge beside its two drafters, on all prompts or those of one set: acceptance lengths, and its speed."""
+    owns = {name: of(runs, name, one_set) for name in (label, *pair)}
+    lengths = {name: length(own) for name, own in owns.items()}
+    better = max(pair, key=lambda name: lengths[name].value)
+    return (
+        {"first_alone": lengths[pair[0]].value, "second_alone": lengths[pair[1]].value}
+        | {"merged": lengths[label].value}
+        | (lengths[label] / lengths[better]).columns("length_over_the_better")
+        | (whole(owns[pair[0]]) / whole(owns[label])).columns("over_the_first")
+    )
 
 
 EXPERIMENT = Experiment(
     run,
     (
-        *("drafters", "nodes", "first_alone", "second_alone", "merged", "over_the_better_alone"),
-        "sets_below_by_more_than_the_interval",
+        *("drafters", "nodes", "first_alone", "second_alone", "merged"),
+        *("length_over_the_better", "over_the_first", "slower_sets"),
     ),
-    lines("nodes", "merged", by="drafters"),
+    points("over_the_first", label=("drafters", "nodes")),
     OPTIONS | {"drafters": ("lookahead", "hidden-transfer", "bita"), "nodes": (4, 8, 16)},
     name="merge",
 )
