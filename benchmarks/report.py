@@ -33,7 +33,15 @@ PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 MANUAL = PAGE.parent / "developer" / "experiments.md"
 OTHERS = [
     PAGE.parent / page
-    for page in ("../README.md", "serving.md", "scaling.md", "structured_output.md", "runners.md", "engines.md", "methods/README.md")
+    for page in (
+        "../README.md",
+        "serving.md",
+        "scaling.md",
+        "structured_output.md",
+        "runners.md",
+        "engines.md",
+        "methods/README.md",
+    )
 ]
 USUAL = "AMD EPYC"  # what all tables of the page were measured on that name no other machine
 ABOUT = ("commit", "command", "device", "threads", "dtype", "model")

@@ -24,9 +24,11 @@ from draftree.runner.plan import PassResult, Plan, Segment, Surgery
 from draftree.runner.target import inspect_model
 from draftree.runner.weights.packed import Packed
 
-PLAIN = ("llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "glm4", "olmo2", "gemma")
 TYPES = (torch.float32, torch.bfloat16)
-FAMILIES = (*PLAIN, "gemma2", "gemma3", "olmo3")  # torch attends where a window ends or scores are capped
+FAMILIES = (
+    *("llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "glm4", "olmo2", "gemma"),
+    *("gemma2", "gemma3", "olmo3", "mistral-window", "phi3-window"),
+)
 LIBRARY_BUILT = load_library()
 ONE = torch.ones(1, 1, 1, dtype=torch.bool)
 pytestmark = pytest.mark.skipif(LIBRARY_BUILT is None, reason="not built: python hatch_build.py")
@@ -110,7 +112,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None
             assert torch.equal(multiply(packed, x[:rows].clone(), threads), alone[:rows])
 
 
-@pytest.mark.parametrize("family", PLAIN)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("threads", "dtype"), [(1, TYPES[0]), (2, TYPES[0]), (1, TYPES[1]), (2, TYPES[1])])
 def test_a_tree_gives_the_bits_of_its_branches(family: str, threads: int, dtype: torch.dtype) -> None:
     """Each node in a ragged batch of trees has the logits of token by token decoding, to the last bit."""

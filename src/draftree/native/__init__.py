@@ -60,10 +60,9 @@ def started(found: ctypes.CDLL, widest: int) -> ctypes.CDLL | None:
     found.weights_checksum.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
     found.weights_checksum.restype = None
     found.layer_enter.argtypes = [POINTER(Layer), POINTER(Pass), *[c_void_p] * 4]
-    found.layer_leave.argtypes = [POINTER(Layer), POINTER(Pass), c_void_p, c_int64, c_int64, c_int64, c_void_p]
     found.layer_run.argtypes = [c_void_p, c_int64, POINTER(Pass), c_void_p, c_void_p, c_void_p]
     found.t5_pass.argtypes = [POINTER(T5Decoder), POINTER(Pass), *[c_void_p] * 3, *[c_int64] * 3, *[c_void_p] * 3]
-    for name in ("norm", "product", "enter", "leave", "run"):
+    for name in ("norm", "product", "enter", "run"):
         getattr(found, f"layer_{name}").restype = None
     found.t5_pass.restype = c_int64
     return found

@@ -15,7 +15,9 @@ typedef struct {
     const uint8_t *visible;                   /* [rows, back + rows], `by_row` from row to row */
     int64_t by_row;
     const uint8_t *prefix_rows;               /* [rows], which see the deep prefix, or NULL for none */
-    float scaling;
+    const int64_t *positions;                 /* [rows]; a column of the context has its own number as position, less the prefix */
+    int64_t window;                           /* positions that a row sees back, its own included; 0 for all */
+    float scaling, cap;                       /* cap: scores are bent to stay within -cap .. cap; 0 where they are not */
     int rounding;                             /* whether the result is rounded to bfloat16 */
     float *out;                               /* element (row, group, d) at out[row * stride + group * dim + d] */
     int64_t stride;
@@ -40,8 +42,16 @@ INLINE float exponential(float x) {
     return (p * f * f + f + 1.0f) * power.value;
 }
 
+/* A score that is bent, rounded where Hugging Face's attention rounds that bends scores. */
+INLINE float bent(float score, const Attention *a) {
+    score = rounded(rounded(rounded(score, a->rounding) * a->scaling, a->rounding) / a->cap, a->rounding);
+    score = rounded(1.0f - 2.0f / (exponential(2.0f * score) + 1.0f), a->rounding); /* tanh */
+    return rounded(score * a->cap, a->rounding);
+}
+
 #define SCORES(count) WITH(vector, score_tile, query, a->keys + c * dim, dim, count, scores + c * LANES)
-#define MIXED(count) WITH(vector, value_tile, scores, a->values + d, columns, dim, count, mixed + d * LANES)
+#define MIXED(count) WITH(vector, value_tile, scores + from * LANES, a->values + from * dim + d, columns - from, dim, count, \
+                          mixed + d * LANES)
 
 /* Query rows [first, first + LANES) of the group's groups * rows. scratch: (2 * dim + columns) * LANES floats, columns =
  * start + rows. `vector`: floats of the processor's vectors, a constant. */
@@ -51,37 +61,54 @@ INLINE void attend_lanes(const Attention *a, int64_t first, int vector, float *s
     float *query = scratch, *mixed = query + dim * LANES, *scores = mixed + dim * LANES;
     for (int64_t d = 0; d < dim; d++)
         for (int64_t l = 0; l < LANES; l++)
-            query[d * LANES + l] = l < live ? a->query[(first + l) * dim + d] * a->scaling : 0;
-    int64_t c = 0;
+            query[d * LANES + l] = l < live ? a->query[(first + l) * dim + d] * (a->cap != 0 ? 1.0f : a->scaling) : 0;
+    int64_t begins[LANES] = {0}, from = a->window && !a->prefix ? a->start : 0; /* the first columns that rows and any row see */
+    for (int64_t l = 0; l < live && a->window; l++) {
+        int64_t begin = a->positions[(first + l) % a->rows] - a->window + 1;
+        begin = a->prefix + (begin > 0 ? begin : 0);
+        begins[l] = begin < a->start ? begin : a->start;
+        from = begins[l] < from ? begins[l] : from;
+    }
+    int64_t c = from;
     if (vector == LANES)
         for (; c + 12 <= columns; c += 12) SCORES(12);
     for (; c + 4 <= columns; c += 4) SCORES(4);
     for (; c < columns; c++) SCORES(1);
+    for (int64_t i = from * LANES; i < columns * LANES && a->cap != 0; i++) scores[i] = bent(scores[i], a);
 
     /* Unseen columns get a score that is never the largest, and later the weight 0. */
     const float never = -3e38f;
-    int64_t covered = a->back + a->rows, before = a->start - a->back; /* negative where the context is shorter than that */
+    int64_t before = a->start - a->back; /* negative where the context is shorter than that */
     for (int64_t l = 0; l < live; l++) {
         int64_t row = (first + l) % a->rows;
         const uint8_t *visible = a->visible + row * a->by_row;
         for (c = 0; c < a->prefix && !(a->prefix_rows && a->prefix_rows[row]); c++) scores[c * LANES + l] = never;
-        for (int64_t j = before < 0 ? -before : 0; j < covered; j++)
-            if (!visible[j]) scores[(before + j) * LANES + l] = never;
+        for (c = from > a->prefix ? from : a->prefix; c < begins[l]; c++) scores[c * LANES + l] = never;
+        for (int64_t j = before < 0 ? -before : 0; j < a->back; j++)
+            if (!visible[j] && before + j >= from) scores[(before + j) * LANES + l] = never;
+        for (int64_t j = 0; j < a->rows; j++)
+            if (!visible[a->back + j] || (a->window && a->positions[row] - a->positions[j] >= a->window))
+                scores[(a->start + j) * LANES + l] = never;
     }
     float most[LANES], sum[LANES];
     for (int l = 0; l < LANES; l++) most[l] = never, sum[l] = 0;
-    for (c = 0; c < columns; c++) {
+    for (c = from; c < columns; c++) {
         const float *s = scores + c * LANES;
         for (int l = 0; l < LANES; l++) most[l] = s[l] > most[l] ? s[l] : most[l];
     }
-    for (c = 0; c < columns; c++) {
+    for (c = from; c < columns; c++) {
         float *s = scores + c * LANES;
         for (int l = 0; l < LANES; l++) {
             float weight = exponential(s[l] - most[l]);
             weight = s[l] > 0.5f * never ? weight : 0;
             sum[l] += weight;
-            s[l] = rounded(weight, a->rounding); /* as torch's attention in bfloat16 does between its two products */
+            s[l] = rounded(weight, a->rounding && a->cap == 0); /* as torch's attention in bfloat16 does between its two products */
         }
+    }
+    for (int l = 0; l < LANES; l++) sum[l] = 1.0f / sum[l];
+    for (c = from; c < columns && a->rounding && a->cap != 0; c++) { /* and as Hugging Face's does that bends scores */
+        float *s = scores + c * LANES;
+        for (int l = 0; l < LANES; l++) s[l] = as_bfloat16(s[l] * sum[l]);
     }
     int64_t d = 0;
     if (vector == LANES)
@@ -89,7 +116,7 @@ INLINE void attend_lanes(const Attention *a, int64_t first, int vector, float *s
     for (; d + 4 <= dim; d += 4) MIXED(4);
     for (; d < dim; d++) MIXED(1);
     for (int64_t l = 0; l < live; l++) {
-        float *out = a->out + (first + l) % a->rows * a->stride + (first + l) / a->rows * dim, scale = 1.0f / sum[l];
+        float *out = a->out + (first + l) % a->rows * a->stride + (first + l) / a->rows * dim, scale = a->rounding && a->cap != 0 ? 1.0f : sum[l];
         for (d = 0; d < dim; d++) out[d] = rounded(mixed[d * LANES + l] * scale, a->rounding);
     }
 }

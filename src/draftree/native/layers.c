@@ -1,4 +1,4 @@
-/* Decoder layers on a CPU: several of them in one call, or one in two calls, before and after an attention of torch's. What
+/* Decoder layers on a CPU, several of them in one call. What
  * else a step of a small model consists of is overhead of tensor operations. Plain C behind ctypes; eager/layer.py does the same
  * in tensor operations, and tests compare them. All tensors are contiguous float32 unless strides are given. */
 #include <time.h>
@@ -31,7 +31,9 @@ typedef struct {
     int32_t gelu; /* the MLP's activation is GELU by tanh; else SiLU */
     int32_t skips; /* NO_ATTENTION: no keys and values are written then; NO_MLP */
     int32_t rounding; /* 0 in float32; else ROUNDS, and what of the others holds */
+    int32_t window; /* positions that a row sees back, its own included; 0 for all */
     float scaling; /* of attention scores */
+    float cap; /* scores are bent to stay within -cap .. cap; 0 where they are not */
 } Layer;
 
 /* What is the same for all layers of a pass. */
@@ -51,6 +53,7 @@ typedef struct {
     const int64_t *offsets;        /* [batch + 1], the sums of those before: rows lie one behind the other then */
     int64_t exact_angles;          /* whether angles are float32 in a bfloat16 model, too */
     float *laid;                   /* scratch of products: batch * rows * (the most inputs of a matrix) floats */
+    const int64_t *positions;      /* [batch, rows] */
 } Pass;
 
 /* Rows of a request, and where they begin. */
@@ -211,7 +214,10 @@ INLINE void attending_share(const Attending *t, int64_t first, int64_t last, int
             .visible = p->visible + b * p->rows * (p->back + p->rows),
             .by_row = p->back + p->rows,
             .prefix_rows = p->prefix_rows ? p->prefix_rows + b * p->rows : 0,
+            .positions = p->positions + b * p->rows,
+            .window = l->window,
             .scaling = l->scaling,
+            .cap = l->cap,
             .rounding = l->rounding,
             .out = t->out + (at * l->kv_heads + head) * l->groups * dim,
             .stride = (int64_t)l->kv_heads * l->groups * dim,
@@ -456,21 +462,7 @@ static void leave(const Layer *l, const Pass *p, float *x) {
     add_product(l, p, &l->down, gathered, l->behind_mlp, normed, x);
 }
 
-/* The second half of a layer behind an attention of torch's, whose result is `mixed`: element (b, kv head, group * rows + row, d)
- * at mixed[b * by_request + kv * by_head + .. * by_row + d]; NULL where the layer skips its attention. */
-void layer_leave(const Layer *l, const Pass *p, const float *mixed, int64_t by_request, int64_t by_head, int64_t by_row, float *x) {
-    int64_t rows = p->batch * p->rows, heads = (int64_t)l->kv_heads * l->groups, dim = l->dim;
-    float *gathered = p->scratch + rows * l->hidden;
-    for (int64_t b = 0; mixed && b < p->batch; b++)
-        for (int64_t i = 0; i < p->rows; i++)
-            for (int64_t h = 0; h < heads; h++)
-                memcpy(gathered + ((b * p->rows + i) * heads + h) * dim,
-                       mixed + b * by_request + h / l->groups * by_head + (h % l->groups * p->rows + i) * by_row, dim * sizeof *mixed);
-    for (int64_t i = 0; mixed && l->rounding && i < rows * heads * dim; i++) gathered[i] = as_bfloat16(gathered[i]);
-    leave(l, p, x);
-}
-
-/* `count` layers one after the other on x [batch * rows, hidden], in place. All rows see the whole context. */
+/* `count` layers one after the other on x [batch * rows, hidden], in place. */
 void layer_run(const Layer *const *layers, int64_t count, const Pass *p, float *x, float *const *keys, float *const *values) {
     int64_t rows = offset_of(p, p->batch), longest = 0;
     for (int64_t b = 0; b < p->batch; b++) longest = p->starts[b] > longest ? p->starts[b] : longest;

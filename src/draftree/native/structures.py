@@ -23,7 +23,8 @@ class Layer(Structure):
         *((name, c_void_p) for name in ("behind_attention", "behind_mlp", "partner")),
         *((name, c_float) for name in ("input_epsilon", "post_epsilon", "head_epsilon", "behind_epsilon")),
         *((name, c_int32) for name in ("hidden", "kv_heads", "groups", "dim", "wide", "gelu", "skips", "rounding")),
-        ("scaling", c_float),
+        ("window", c_int32),
+        *((name, c_float) for name in ("scaling", "cap")),
     )
 
 
@@ -37,7 +38,7 @@ class Pass(Structure):
         *((name, c_int64) for name in ("threads", "prefix", "back")),
         *((name, c_void_p) for name in ("visible", "prefix_rows", "scores", "counts", "offsets")),
         ("exact_angles", c_int64),
-        ("laid", c_void_p),
+        *((name, c_void_p) for name in ("laid", "positions")),
     )
 
 

@@ -1,4 +1,4 @@
-"""Layers in C on a CPU: several in one call, or the halves of `eager.layer` in one call each.
+"""Layers in C on a CPU, several in one call.
 
 A step of any model is products of a few rows with large matrices, which general libraries do at a fraction of the
 processor's speed. `native/layers.c` has a product for few rows on weights laid out for it, the operations between the
@@ -48,11 +48,13 @@ def threads_for(work: int, meetings: float = 1.0) -> int:
 
 
 class CompiledLayer:
-    """See `eager.layer.TensorLayer`; `rotation` is of its heads, `dtype` the model's."""
+    """See `eager.layer.TensorLayer`; `window` is what it sees back, `rotation` of its heads, `dtype` the model's."""
 
-    def __init__(self, library: ctypes.CDLL, parts: Parts, rotation: Rotation, dtype: torch.dtype) -> None:
-        self.parts, self.omitted = parts, Omitted(0)
-        self._enter, self._leave = library.layer_enter, library.layer_leave
+    def __init__(
+        self, library: ctypes.CDLL, parts: Parts, window: int | None, rotation: Rotation, dtype: torch.dtype
+    ) -> None:
+        self.parts = parts
+        self._enter = library.layer_enter
         self._packed = [Packed(linears) for linears in parts.products()]
         self.in_place: set[Place] = set().union(*(packed.in_place for packed in self._packed))
         kv, groups, dim = parts.heads
@@ -67,7 +69,7 @@ class CompiledLayer:
             optional_address(self._partner, torch.int32),
             *(0.0 if norm is None else norm.epsilon for norm in (*norms[:3], norms[4])),
             *(hidden, kv, groups, dim, parts.wide, parts.activation != "silu", 0, rounding_of(norms, dtype)),
-            parts.scaling,
+            *(window or 0, parts.scaling, parts.cap or 0.0),
         )
         queries = kv * groups * dim
         self.scratch = hidden + max(matrices[0].outputs + queries, 2 * matrices[2].outputs)  # floats a row
@@ -77,30 +79,16 @@ class CompiledLayer:
     def without(self, parts: Omitted) -> CompiledLayer:
         """See `eager.layer.TensorLayer.without`; the weights are shared."""
         lesser = copy.copy(self)
-        lesser.omitted = parts
         lesser._described = Layer.from_buffer_copy(self._described)
         lesser._described.skips = int(parts)
         return lesser
 
-    def enter(self, x: Tensor, angles: CompiledAngles, index: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See `eager.layer.TensorLayer.enter`."""
+    def enter(self, x: Tensor, angles: CompiledAngles, index: int) -> None:
+        """Keys and values of rows x [B, n, d] into layer `index` of the cache, and nothing else."""
         kv, groups, dim = self.parts.heads
         keys, values = angles.cache.stores(index, kv, (dim, dim), x)
         query = x.new_empty(x.shape[0], kv, groups * x.shape[1], dim)
         self._enter(self._described, angles.described, *(address(t, torch.float32) for t in (x, query, keys, values)))
-        return query, *angles.cache.views(index, x.shape[1])
-
-    def leave(self, x: Tensor, mixed: Tensor | None, angles: CompiledAngles) -> Tensor:
-        """See `eager.layer.TensorLayer.leave`."""
-        if mixed is None:
-            self._leave(self._described, angles.described, None, 0, 0, 0, address(x, torch.float32))
-            return x
-        by_request, by_head, by_row, by_value = mixed.stride()
-        if by_value != 1:
-            return self.leave(x, mixed.contiguous(), angles)
-        at, to = address(mixed, torch.float32, strided=True), address(x, torch.float32)
-        self._leave(self._described, angles.described, at, by_request, by_head, by_row, to)
-        return x
 
 
 class CompiledStack:
@@ -126,7 +114,7 @@ class CompiledStack:
         return threads_for(rows * self.weights)
 
     def run(self, first: int, last: int, x: Tensor, angles: CompiledAngles) -> None:
-        """Its layers [first, last) on x [B, n, d], in place; the rows of the pass see all of the context."""
+        """Its layers [first, last) on x [B, n, d], in place."""
         keys, values = self.stores(angles.cache, x, first, last)
         some = [ctypes.addressof(layer._described) for layer in self.layers[first:last]]
         layers = (c_void_p * len(some))(*some)
@@ -172,9 +160,10 @@ class CompiledAngles:
             None if prefix_rows is None else prefix_rows.contiguous(),
             torch.empty(threads * (2 * stack.dim + max(starts) + n) * LANES, dtype=f32, device="cpu"),
             torch.empty(total * stack.widest, dtype=f32, device="cpu"),
+            segment.positions.contiguous(),
         ]
-        kinds = f32, f32, f32, torch.bool, torch.bool, f32, f32
-        cosine, sine, scratch, visible, prefix, scores, laid = map(optional_address, tensors, kinds)
+        kinds = f32, f32, f32, torch.bool, torch.bool, f32, f32, torch.long
+        cosine, sine, scratch, visible, prefix, scores, laid, positions = map(optional_address, tensors, kinds)
         counts = offsets = None
         if sizes is not None:
             counts, offsets = (c_int64 * batch)(*sizes), (c_int64 * (batch + 1))(0, *accumulate(sizes))
@@ -184,7 +173,7 @@ class CompiledAngles:
             *(cosine, sine, scratch, threads, angles.cache.prefix_length, segment.visible.shape[2] - n),
             *(visible, prefix, scores),
             *(None if part is None else ctypes.addressof(part) for part in (counts, offsets)),
-            *(angles.cosine.dtype == torch.float32, laid),
+            *(angles.cosine.dtype == torch.float32, laid, positions),
         )
 
 

@@ -1,7 +1,6 @@
 """Llama-shaped models in float32 or bfloat16 on a CPU: the loop of `eager` with layers and head in C.
 
-Layers that see all of the context go through in one call (`CompiledStack`); those with windows or capped scores attend
-in tensor operations between two compiled halves.
+Layers whose rows turn by the same angles go through in one call (`CompiledStack`).
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ from torch import Tensor, nn
 
 from draftree.native import ABI, load_library
 from draftree.runner.cpu.layers import CompiledAngles, CompiledHead, CompiledLayer, CompiledStack
-from draftree.runner.eager.attention import attend
 from draftree.runner.eager.parts import Parts, products_of
 from draftree.runner.eager.rows import SegmentRows
 from draftree.runner.eager.runner import EagerRunner, may_copy_or_has
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.layout.kinds import LayerKind, limits
+from draftree.runner.layout.kinds import LayerKind
 from draftree.runner.layout.skip import Skip
 from draftree.runner.layout.surgery import logit_slice
 from draftree.runner.own_type import in_own_type
@@ -82,7 +80,10 @@ class CpuRunner(EagerRunner):
         assert library is not None
         self._library, self.copied.nbytes = library, linear_bytes(self.target)
         dtype = self.target.dtype
-        self._layers = [CompiledLayer(library, part, self.tables.rotation, dtype) for part in parts]
+        self._layers = [
+            CompiledLayer(library, part, kind.window, self.tables.rotation, dtype)
+            for part, kind in zip(parts, self.target.kinds, strict=True)
+        ]
         self._head = CompiledHead(library, self._norm, head, dtype, cap)
         self.stack = CompiledStack(library, self._layers, dtype)
         self.copied.in_place = self._head.in_place.union(*(layer.in_place for layer in self._layers))
@@ -92,22 +93,9 @@ class CpuRunner(EagerRunner):
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         """See `Runner.run`."""
         ragged = plan.sizes is not None and plan.plain and min(plan.sizes) < plan.width
-        if not ragged or self._cap is not None or len(self.tables.tables) > 1 or self.tables.by_length:
-            return super().run(plan, cache, first)
-        reach = max(cache.lengths[first : first + plan.batch]) + plan.width
-        if any(self._torch_attends(kind, reach) for kind in set(self.target.kinds)):
+        if not ragged or len(self.tables.tables) > 1 or self.tables.by_length:
             return super().run(plan, cache, first)
         return self._run_packed(plan, cache, first)
-
-    def _torch_attends(self, kind: LayerKind, columns: int) -> bool:
-        """Whether attention in layers of a kind, over so many columns, is torch's.
-
-        The two round otherwise in bfloat16, so that there only one of them may serve a text: how far a pass reaches
-        depends on its trees and on the other requests.
-        """
-        if self._cap is not None or (self.target.dtype == torch.bfloat16 and kind != LayerKind(kind.name)):
-            return True
-        return limits(kind, columns)
 
     def _run_packed(self, plan: Plan, cache: SlotCache, first: int) -> PassResult:
         """A pass without the rows beyond the plan's `sizes`; logits there are 0."""
@@ -145,17 +133,9 @@ class CpuRunner(EagerRunner):
         numbers = stack.numbers
         of_stack = range(bisect_left(numbers, first), bisect_left(numbers, last))
         kinds = {i: self.target.kinds[numbers[i]] for i in of_stack}
-        reach = max(rows.masks.lengths) + x.shape[1]
-        limited = {kind: self._torch_attends(kind, reach) for kind in set(kinds.values())}
-        # Layers of one kind, or of several with the same angles, go through in one call where nothing hides columns.
-        alike = {i: (limited[kind], self.tables.name(kind)) for i, kind in kinds.items()}
-        for (torch_attends, _), group in groupby(of_stack, key=alike.__getitem__):
+        for _, group in groupby(of_stack, key=lambda i: self.tables.name(kinds[i])):
             some = list(group)
-            if not torch_attends:
-                stack.run(some[0], some[-1] + 1, x, rows.angles(kinds[some[0]]))
-                continue
-            for i in some:
-                x = attend(stack.layers[i], x, numbers[i], rows, kinds[i], self._cap)
+            stack.run(some[0], some[-1] + 1, x, rows.angles(kinds[some[0]]))
         return x
 
     @in_own_type
