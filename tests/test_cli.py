@@ -222,7 +222,6 @@ def test_generate_answers_a_file_of_prompts(tmp_path):
         (["bench", "quik"], "quick"),
         (["bench", "quick", "--prompts", "nowhere.jsonl"], "There is no prompts file 'nowhere.jsonl'"),
         (["bench", "quick", "--per-set", "0"], "--per-set"),
-        (["bench", "run", "trie", "--set", "backend=d"], "backend"),
     ],
 )
 def test_wrong_input_is_one_sentence_and_exit_status_2(arguments, told, refused):

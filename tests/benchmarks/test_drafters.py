@@ -10,7 +10,6 @@ from in_model_driver import randomised, read_by_head
 
 import draftree
 from benchmarks.drafters import acceptance, best_path, draft_accuracy, kinds, pseudo_cosine, wall_clock
-from benchmarks.drafters.layers import kept_of
 from benchmarks.harness import Setup
 from benchmarks.harness.trees import KINDS, cases_of, with_depth, with_tree
 from benchmarks.harness.truth import RANKS, hits_of
@@ -265,9 +264,3 @@ def test_trees_are_the_largest_within_the_budget(demo):
     with pytest.raises(ValueError, match="depth is 9"):
         with_depth(bita, 9)
     assert not cases_of(bita, ("chain",), (2,), None)
-
-
-def test_what_is_left_of_a_text():
-    assert kept_of([1, 2, 3], [1, 2, 3]) == (3, 3)
-    assert kept_of([1, 9, 3], [1, 2, 3]) == (1, 3)
-    assert kept_of([1, 2], [1, 2, 3]) == (2, 3)

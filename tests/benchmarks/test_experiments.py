@@ -45,19 +45,17 @@ TWINS = {
 # These run with every `make test`, the others with `make test-all`: one of every kind of measuring.
 ALWAYS = {
     *("bild-table1", "bita-table4", "hidden-transfer-table1", "lookahead-table2", "propd-table1", "premise"),
-    *("acceptance", "gate", "step-stages"),
+    *("acceptance", "gate"),
 }
 TINY: dict[str, Any] = {
     **{"per_set": 1, "max_new_tokens": 10, "warm_per_set": 1, "rounds": 1, "sizes": (1, 4), "top_k": (1, 50)},
-    **{"burn_in": 2, "settled": 2, "seconds": 0.01, "windows": (4,), "limit": 2, "timed": 2, "examples": 1},
-    **{"chains": (2,), "exits": ("4",), "prompts": 3, "prompt_tokens": 20, "answer_tokens": 8, "vocabulary": 100},
+    **{"burn_in": 2, "settled": 2, "windows": (4,), "limit": 2, "timed": 2, "examples": 1},
     **{"schemas": 2, "answers": 1, "context": 16, "seen": (0, 1), "rows": (1, 4), "batch": (1, 2)},
     **{"early_layers": (1,), "layers": (4, 5), "swept": (1, 2)},
     **{"train_steps": 2, "train_questions": 40, "leave": (0.9,), "decay": (1.0,)},
     **{"minutes": 0.0, "device": "cpu", "dtype": "float32", "compiled": False, "stock": False},
     **{"engines": ("hugging_face", "draftree")},  # which run in this environment
 }
-LOSSY = ("bild", "layers")
 BATCHED = {"lookahead-table2", "lookahead-table8", "bita-table2", "propd-table2", "pruning", "peers"}
 
 
@@ -72,8 +70,6 @@ def tiny(experiment: Experiment) -> dict[str, Any]:
         facts |= {"thresholds": ("0.6:3",), "batch": 4}
     elif not isinstance(experiment.options.get("batch", ()), tuple):
         facts["batch"] = 1 + (experiment.name in BATCHED)
-    elif "thresholds" in experiment.options:
-        facts["thresholds"] = (0.9, 1.0)
     if experiment.options.get("drafters") == () and "train_steps" not in experiment.options:
         folder = FOLDERS / ("bita" if experiment.name.startswith("bita") else "hidden-transfer")
         facts["drafters"] = (f"one={folder}", f"other={folder}")

@@ -22,13 +22,9 @@ from benchmarks.harness.measure import differing, length, of, per_token, size, w
 from benchmarks.harness.report import Report
 from benchmarks.harness.tables import shown
 from benchmarks.machine import pass_parts
-from benchmarks.machine.step_stages import timed
-from benchmarks.shapes import step_cost
-from benchmarks.shapes.calibration import summed
-from benchmarks.shapes.step_cost import ASSUMED, MEASURED, gpu_curve
+from benchmarks.shapes import calibration
 from draftree.bench.inputs import Subject, Texts
 from draftree.bench.samples import Answer
-from draftree.bench.summary import LEVEL, RESAMPLES, summarise
 from draftree.drafting import PromptLookup
 from draftree.engine import Recorder
 from draftree.models import encode_prompt
@@ -63,26 +59,6 @@ def test_one_prompt_has_no_interval_and_a_resample_without_a_case_counts_for_not
     assert np.isnan(Share(OVER[:1], UNDER[:1]).interval).all()
     assert Share([0, 3], [0, 4]).interval == pytest.approx((0.75, 0.75))
     assert np.isnan(Share([0, 0], [0, 0]).value)
-
-
-def test_the_packages_own_intervals_are_scipys():
-    """`draftree bench quick` needs no scipy; what it computes is the same within the bootstrap's own noise."""
-    from draftree.bench.samples import Sample
-
-    tokens, seconds = np.array([10, 40, 20, 30, 25]), np.array([1.0, 2.0, 3.0, 1.5, 2.5])
-    samples = [Sample("m", i, 0, Answer([1] * n, s)) for i, (n, s) in enumerate(zip(tokens, seconds, strict=True))]
-    tasks = [Task(Prompt(str(i), "s", "x"), [i]) for i in range(5)]
-    speed = summarise(samples, tasks, [])["m"].speed
-
-    def statistic(tokens, seconds, axis=-1):
-        return tokens.sum(axis) / seconds.sum(axis)
-
-    theirs = bootstrap(
-        (tokens, seconds), statistic, paired=True, vectorized=True, method="percentile", n_resamples=20 * RESAMPLES,
-        confidence_level=LEVEL, rng=1,
-    ).confidence_interval  # fmt: skip
-    assert speed.value == statistic(tokens, seconds)
-    assert (speed.low, speed.high) == pytest.approx(tuple(theirs), rel=0.03)
 
 
 @pytest.fixture(scope="module")
@@ -159,11 +135,9 @@ def recorded():
                 ([20, 21], [-1, 0], [0.0, -0.5], [30], 1),
                 ([30, 31], [-1, 0], [0.0, -0.5], [31], 1),
             ]
-            for at, (tokens, parents, logp, emitted, drafted) in enumerate(steps):
+            for tokens, parents, logp, emitted, drafted in steps:
                 member = {"request": 7, "tokens": tokens, "parents": parents, "logp": logp, "emitted": emitted}
-                seconds = {"draft": 0.2, "verify": 0.5, "accept": 0.1, "commit": 0.1}
-                step = {"kind": "step", "at": float(at), "seconds": seconds, "shape_seconds": 0.05}
-                yield step | {"members": [member | {"drafted": drafted}]}
+                yield {"kind": "step", "members": [member | {"drafted": drafted}]}
 
     return Made()
 
@@ -174,7 +148,7 @@ def test_models_judge_recorded_trees_before_their_text_is_known():
     own = steps[0].worth["the drafter's own"]
     assert own == pytest.approx([0, np.exp(-0.1), np.exp(-0.2), np.exp(-3.0)])
     assert steps[0].expected("the drafter's own") == pytest.approx(1 + own.sum())
-    sums = summed(recorded(), 1, burn_in=1)
+    sums = calibration.summed(recorded(), 1, burn_in=1)
     assert (sums["real"][0], sums["steps"][0]) == (1, 1), (
         "the first step, and the last, which was cut off, do not count"
     )
@@ -187,48 +161,13 @@ def test_models_judge_recorded_trees_before_their_text_is_known():
     assert (tree.sizes, tree.depth.tolist()) == ((4,), [[0, 1, 2, 1]])
 
 
-def test_stages_of_recorded_steps_leave_out_the_prompt():
-    steps = timed(recorded())
-    assert [step["rows"] for step in steps] == [4, 2]
-    assert steps[0] == pytest.approx(
-        {
-            "rows": 4,
-            "draft": 0.15,
-            "shape": 0.05,
-            "verify": 0.5,
-            "accept": 0.1,
-            "commit": 0.1,
-            "whole": 1.0,
-            "rest": 0.1,
-        }
-    )
-
-
-def test_the_gpu_curve_is_flat_until_products_take_longer_than_reading():
-    curve = gpu_curve()
-    assert curve.of(1) == curve.of(64) == pytest.approx(2 * 6.7e9 / 3.35e12)
-    assert curve.of(1024) / curve.of(512) == pytest.approx(2.0)
-
-
-def test_a_picture_of_an_assumption_says_that_it_was_not_measured():
-    figure = pytest.importorskip("matplotlib.figure").Figure()
-    facts = {"drafter": "medusa", "draft_tokens": 2.0, "expected_gain": 1.1}
-    step_cost.EXPERIMENT.plot(
-        figure, table_of(facts | {"curve": curve, "batch": n} for curve in (MEASURED, ASSUMED) for n in (1, 2))
-    )
-    for axis in figure.axes:
-        here, gpu = (entry.get_text() for entry in axis.get_legend().get_texts())
-        assert "not measured" in gpu
-        assert "not measured" not in here
-
-
 @needs_chromium
 def test_a_report_page_is_no_wider_than_a_telephone(tmp_path):
     columns = tuple(f"a_column_with_a_long_name_{i}" for i in range(9))
     table = table_of([{"drafter": "medusa"} | dict.fromkeys(columns, 1.25)], remarks=["/a/long/path" * 20])
     about = {"commit": "x" * 60, "command": "draftree bench run " + "y" * 90, "model": "m", "dtype": "float32"}
     about |= {"threads": 1, "device": "cpu", "started": "now", "finished": "then"}
-    experiment = dataclasses.replace(step_cost.EXPERIMENT, columns=("drafter", *columns))
+    experiment = dataclasses.replace(calibration.EXPERIMENT, columns=("drafter", *columns))
     path = tmp_path / "page.html"
     path.write_text(Report(experiment, table, about).page(""))
     with browsing(tmp_path) as page:

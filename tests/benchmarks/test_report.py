@@ -118,17 +118,16 @@ def test_what_is_no_result_is_refused(facts, words, tmp_path):
 
 
 def test_a_runs_file_is_kept_as_it_is_and_shown(tmp_path):
-    experiment = find("trie")
-    tiny = {"prompts": 2, "prompt_tokens": 9, "answer_tokens": 4, "vocabulary": 50}
-    data = run(experiment, tiny).write(tmp_path)[0]
+    tiny = {"rows": (1, 2), "context": (16,), "batch": (1,), "rounds": 1}
+    data = run(find("premise"), tiny).write(tmp_path)[0]
     facts = json.loads(data.read_text())
     facts["about"]["commit"] = facts["about"]["commit"] or "a clone has one"
     data.write_text(json.dumps(facts))
-    for argument, name in ((str(data), "trie"), (f"trie-small={data}", "trie-small")):
+    for argument, name in ((str(data), "premise"), (f"premise-small={data}", "premise-small")):
         kept = report.keep(argument, tmp_path)
         assert kept == tmp_path / f"{name}.json"
         assert kept.read_bytes() == data.read_bytes()
-    lines = report.block_of(report.read(kept), {"columns": ["call", "median"], "only": {"call": ["retrieve a draft"]}})
+    lines = report.block_of(report.read(kept), {"columns": ["method", "ms"], "only": {"rows": [2]}})
     assert lines[0].startswith(f"{facts['remarks'][0]} `draftree")
-    assert lines[2] == "| call | median |"
-    assert len(lines) == 5
+    assert lines[2] == "| method | ms |"
+    assert len(lines) == 6, "draftree and Hugging Face"
