@@ -29,11 +29,11 @@ class Slots:
         self.texts: list[Tensor] = []
         self.sources: list[Tensor] = []
 
-    def join(self, source: Tensor, text: Tensor, mask: Tensor | None = None) -> None:
+    def join(self, source: Tensor, text: Tensor) -> None:
         slot = len(self.texts)
-        self.encoder.admit(slot, source, mask)
+        self.encoder.admit(slot, source)
         self.texts.append(text)
-        self.sources.append(source if mask is None else source[mask != 0])
+        self.sources.append(source)
         causal = torch.ones(1, len(text), len(text), dtype=torch.bool).tril()
         result = self.runner.run(
             Plan(text[None], torch.arange(len(text))[None], causal), self.cache, slot, self.encoder
@@ -92,14 +92,6 @@ def test_two_threads_share_a_compiled_pass(monkeypatch: pytest.MonkeyPatch) -> N
         test_requests_join_move_and_leave("t5", -1)
     finally:
         torch.set_num_threads(1)
-
-
-def test_a_padded_source_is_its_real_part() -> None:
-    for runner in runners_for(zoo.build("t5")):  # no positions in the encoder that pads on the left would shift
-        source = torch.tensor([0, 0, 5, 6, 7, 8])
-        slots = Slots(runner, 1)
-        slots.join(source, torch.tensor([3, 4]), mask=torch.tensor([0, 0, 1, 1, 1, 1]))
-        assert slots.step([Tree.random(6, 2)]) < 1e-4
 
 
 def test_the_source_matters() -> None:

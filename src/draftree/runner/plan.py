@@ -7,13 +7,15 @@ description out. The only coupling between methods and models is this file.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from draftree.runner.layout.skip import Skip
+
+Described = TypeVar("Described", "Surgery", "Plan")
 
 
 class Scorer(Protocol):
@@ -160,63 +162,30 @@ class Plan:
         """The same plan with its tensors on `device`; itself where they are there."""
         if self.tokens.device == device:
             return self
-
-        def moved(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.to(device)
-
-        surgeries = tuple(
-            replace(
-                s,
-                keep=s.keep if callable(s.keep) else moved(s.keep),
-                positions=moved(s.positions),
-                visible=moved(s.visible),
-                source=moved(s.source),
-                joined=moved(s.joined),
-                numbers=moved(s.numbers),
-            )
-            for s in self.surgeries
-        )
-        return replace(
-            self,
-            tokens=self.tokens.to(device),
-            positions=self.positions.to(device),
-            visible=self.visible.to(device),
-            embeddings=moved(self.embeddings),
-            prefix_rows=moved(self.prefix_rows),
-            surgeries=surgeries,
-        )
+        return self._changed(lambda tensor: tensor.to(device))
 
     def of(self, b: int) -> Plan:
         """The plan of request `b` alone."""
+        own = self._changed(lambda tensor: tensor[b : b + 1])
+        alone = ((s, getattr(s.keep, "of", None)) for s in own.surgeries)  # see `Surgery.keep`
+        surgeries = tuple(s if of is None else replace(s, keep=of(b)) for s, of in alone)
+        sizes = None if self.sizes is None else self.sizes[b : b + 1]
+        return replace(own, surgeries=surgeries, rope_floor=self.rope_floor[b : b + 1], sizes=sizes)
 
-        def row(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor[b : b + 1]
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> Plan:
+        """The same with every tensor changed, those of the surgeries too."""
+        surgeries = tuple(_with_tensors(surgery, change) for surgery in self.surgeries)
+        return replace(_with_tensors(self, change), surgeries=surgeries)
 
-        surgeries = []
-        for s in self.surgeries:
-            keep = s.keep
-            if callable(keep):
-                keep = keep.of(b) if hasattr(keep, "of") else keep
-            own = replace(
-                s,
-                keep=keep if callable(keep) else row(keep),
-                source=row(s.source),
-                positions=row(s.positions),
-                visible=row(s.visible),
-                joined=row(s.joined),
-            )
-            surgeries.append(own)
-        return replace(
-            self,
-            tokens=self.tokens[b : b + 1],
-            positions=self.positions[b : b + 1],
-            visible=self.visible[b : b + 1],
-            embeddings=row(self.embeddings),
-            prefix_rows=row(self.prefix_rows),
-            surgeries=tuple(surgeries),
-            rope_floor=self.rope_floor[b : b + 1],
-            sizes=None if self.sizes is None else self.sizes[b : b + 1],
-        )
+
+def _with_tensors(held: Described, change: Callable[[Tensor], Tensor]) -> Described:
+    """A plan or surgery with every tensor that it has changed."""
+    changed: dict[str, Any] = {}
+    for one in fields(held):
+        value = getattr(held, one.name)
+        if isinstance(value, Tensor):
+            changed[one.name] = change(value)
+    return replace(held, **changed)
 
 
 @dataclass(slots=True)

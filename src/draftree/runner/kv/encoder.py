@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -35,6 +36,8 @@ class EncoderState:
         ValueError: the target is decoder-only.
     """
 
+    # Tensors born in inference mode could not be written outside it, and requests may be admitted either way.
+    @torch.inference_mode(False)
     def __init__(self, target: Target, slots: int) -> None:
         if not target.encoder_decoder:
             raise ValueError(f"'{target.model_type}' is decoder-only: it needs no EncoderState.")
@@ -42,22 +45,15 @@ class EncoderState:
         self.lengths = [0] * slots
         self._keys: list[Tensor] = []  # a layer: [slots, heads, columns, head dim]
         self._values: list[Tensor] = []
-        self._mask: Tensor | None = None  # BoolTensor [slots, columns]
+        self._mask = torch.zeros(slots, 0, dtype=torch.bool, device=target.device)  # [slots, columns]
 
     @torch.no_grad()
-    def admit(
-        self,
-        slot: int,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None = None,
-        states: Tensor | None = None,
-    ) -> None:
+    def admit(self, slot: int, input_ids: Tensor | None, states: Tensor | None = None) -> None:
         """Encode one request's source and keep its cross keys and values in `slot`.
 
         Args:
             slot: slot of the request.
             input_ids: LongTensor [L], the source; not looked at where `states` are given.
-            attention_mask: [L], nonzero where the source is real; None for everywhere.
             states: floating [L, d], the encoder's output where it is known already.
 
         Raises:
@@ -66,29 +62,23 @@ class EncoderState:
         source = input_ids if states is None else states[:, 0]
         if source is None or source.dim() != 1 or source.numel() == 0:
             raise ValueError("The encoder needs a source: one sequence of at least one token, or its states [L, d].")
-        device, length = self.target.device, source.shape[0]
-        seen = torch.ones(length, dtype=torch.bool, device=device)
-        if attention_mask is not None:
-            seen = attention_mask.to(device) != 0
-        if states is not None:
-            states = states.to(device=device, dtype=self.target.dtype)
-        layers = self._stock(source, seen, states)
-        self._reserve([(layer.keys, layer.values) for layer in layers], length)
+        length = source.shape[0]
+        layers = self._stock(source, states)
+        self._reserve(layers, length)
         for layer, keys, values in zip(layers, self._keys, self._values, strict=True):
             keys[slot, :, :length] = finite(layer.keys[0])
             values[slot, :, :length] = finite(layer.values[0])
-        assert self._mask is not None
-        self._mask[slot] = False
-        self._mask[slot, :length] = seen
+        self._mask[slot] = torch.arange(self._mask.shape[1], device=self._mask.device) < length
         self.lengths[slot] = length
 
-    def _stock(self, source: Tensor, seen: Tensor, states: Tensor | None) -> list[_CrossLayer]:
+    def _stock(self, source: Tensor, states: Tensor | None) -> list[_CrossLayer]:
         """Cross keys and values by the stock model: its encoder, unless states are known, and a row of its decoder."""
-        model, device, mask = self.target.model, self.target.device, seen[None].long()
+        model, device = self.target.model, self.target.device
+        mask = torch.ones(1, len(source), dtype=torch.long, device=device)
         if states is None:
             hidden = model.get_encoder()(input_ids=source.to(device)[None], attention_mask=mask)[0]
         else:
-            hidden = states[None]
+            hidden = states[None].to(device=device, dtype=self.target.dtype)
         cross = _CrossLayers()
         model(
             decoder_input_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
@@ -99,30 +89,20 @@ class EncoderState:
         )
         return cross.layers
 
-    def _reserve(self, like: list[tuple[Tensor, Tensor]], length: int) -> None:
-        """Have room for a source; `like` has each layer's keys and values [1, heads, any number, dim]."""
-        if self._mask is None or length > self._mask.shape[1]:
-            self._grow(like, length)
-
-    # Tensors born in inference mode could not be written outside it, and requests may be admitted either way.
     @torch.inference_mode(False)
-    def _grow(self, like: list[tuple[Tensor, Tensor]], length: int) -> None:
+    def _reserve(self, like: list[_CrossLayer], length: int) -> None:
+        """Have room for a source; `like` has each layer's keys and values [1, heads, any number, dim]."""
         slots, columns = len(self.lengths), -(-length // BLOCK) * BLOCK
-
-        def grown(old: Tensor | None, like: Tensor) -> Tensor:
-            new = like.new_zeros(slots, like.shape[1], columns, like.shape[3])
-            if old is not None:
-                new[:, :, : old.shape[2]] = old
-            return new
-
-        held: list[Any] = list(zip(self._keys, self._values, strict=True))
-        held = held or [(None, None)] * len(like)
-        self._keys = [grown(old, keys) for (old, _), (keys, _) in zip(held, like, strict=True)]
-        self._values = [grown(old, values) for (_, old), (_, values) in zip(held, like, strict=True)]
-        mask = torch.zeros(slots, columns, dtype=torch.bool, device=like[0][0].device)
-        if self._mask is not None:
-            mask[:, : self._mask.shape[1]] = self._mask
-        self._mask = mask
+        more = columns - self._mask.shape[1]
+        if more <= 0:
+            return
+        if not self._keys:
+            empty = [(layer.keys[:, :, :0], layer.values[:, :, :0]) for layer in like]
+            self._keys = [keys.expand(slots, -1, -1, -1) for keys, _ in empty]
+            self._values = [values.expand(slots, -1, -1, -1) for _, values in empty]
+        for store in (self._keys, self._values):
+            store[:] = [functional.pad(held, (0, 0, 0, more)) for held in store]
+        self._mask = functional.pad(self._mask, (0, more))
 
     def arguments(self, cache: SlotCache, first: int, batch: int) -> dict[str, Any]:
         """Keyword arguments of the model's `forward` for the requests in slots [first, first + batch).
@@ -131,7 +111,6 @@ class EncoderState:
             ValueError: a slot that holds no admitted request.
         """
         lengths = self.sources(first, batch)
-        assert self._mask is not None
         longest, stop = max(lengths), first + batch
         cross = _CrossLayers(
             [
@@ -155,7 +134,6 @@ class EncoderState:
             keys and values of all slots by layer, each [slots, heads, columns, dim]; which columns are real, BoolTensor
             [slots, columns].
         """
-        assert self._mask is not None
         return self._keys, self._values, self._mask
 
     def sources(self, first: int, batch: int) -> list[int]:
@@ -171,35 +149,29 @@ class EncoderState:
 
     def move(self, source: int, target: int) -> None:
         """Copy slot `source` over slot `target`."""
-        for store in (*self._keys, *self._values):
-            store[target] = store[source]
-        if self._mask is not None:
-            self._mask[target] = self._mask[source]
+        for held in (*self._keys, *self._values, self._mask):
+            held[target] = held[source]
         self.lengths[target] = self.lengths[source]
 
     def exchange(self, one: int, other: int) -> None:
         """Let two slots change their contents."""
-        held = [*self._keys, *self._values]
-        if self._mask is not None:
-            held.append(self._mask)
-        for store in held:
-            saved = store[one].clone()
-            store[one] = store[other]
-            store[other] = saved
+        for held in (*self._keys, *self._values, self._mask):
+            held[[one, other]] = held[[other, one]]
         self.lengths[one], self.lengths[other] = self.lengths[other], self.lengths[one]
 
     @torch.inference_mode(False)
     def arrange(self, order: Sequence[int], slots: int) -> None:
         """Have `slots` slots: the first take over from the present ones of `order`, further ones are empty."""
         index = list(order)
-        for store in (self._keys, self._values):
-            for i, old in enumerate(store):
-                store[i] = old.new_zeros(slots, *old.shape[1:])
-                store[i][: len(index)] = old[index]
-        if self._mask is not None:
-            mask = self._mask.new_zeros(slots, self._mask.shape[1])
-            mask[: len(index)] = self._mask[index]
-            self._mask = mask
+
+        def arranged(old: Tensor) -> Tensor:
+            new = old.new_zeros(slots, *old.shape[1:])
+            new[: len(index)] = old[index]
+            return new
+
+        self._keys = [arranged(keys) for keys in self._keys]
+        self._values = [arranged(values) for values in self._values]
+        self._mask = arranged(self._mask)
         self.lengths = [self.lengths[slot] for slot in index] + [0] * (slots - len(index))
 
     def clear(self, slot: int) -> None:
