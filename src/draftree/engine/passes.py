@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from draftree.drafting.base import Attachment
-from draftree.runner.plan import PassResult, Plan, Surgery
+from draftree.runner.plan import PassResult, Plan, Surgery, join
 from draftree.tree import TokenTree
 
 REACH = 256  # rows further ahead of their root than this do not exist
@@ -134,22 +134,17 @@ def _lay(attachment: Attachment, trees: TokenTree) -> _Laid:
         if attachment.positions is None or attachment.visible is None:
             raise ValueError("An attachment with embeddings must give their `positions` and `visible`.")
         offsets = torch.cat([offsets, attachment.positions], 1)
-        visible = _side_by_side(visible, attachment.visible)
+        visible = join(visible, attachment.visible)
     surgeries = []
     seen: Tensor | None = visible
     for surgery in attachment.surgeries:
         if surgery.keep is not None:
             seen = None  # who is left is known in the pass
         if seen is not None and surgery.visible is not None:
-            seen = _side_by_side(seen, surgery.visible)
+            seen = join(seen, surgery.visible)
             surgery = replace(surgery, joined=seen)
         surgeries.append(surgery)
     return _Laid(trees.ancestors, offsets, visible, tuple(surgeries))
-
-
-def _side_by_side(visible: Tensor, more: Tensor) -> Tensor:
-    """Rows that see more [B, m, n + m] behind those that see visible [B, n, n], who do not see them."""
-    return torch.cat([torch.nn.functional.pad(visible, (0, more.shape[1])), more], 1)
 
 
 def _attach(plan: Plan, attachment: Attachment, trees: TokenTree, begin: Tensor, trunk: list[int]) -> None:
@@ -166,11 +161,9 @@ def _attach(plan: Plan, attachment: Attachment, trees: TokenTree, begin: Tensor,
     else:
         real = torch.tensor(trunk, device=begin.device, dtype=torch.long)
         positions = torch.cat([plan.positions[:, :offset], positions], 1)
-        own = visible.shape[1] - trees.width
         visible = plan.visible
         if attachment.visible is not None:
-            visible = torch.nn.functional.pad(visible, (0, own))
-            visible = torch.cat([visible, _see_trunk(attachment.visible, offset, real)], 1)
+            visible = join(visible, _see_trunk(attachment.visible, offset, real))
         if prefix_rows is not None:
             prefix_rows = torch.nn.functional.pad(prefix_rows, (offset, 0))
         surgeries = tuple(_shift(s, begin, offset, real) for s in attachment.surgeries)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.pruning.survivors import added, following, joined, numbers_of
+from draftree.pruning.survivors import added, following, numbers_of
 from draftree.pruning.worth import Worth
 from draftree.runner.base import Runner
 from draftree.runner.plan import Plan, Surgery
@@ -63,7 +63,7 @@ class Pruner:
         same = next((s for s in plan.surgeries if s.layer == layer), None)
         visible = plan.visible
         for surgery in before:
-            visible = joined(visible, surgery)
+            visible = surgery.joined_to(visible)
         cut = _Cut(self, trees.tokens, trees.parents, trees.ancestors, visible)
         total = visible.shape[1]
         surgeries = [*before, Surgery(layer, keep=cut)]

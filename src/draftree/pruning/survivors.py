@@ -28,15 +28,6 @@ def added(surgery: Surgery) -> int:
     return 0 if surgery.positions is None else surgery.positions.shape[1]
 
 
-def joined(visible: Tensor, surgery: Surgery) -> Tensor:
-    """Who sees whom behind `surgery`, which drops nothing."""
-    if surgery.joined is not None:
-        return surgery.joined
-    if surgery.visible is None:
-        return visible
-    return torch.cat([torch.nn.functional.pad(visible, (0, surgery.visible.shape[1])), surgery.visible], 1)
-
-
 def following(surgery: Surgery, total: int) -> Surgery:
     """`surgery`, which describes `total` rows, for those of them that are left."""
     if surgery.append is None:

@@ -69,6 +69,17 @@ class Surgery:
         """The same with positions [B, M] counted from `begin` [B, 1]."""
         return self if self.positions is None else replace(self, positions=begin + self.positions)
 
+    def joined_to(self, visible: Tensor) -> Tensor:
+        """Who sees whom once its rows stand behind the rows that see visible [B, K, K]."""
+        if self.joined is not None:
+            return self.joined
+        return visible if self.visible is None else join(visible, self.visible)
+
+
+def join(visible: Tensor, more: Tensor) -> Tensor:
+    """Rows that see more [B, M, K + M] behind those that see visible [B, K, K], who do not see them."""
+    return torch.cat([torch.nn.functional.pad(visible, (0, more.shape[1])), more], 1)
+
 
 @dataclass(slots=True)
 class Plan:

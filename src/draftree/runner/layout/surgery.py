@@ -62,10 +62,7 @@ def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> t
             rows = torch.cat([rows, torch.arange(known, known + added, device=device).expand(batch, added)], 1)
         hidden = torch.cat([hidden, extra.to(hidden.dtype)], 1)
         positions = torch.cat([positions, surgery.positions], 1)
-        if surgery.joined is not None:
-            visible = surgery.joined
-        else:
-            visible = torch.cat([torch.nn.functional.pad(visible, (0, added)), surgery.visible], 1)
+        visible = surgery.joined_to(visible)
         if prefix_rows is not None:
             prefix_rows = torch.nn.functional.pad(prefix_rows, (0, added))
     return Segment(surgery.layer, rows, positions, visible, prefix_rows), hidden
