@@ -163,9 +163,9 @@ def test_hooked_passes(name: str) -> None:
         assert difference(found[b, : tree.size].cpu(), wanted[b, : tree.size]) < 5 * CLOSE
 
 
-def test_recordings_go_when_too_many_and_when_stores_move() -> None:
+def test_recordings_go_when_too_many_and_when_stores_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftree.runner.cuda_graphs.passes.KEPT", 3)
     runner = CudaGraphRunner(inspect_model(there("llama")))
-    runner._captured._kept = 3
     run, eager = (Run(r, (60,)).prefill() for r in (runner, EagerRunner(inspect_model(there("llama")))))
     for number in range(40):
         trees = [Tree.random(1 + number % 16, number)]

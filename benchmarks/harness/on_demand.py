@@ -94,17 +94,14 @@ def made(setup: Setup, name: str, about: Any, make: Make) -> Path:
     return out
 
 
-def drafter(setup: Setup, method: str, settings: dict[str, Any], training: dict[str, Any] | None = None) -> Any:
+def drafter(setup: Setup, method: str, settings: dict[str, Any]) -> Any:
     """A drafter (or early head) of `method`, trained for the model by these settings; see `draftree.training.run`."""
-    folder = made(
-        setup,
-        method,
-        [settings, training],
-        lambda data, out, options: train(
-            method, setup.small, data, out, settings=settings, training=training, options=options, tell=silent
-        ),
-    )
-    return setup.trained(str(folder))
+
+    def make(data: Path, out: Path, options: TrainOptions) -> None:
+        train(method, setup.small, data, out, settings=settings, options=options, tell=silent)
+
+    about = [settings, None]  # as older versions put it, whose trainings are found by it
+    return setup.trained(str(made(setup, method, about, make)))
 
 
 def remark(setup: Setup) -> str:

@@ -18,8 +18,7 @@ from draftree.bench.samples import Answer, Sampling
 from draftree.drafting import Drafter
 from draftree.drafting.base import Context
 from draftree.engine import Engine, Request
-from draftree.engine.limits import eos_token_ids
-from draftree.engine.options import read_options
+from draftree.engine.limits import decoder_start, eos_token_ids
 from draftree.shaping import Shape
 
 AfterStep = Callable[[Request], None]
@@ -226,8 +225,7 @@ class Draftree(Method):
         starts: Sequence[Sequence[int]] = prompts
         sources: list[torch.Tensor | None] = [None] * len(prompts)
         if self._model.config.is_encoder_decoder:
-            start = read_options(self._model, None, None, None, dict(options)).decoder_start
-            starts = [[start]] * len(prompts)
+            starts = [[decoder_start(self._model.generation_config)]] * len(prompts)
             sources = [torch.tensor(ids, device=self._model.device) for ids in prompts]
         capacity = max(map(len, starts)) + self._new + 64
         made = {"drafter": self.drafter, "shape": self.shape, **self._options}

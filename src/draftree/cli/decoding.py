@@ -229,8 +229,7 @@ def ask(
     """
     import torch
 
-    from draftree.engine.limits import check_source
-    from draftree.engine.options import read_options
+    from draftree.engine.limits import check_source, decoder_start
     from draftree.models import encode_prompt
 
     target, ids = engine.target, encode_prompt(tokenizer, prompt, raw=choosing.raw)
@@ -239,5 +238,5 @@ def ask(
     if not target.encoder_decoder:
         return engine.add(ids, **options)
     check_source(ids, target.model.get_input_embeddings().weight.shape[0], target.max_positions)
-    start = read_options(target.model, None, None, tokenizer, choosing.given()).decoder_start
+    start = decoder_start(target.model.generation_config)
     return engine.add([start], encoder_input=torch.tensor(ids, dtype=torch.long, device="cpu"), **options)

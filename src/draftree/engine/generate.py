@@ -15,7 +15,7 @@ from draftree.drafting.base import Drafter
 from draftree.engine.batch import Row, check_streamer, ended, run_batch, seeds_of
 from draftree.engine.config import EngineConfig
 from draftree.engine.constraints import Grammars, compile_grammars
-from draftree.engine.limits import check_prompt, check_source
+from draftree.engine.limits import check_prompt, check_source, decoder_start
 from draftree.engine.options import Options, read_options, rules_for
 from draftree.engine.recorder import Recorder
 from draftree.engine.stats import RunStats
@@ -155,7 +155,7 @@ def _rows(
         for source in prompts:
             check_source(source, target.model.get_input_embeddings().weight.shape[0], target.max_positions)
         sources = [torch.tensor(source, device=target.device, dtype=torch.long) for source in prompts]
-        start, mask = options.decoder_start, None  # the mask is about the source
+        start, mask = decoder_start(options.config), None  # the mask is about the source
         prompts = [[start] for _ in sources]
         texts = torch.full((len(prompts), 1), start, dtype=torch.long, device=input_ids.device)
     elif mask is not None:

@@ -13,13 +13,7 @@ from draftree.grammar import CompiledGrammar
 
 
 def check_prompt(prompt: Sequence[int], new: int, vocabulary: int, limit: int | None) -> None:
-    """Refuse a prompt that cannot be answered.
-
-    Args:
-        prompt: token ids.
-        new: tokens to be emitted.
-        vocabulary: number of token ids.
-        limit: context of the model in tokens, None for no limit.
+    """Refuse a prompt that cannot be answered with `new` tokens by a model with a context of `limit` (None: without).
 
     Raises:
         ValueError: one sentence, what is wrong and what to do.
@@ -116,6 +110,20 @@ def eos_token_ids(model: Any) -> tuple[int, ...]:
     if ids is None:
         ids = getattr(model.config, "eos_token_id", None)
     return as_ids(ids)
+
+
+def decoder_start(config: Any) -> int:
+    """The token that the decoder of an encoder-decoder begins with, by a generation config.
+
+    Raises:
+        ValueError: it names none.
+    """
+    start = config.bos_token_id if config.decoder_start_token_id is None else config.decoder_start_token_id
+    if start is None:
+        raise ValueError(
+            "The model names no decoder_start_token_id: pass it as an option, or set it in its generation config."
+        )
+    return int(start)
 
 
 def as_ids(ids: Any) -> tuple[int, ...]:

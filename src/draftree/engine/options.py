@@ -109,19 +109,6 @@ class Options:
     criteria: StoppingCriteriaList  # custom stopping criteria, EOS and length taken out
     eos_token_ids: tuple[int, ...]  # tokens that end a text
 
-    @property
-    def decoder_start(self) -> int:
-        """What the decoder of an encoder-decoder begins with.
-
-        Raises:
-            ValueError: neither the model nor the caller sets it.
-        """
-        config = self.config
-        start = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
-        if start is None:
-            raise ValueError("The model names no decoder_start_token_id: pass it as an option.")
-        return int(start)
-
     def new_tokens(self, padded: int, longest: int, limit: int | None) -> int:
         """Tokens to emit behind prompts of `padded` tokens, `longest` of them real, in a context of `limit`.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from draftree.runner.base import Runner
 from draftree.runner.plan import Plan
 from draftree.runner.preparing import preparations
 
-FIRST_ROWS = (1, 4, 8, 16, 32, 64, 128)  # measured in this order, as long as they are cheap
+FIRST_ROWS: tuple[int, ...] = (1, 4, 8, 16, 32, 64, 128)  # measured in this order, as long as they are cheap
 SPARSE = (
     3  # where each row count has to be prepared, which takes as long as a dozen passes, only every third is measured
 )
@@ -164,22 +164,17 @@ def _rising(values: list[float], weights: list[float]) -> np.ndarray:
     return np.repeat([mean for mean, _, _ in pools], [count for _, _, count in pools])
 
 
-def measure_cost(
-    runner: Runner, rows: Sequence[int] = FIRST_ROWS, *, clock: Callable[[], float] = time.perf_counter
-) -> StepCost:
-    """Time single passes of growing numbers of rows, about a dozen plain steps in all.
+def measure_cost(runner: Runner, *, clock: Callable[[], float] = time.perf_counter) -> StepCost:
+    """Time single passes of growing numbers of rows, about a dozen plain steps in all; `clock` gives seconds.
 
-    Args:
-        runner: runs the passes.
-        rows: ascending row counts; those behind one that is dear are left out.
-        clock: seconds.
+    Numbers of rows behind one that is dear are left out.
     """
     with runner.lock, runner.guard():
-        return _measure(runner, rows, clock)
+        return _measure(runner, clock)
 
 
-def _measure(runner: Runner, rows: Sequence[int], clock: Callable[[], float]) -> StepCost:
-    target = runner.target
+def _measure(runner: Runner, clock: Callable[[], float]) -> StepCost:
+    target, rows = runner.target, FIRST_ROWS
     device = target.device
     most = min(rows[-1], target.max_positions or rows[-1])
     cache = runner.new_cache(1, most)

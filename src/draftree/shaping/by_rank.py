@@ -92,10 +92,9 @@ class ByRank:
                 own = self._drafted.setdefault(request.id, deque())
                 own.append(drafted._replace(position=len(request.tokens)))
 
-    def compare(self, requests: Sequence[Context]) -> set[int]:
-        """Learn from trees whose text has come as far as they need it; the ids of requests with a right draft token."""
+    def compare(self, requests: Sequence[Context]) -> None:
+        """Learn from trees whose text has come as far as they need it."""
         compared = _given_the_parent if self.conditional else _by_depth
-        with_right: set[int] = set()
         for request in requests:
             waiting = self._drafted.get(request.id)
             while waiting:
@@ -105,9 +104,6 @@ class ByRank:
                 offered, right = ([waiting[0].place[node] for node in nodes] for nodes in found)
                 waiting.popleft()
                 self._learn(offered, right)
-                if right:
-                    with_right.add(request.id)
-        return with_right
 
     def forget(self, request: Context) -> None:
         """The request is over; the rest of its text will not come."""

@@ -16,7 +16,7 @@ import torch
 from draftree.drafting.folder import base_of
 from draftree.drafting.lookahead import Lookahead
 from draftree.engine.engine import Engine
-from draftree.engine.limits import eos_token_ids
+from draftree.engine.limits import decoder_start, eos_token_ids
 from draftree.engine.request import Request, Rules, State
 from draftree.runner.target import Target, inspect_model
 from draftree.training.journal import Journal, fingerprint
@@ -158,7 +158,8 @@ def _ask(
             return  # the conversation has outgrown the context; earlier turns stay
         start, source = prompt, None
         if target.encoder_decoder:
-            source, start = torch.tensor(prompt, device=target.device, dtype=torch.long), [decoder_start(target)]
+            source = torch.tensor(prompt, device=target.device, dtype=torch.long)
+            start = [decoder_start(target.model.generation_config)]
         new = most if limit is None else min(most, limit - len(start))
         rules = Rules(max_new_tokens=new, eos_token_ids=eos_token_ids(target.model))
         request = engine.add(start, rules, encoder_input=source)
@@ -177,17 +178,3 @@ def _ask(
                 "finish": request.finish_reason,
             }
         )
-
-
-def decoder_start(target: Target) -> int:
-    """The token with which the decoder of an encoder-decoder begins.
-
-    Raises:
-        ValueError: the model names none.
-    """
-    config = target.model.generation_config
-    start = config.decoder_start_token_id
-    start = config.bos_token_id if start is None else start
-    if start is None:
-        raise ValueError("The model names no decoder_start_token_id: set it in its generation config.")
-    return int(start)

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from draftree.drafting.folder import model_hash
+from draftree.engine.limits import decoder_start
 from draftree.errors import brief
 from draftree.files import is_whole, parse_json
 from draftree.runner.target import Target
-from draftree.training.answers import decoder_start
 from draftree.training.journal import META, ROWS, read_meta
 
 DEV_OF = 20  # one row in so many is kept for the dev set
@@ -128,7 +128,7 @@ def _row(entry: dict[str, Any], where: str, target: Target) -> Row:
             )
     source: tuple[int, ...] = ()
     if target.encoder_decoder:
-        source, prompt = tuple(prompt), [decoder_start(target)]
+        source, prompt = tuple(prompt), [decoder_start(target.model.generation_config)]
     limit, length = target.max_positions, max(len(prompt) + len(answer), len(source))
     if limit is not None and length > limit:
         raise ValueError(

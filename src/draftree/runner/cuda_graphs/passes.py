@@ -96,11 +96,10 @@ class CapturedPasses:
         scorer: what results of passes name as theirs.
         recorded: what is recorded.
         capture: makes recordings.
-        kept: most recordings to keep; the one not used for longest goes first.
     """
 
-    def __init__(self, scorer: Scorer, recorded: Recorded, capture: Capture, kept: int = KEPT) -> None:
-        self._scorer, self._model, self._capture, self._kept = scorer, recorded, capture, kept
+    def __init__(self, scorer: Scorer, recorded: Recorded, capture: Capture) -> None:
+        self._scorer, self._model, self._capture = scorer, recorded, capture
         self._buffers = Buffers(capture, recorded.target.device)
         # What was used when, by cache and frame. Recordings lie with the caches and go when their memory does.
         self._used: OrderedDict[tuple[int, Frame], weakref.ref[_Held]] = OrderedDict()
@@ -249,7 +248,7 @@ class CapturedPasses:
             found = held[frame] = self._lay(frame, cache)
         self._used[id(held), frame] = weakref.ref(held)
         self._used.move_to_end((id(held), frame))
-        while len(self._used) > self._kept:
+        while len(self._used) > KEPT:
             self._drop(*self._used.popitem(last=False))
         return found
 
