@@ -147,7 +147,6 @@ class ProPDSizer(Sizer):
             self._line(len(plan.requests)).observe(plan.trees.width - 1, outcome.seconds)
 
     def end(self, request: Context) -> None:
-        """See `Sizer.end`."""
         self._shares.forget(request)
 
     def _line(self, batch: int) -> CostLine:

@@ -109,7 +109,6 @@ class StageBar(_Bar, Watcher):
         self._drawn = 0.0
 
     def stage(self, name: str, total: int | None) -> None:
-        """See `Watcher.stage`."""
         if not self._console.is_terminal:
             self._console.print(f"{name} ..." if total is None else f"{name}: {total} ...")
         if self._task is not None:
@@ -118,7 +117,6 @@ class StageBar(_Bar, Watcher):
         self._progress.refresh()
 
     def step(self) -> None:
-        """See `Watcher.step`."""
         if self._task is None:
             return
         self._progress.advance(self._task)

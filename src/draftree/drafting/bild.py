@@ -80,11 +80,9 @@ class BiLD(SecondModel):
             self.acceptance = LossyBiLD(threshold, distance, final_review, drafted_logp)
 
     def source_name(self, source: int) -> str:
-        """See `Drafter.source_name`."""
         return "bild-lossless" if self.lossless else "bild-lossy"
 
     def end(self, request: Context) -> None:
-        """See `Drafter.end`."""
         with self._lock:
             self._logp.pop(request.id, None)
         super().end(request)

@@ -150,13 +150,10 @@ class BiTA(GroupDrafter):
         return now
 
     def bind(self, target: Target, **hints: Any) -> None:
-        """See `Drafter.bind`."""
         super().bind(target, **hints)
         self.deep_prefix = self.placement(target.device, target.dtype).prefix
 
     def place(self, device: torch.device, dtype: torch.dtype) -> _Placed:
-        """See `InModelDrafter.place`."""
-
         def placed(tensor: Tensor) -> Tensor:
             return tensor.detach().to(device, dtype)
 

@@ -74,7 +74,6 @@ class DraftModel(SecondModel):
     # ---------------------------------------------------------------- the drafter's contract
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
-        """See `Drafter.draft`."""
         trees = super().draft(requests, budgets)
         self._cutoff.drafted(requests, trees)
         return trees
@@ -85,7 +84,6 @@ class DraftModel(SecondModel):
         self._cutoff.verified(step, self.source)
 
     def end(self, request: Context) -> None:
-        """See `Drafter.end`."""
         super().end(request)
         self._cutoff.end(request)
 

@@ -26,7 +26,6 @@ class GrammarDrafter(Drafter):
     capabilities = Capabilities(certain=True)
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
-        """See `Drafter.draft`."""
         newest = [request.tokens[-1] for request in requests]
         if all(request.grammar is None for request in requests):
             return TokenTree.roots(torch.tensor(newest, dtype=torch.long, device="cpu"))

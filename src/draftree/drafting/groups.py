@@ -145,11 +145,9 @@ class GroupDrafter(InModelDrafter):
         """Number of row `step` (0 .. depth - 1) of a group among all rows of `groups` groups."""
 
     def attach(self, trees: TokenTree, attach_to: int | None, dtype: torch.dtype) -> Attachment:
-        """See `InModelDrafter.attach`."""
         return self._groups.layout(trees, attach_to, dtype)
 
     def likeliest(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:
-        """See `InModelDrafter.likeliest`."""
         hidden, runner = step.result.hidden.get(self._shapes["layers"]), step.result.runner
         if hidden is None or runner is None or not step.own_rows:
             return None

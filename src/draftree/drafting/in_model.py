@@ -200,7 +200,6 @@ class InModelDrafter(Trained, Drafter):
             self._held[request.id] = Candidates(len(request.tokens), tokens[b], logp[b])
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
-        """See `Drafter.draft`."""
         held = [self.ready(request) for request in requests]
         some = next((h for h in held if h is not None), None)
         roots = [request.tokens[-1] for request in requests]
@@ -227,7 +226,6 @@ class InModelDrafter(Trained, Drafter):
         return held if held is not None and held.length == len(request.tokens) else None
 
     def end(self, request: Context) -> None:
-        """See `Drafter.end`."""
         self._held.pop(request.id, None)
 
 

@@ -119,7 +119,6 @@ class Jacobi(Drafter):
         self._rows = _rows(window, ngram)
 
     def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
-        """See `Drafter.rows`."""
         return nodes + requests * len(self._rows.offsets)
 
     def begin(self, request: Context) -> None:
@@ -132,7 +131,6 @@ class Jacobi(Drafter):
         self._live[request.id] = _Window(levels, len(request.tokens), pool)
 
     def end(self, request: Context) -> None:
-        """See `Drafter.end`."""
         self._live.pop(request.id, None)
 
     # ---------------------------------------------------------------- a step

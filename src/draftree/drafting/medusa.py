@@ -145,7 +145,6 @@ class Medusa(InModelDrafter):
         return drafter
 
     def place(self, device: torch.device, dtype: torch.dtype) -> _Placed:
-        """See `InModelDrafter.place`."""
         return _Placed(self.weights, self.depth, device, dtype)
 
     def attach(self, trees: TokenTree, attach_to: int | None, dtype: torch.dtype) -> Attachment:
@@ -154,7 +153,6 @@ class Medusa(InModelDrafter):
 
     @torch.no_grad()
     def draft_logits(self, step: Step, nodes: Tensor) -> Tensor | None:
-        """See `InModelDrafter.draft_logits`."""
         hidden, runner = step.result.hidden.get(self._tap), step.result.runner
         if hidden is None or runner is None:
             return None

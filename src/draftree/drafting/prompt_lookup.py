@@ -35,14 +35,12 @@ class PromptLookup(Drafter):
         self._seen: ByRequest[tuple[np.ndarray, int]] = ByRequest()
 
     def begin(self, request: Context) -> None:
-        """See `Drafter.begin`."""
         front = len(request.prediction)  # as if it stood before the prompt
         buffer = np.empty(front + len(request.tokens) + request.room, dtype=np.int64)
         buffer[:front] = request.prediction
         self._seen[request.id] = buffer, front
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
-        """See `Drafter.draft`."""
         drafts: list[Draft] = []
         for request, budget in zip(requests, budgets, strict=True):
             drafted = self._continuation(request, min(budget, request.room - 1))
@@ -70,5 +68,4 @@ class PromptLookup(Drafter):
         return nothing
 
     def end(self, request: Context) -> None:
-        """See `Drafter.end`."""
         self._seen.pop(request.id, None)

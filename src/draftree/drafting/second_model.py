@@ -113,13 +113,11 @@ class SecondModel(Drafter):
             self._small.begin(request.id, request.source)
 
     def end(self, request: Context) -> None:
-        """See `Drafter.end`."""
         with self._lock:
             self._live.pop(request.id, None)
             self._small.end(request.id)
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
-        """See `Drafter.draft`."""
         runner = self._small.runner
         # A hooked runner must not run in the target's inference mode: stock modules may keep its tensors.
         inference = runner.guard is torch.inference_mode

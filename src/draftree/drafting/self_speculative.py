@@ -121,7 +121,6 @@ class SelfSpeculative(Trained, Drafter):
         self._skips[len(target.layers)] = self.skip_of(target)
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
-        """See `Drafter.draft`."""
         reaches = [self._reach(request, budget) for request, budget in zip(requests, budgets, strict=True)]
         if not any(reaches):
             last = [request.tokens[-1] for request in requests]

@@ -50,14 +50,7 @@ class Branches:
 
 
 class SmallModel:
-    """The small model under its runner, and its cache.
-
-    Args:
-        runner: drives the small model.
-
-    Attributes:
-        last_rows: rows per request of the last call.
-    """
+    """The small model under its runner, and its cache; `last_rows` are those of the last call, per request."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner

@@ -14,11 +14,7 @@ from draftree.tree import TokenTree
 
 
 class Acceptance:
-    """Accepts draft tokens, without loss or by a lossy rule.
-
-    Args:
-        config: the engine's options.
-    """
+    """Accepts draft tokens, without loss or by the lossy rule in an engine's options."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.rule = config.rule

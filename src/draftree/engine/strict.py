@@ -86,9 +86,7 @@ def _trouble(runner: Runner) -> str | None:
 def worst_difference(runner: Runner, *, row_by_row: bool = True) -> float:
     """Largest difference between scores of passes of one row and of many; 0 for what float32 cannot help.
 
-    Args:
-        runner: of a decoder-only model.
-        row_by_row: whether rows attend alone.
+    The runner is of a decoder-only model; rows attend alone where it is `row_by_row`.
     """
     target = runner.target
     length = min(sum(WIDTHS), target.max_positions or sum(WIDTHS))

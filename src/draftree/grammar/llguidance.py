@@ -181,7 +181,6 @@ class LLGuidance(Matcher):
         self._mask = np.zeros((vocabulary + 31) // 32, dtype=np.int32)
 
     def consume(self, token: int) -> bool:
-        """See `Matcher.consume`."""
         if self._ended or not 0 <= token < self._vocabulary:  # Rust would count -1 as a large one
             return False
         if token in self._ends:
@@ -190,14 +189,12 @@ class LLGuidance(Matcher):
         return self._matcher.try_consume_tokens([token]) == 1
 
     def rollback(self, count: int) -> None:
-        """See `Matcher.rollback`."""
         if count and self._ended:
             self._ended, count = False, count - 1
         if count and not self._matcher.rollback(count):
             raise self._failed()
 
     def allowed(self) -> np.ndarray:
-        """See `Matcher.allowed`."""
         if self._ended:
             return np.zeros(self._vocabulary, dtype=np.bool_)
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
@@ -207,7 +204,6 @@ class LLGuidance(Matcher):
         return words.view(np.bool_)
 
     def forced(self) -> list[int]:
-        """See `Matcher.forced`."""
         if self._ended:
             return []
         tokens = list(self._matcher.compute_ff_tokens())

@@ -96,7 +96,6 @@ class EarlyHead(Trained):
         return cls(sizes, **settings)
 
     def shapes(self) -> dict[str, Any]:
-        """See `Trained.shapes`."""
         return dict(self._shapes)
 
 

@@ -114,7 +114,6 @@ class Fixed(Shape, Sizer):
         return self
 
     def plan(self, requests: Sequence[Context], most: int, *, closed: bool = False) -> StepPlan:
-        """See `Sizer.plan`."""
         takes = [request.drafting and request.room > 1 and self.node_budget > 0 for request in requests]
         budgets = [min(self.node_budget, most) if take else 0 for take in takes]
         return StepPlan(requests, budgets, takes, attach_to=self.attach_to)

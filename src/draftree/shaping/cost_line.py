@@ -71,7 +71,6 @@ class CostLine(StepCost):
         return np.maximum(b0 + b1 * np.asarray(rows, dtype=float), self._floor)
 
     def for_batch(self) -> CostLine:
-        """See `StepCost.for_batch`."""
         return CostLine(self, alpha=self.alpha, fading=self.fading)
 
     def observe(self, rows: int, seconds: float) -> None:

@@ -104,7 +104,6 @@ class DynamicSizer(Sizer):
     # ---------------------------------------------------------------- the contract
 
     def plan(self, requests: Sequence[Context], most: int, *, closed: bool = False) -> StepPlan:
-        """See `Sizer.plan`."""
         with self._learned.lock:
             states = [self._state(request) for request in requests]
             takes = [request.drafting and request.room > 1 for request in requests]
@@ -130,7 +129,6 @@ class DynamicSizer(Sizer):
             )
 
     def trim(self, plan: StepPlan, trees: TokenTree) -> StepPlan:
-        """See `Sizer.trim`."""
         attached = plan.prepares_any
         if trees.width == 1:
             return replace(plan, trees=trees, attach_to=1 if attached else None)
@@ -156,14 +154,12 @@ class DynamicSizer(Sizer):
             return replace(plan, trees=trees, gains=gains, attach_to=attach_to)
 
     def observe(self, plan: StepPlan, outcome: Outcome) -> None:
-        """See `Sizer.observe`."""
         self._unread.append((plan, outcome, [self._states[request.id].way for request in plan.requests]))
         own = self._together if len(plan.requests) > 1 else self._states[plan.requests[0].id].modes
         if len(self._unread) >= LEARN_EVERY or own.on_trial:
             self._learn()
 
     def end(self, request: Context) -> None:
-        """See `Sizer.end`."""
         self._learn()
         with self._learned.lock:
             self._states.pop(request.id, None)

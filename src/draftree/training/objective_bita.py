@@ -49,7 +49,6 @@ class BiTAObjective(DrafterObjective):
         self.places = tuple(range(2, self.masks + 2))
 
     def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        """See `Objective.measure`."""
         encoder, prefix = self.encoder(batch), self.prefix(len(batch.tokens))
         context = self.context(batch, encoder)
         logits = self.runner.run_with_gradients(self.packed(batch), prefix, encoder, context).logits

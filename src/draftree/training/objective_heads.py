@@ -28,7 +28,6 @@ class MedusaObjective(DrafterObjective):
         self.places = tuple(range(2, int(trained.settings["heads"]) + 2))
 
     def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        """See `Objective.measure`."""
         states = self.anatomy.close(self.tap(batch, len(self.target.layers)))
         logits = list(self.weights(states, self.anatomy.head))
         losses = _losses(self, batch, logits)
@@ -47,7 +46,6 @@ class EarlyHeadObjective(DrafterObjective):
         self.places = tuple(range(1, int(trained.settings["places"]) + 1))
 
     def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        """See `Objective.measure`."""
         logits = self.weights.ahead(self.tap(batch, self.layer), self.anatomy.head)
         return torch.stack(_losses(self, batch, logits)).sum(), logits
 

@@ -35,7 +35,6 @@ class HiddenTransferObjective(DrafterObjective):
         self.places = tuple(range(2, len(self.transfer_layers) + 2))
 
     def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        """See `Objective.measure`."""
         parts = self.parts(batch)
         logits = torch.cat(
             [self.runner.run_with_gradients(self.packed(p), encoder=self.encoder(p)).logits for p in parts]

@@ -31,16 +31,7 @@ def check_metric(metric: str) -> None:
 
 
 def quality(metric: str, texts: Sequence[str], references: Sequence[str]) -> float:
-    """Points, 0 to 100: corpus BLEU, or the mean F1 of ROUGE-L with stemming.
-
-    Args:
-        metric: one of `METRICS`.
-        texts: the answers.
-        references: one for each.
-
-    Raises:
-        ValueError: see `check_metric`.
-    """
+    """Points, 0 to 100: corpus BLEU, or the mean F1 of ROUGE-L with stemming; a ValueError as of `check_metric`."""
     return points(metric, row_statistics(metric, texts, references).sum(0))
 
 

@@ -45,7 +45,6 @@ class AlignObjective(Objective):
         return cross_entropy(logits[:, :-1], *_answers_in(batch)), [logits[:, :-1]]
 
     def truths(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-        """See `Objective.truths`."""
         return [_answers_in(batch)] * len(self.places)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
@@ -80,7 +79,6 @@ class EarlyExitObjective(AlignObjective):
         self._anatomy = probe(inspect_model(model))
 
     def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        """See `Objective.measure`."""
         states: dict[int, Tensor] = {}
 
         def note(run: int) -> Any:

@@ -27,7 +27,6 @@ class OnlyRoots(Fixed):
         super().__init__(0)
 
     def plan(self, requests: Sequence[Context], most: int, *, closed: bool = False) -> StepPlan:
-        """See `Sizer.plan`."""
         return StepPlan(requests, [0] * len(requests), [True] * len(requests))
 
 
@@ -50,13 +49,11 @@ class Onlooker(Drafter):
         self.see, self.inner, self.taps, self.left = see, drafter, tuple(taps), left
 
     def bind(self, target: Target, **hints: object) -> None:
-        """See `Drafter.bind`."""
         if self.inner is not None:
             self.inner.bind(target, **hints)
             self.deep_prefix = self.inner.deep_prefix
 
     def plan(self, step: StepPlan) -> Attachment | None:
-        """See `Drafter.plan`."""
         own = self.inner.plan(step) if self.inner is not None else None
         own = own or Attachment()
         return replace(own, taps=tuple(sorted({*own.taps, *self.taps})))
@@ -67,10 +64,8 @@ class Onlooker(Drafter):
 
     @torch.no_grad()
     def observe(self, step: Step) -> None:
-        """See `Drafter.observe`."""
         if any(step.emitted):
             self.see(step)
 
     def end(self, request: Context) -> None:
-        """See `Drafter.end`."""
         self.left()

@@ -61,7 +61,6 @@ class Repeats(Drafter):
     name = "repeats"
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
-        """See `Drafter.draft`."""
         newest = [request.tokens[-1] for request in requests]
         chains = zip(newest, budgets, strict=True)
         return TokenTree.stack([TokenTree.from_paths(token, [[token] * n] if n else []) for token, n in chains])

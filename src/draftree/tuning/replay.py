@@ -58,7 +58,6 @@ class RecordedHeads(InModelDrafter):
         """See `InModelDrafter.place`: there are no weights."""
 
     def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
-        """See `Drafter.rows`."""
         return self._inner.rows(nodes, requests, attach_to)
 
     def plan(self, step: StepPlan) -> Attachment | None:
@@ -67,7 +66,6 @@ class RecordedHeads(InModelDrafter):
         return None
 
     def attach(self, trees: TokenTree, attach_to: int | None, dtype: torch.dtype) -> Attachment:
-        """See `InModelDrafter.attach`."""
         return Attachment()
 
     def draft_logits(self, step: Step, nodes: torch.Tensor) -> torch.Tensor | None:
@@ -75,7 +73,6 @@ class RecordedHeads(InModelDrafter):
         return None
 
     def observe(self, step: Step) -> None:
-        """See `Drafter.observe`."""
         if self._prepared:
             super().observe(replace(step, result=self._no_pass))
 

@@ -115,7 +115,6 @@ class Lookahead(Drafter):
         return Trie(**{"eos_token_ids": self._eos} | self._options)
 
     def bind(self, target: Target, **hints: Any) -> None:
-        """See `Drafter.bind`."""
         self._eos = hints.get("eos_token_ids", ())
         self.trie_of(None)
 
@@ -128,17 +127,14 @@ class Lookahead(Drafter):
         return loaded + sum(trie.nbytes for trie in tries)
 
     def source_name(self, source: int) -> str:
-        """See `Drafter.source_name`."""
         return NAMES.get(source, self.name)
 
     def begin(self, request: Context) -> None:
-        """See `Drafter.begin`."""
         # What is predicted is part of the prompt's branches: it is dropped with them when the request ends.
         self.trie_of(request.scope).begin(request.id, [*request.prediction, *request.tokens])
         self._seen[request.id] = len(request.tokens)
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
-        """See `Drafter.draft`."""
         tries = [self.trie_of(request.scope) for request in requests]
         for trie, request in zip(tries, requests, strict=True):  # what one brings may be drafted for another
             trie.extend(request.id, self._news(request))
@@ -152,7 +148,6 @@ class Lookahead(Drafter):
         return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
 
     def end(self, request: Context) -> None:
-        """See `Drafter.end`."""
         trie = self.trie_of(request.scope)
         try:
             if news := self._news(request):

@@ -40,12 +40,7 @@ class Calibration:
         self._offered = 0
 
     def worth(self, trees: TokenTree, requests: Sequence[Context]) -> np.ndarray:
-        """[B, N], the probability that each node's path is the text; roots and padding get 0.
-
-        Args:
-            trees: B trees.
-            requests: theirs.
-        """
+        """[B, N], the probability that each node's path is the text; roots and padding get 0."""
         logp = trees.logp.numpy(force=True)
         worth = np.zeros(logp.shape)
         for b, (request, size) in enumerate(zip(requests, trees.sizes, strict=True)):

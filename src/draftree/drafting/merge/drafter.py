@@ -100,7 +100,6 @@ class Merge(Drafter):
         return nodes + sum(drafter.rows(nodes, requests, attach_to) - nodes for drafter in self.drafters)
 
     def begin(self, request: Context) -> None:
-        """See `Drafter.begin`."""
         begun = self._begun[request.id] = []
         for i, drafter in enumerate(self.drafters):
             begun.append(i)  # one that raises may have kept something
@@ -121,7 +120,6 @@ class Merge(Drafter):
         return joint.attachment
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
-        """See `Drafter.draft`."""
         wider = [max(n, LEAST_BUDGET) if n else 0 for n in budgets]
         trees = {i: self._draft(i, requests, wider) for i in self._certain}
         others = [i for i in range(len(self.drafters)) if i not in self._certain]
@@ -137,7 +135,6 @@ class Merge(Drafter):
             return drafter.draft(requests, [min(n, drafter.max_nodes) for n in budgets])
 
     def observe(self, step: Step) -> None:
-        """See `Drafter.observe`."""
         self.votes.compare(step.requests)
         joint = self._joints.pop(step.requests[0].id, None)
         for i, drafter in enumerate(self.drafters):

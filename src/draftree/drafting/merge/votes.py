@@ -46,10 +46,7 @@ class _Open(NamedTuple):
 
 
 class Votes:
-    """Joins drafters' trees, and learns from the text what their votes are worth.
-
-    Args:
-        drafters: how many there are.
+    """Joins the trees of so many drafters, and learns from the text what their votes are worth.
 
     Attributes:
         calibrations: one for each drafter.
@@ -66,12 +63,8 @@ class Votes:
     def join(self, requests: Sequence[Context], trees: Sequence[TokenTree], budgets: Sequence[int]) -> TokenTree:
         """The best `budgets[b]` draft tokens of all drafters for each request, best first.
 
-        The source of drafter i's draft tokens is bit i, their log-probability that of the joined path.
-
-        Args:
-            requests: B of them.
-            trees: B trees of each drafter.
-            budgets: most draft tokens per request.
+        `trees` are those of each drafter. The source of drafter i's draft tokens is bit i, their log-probability that
+        of the joined path.
         """
         drafted: list[_Proposed | None] = []
         for calibration, tree in zip(self.calibrations, trees, strict=True):

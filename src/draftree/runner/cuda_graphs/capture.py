@@ -65,7 +65,6 @@ class Again(Capture):
     """Calls the function again."""
 
     def record(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """See `Capture.record`."""
         return fn
 
 
@@ -137,7 +136,6 @@ class CudaCapture(Capture):
         return self._graph(fn)
 
     def once(self, fn: Callable[[], None]) -> None:
-        """See `Capture.once`."""
         with torch.cuda.device(self._device):
             fn()
 
@@ -161,7 +159,6 @@ class CudaCapture(Capture):
         return graph
 
     def follow(self) -> None:
-        """See `Capture.follow`."""
         here = torch.cuda.current_stream(self._device)
         if self._last is not None and self._last != here:
             here.wait_stream(self._last)
@@ -172,11 +169,9 @@ class CudaCapture(Capture):
         return torch.zeros(words, dtype=torch.long, pin_memory=True, device="cpu")
 
     def settle(self) -> None:
-        """See `Capture.settle`."""
         self._sent.synchronize()
 
     def send(self, staged: Tensor, to: Tensor) -> None:
-        """See `Capture.send`."""
         to.copy_(staged, non_blocking=True)
         self._sent.record(torch.cuda.current_stream(self._device))
 

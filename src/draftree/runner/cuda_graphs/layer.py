@@ -21,7 +21,6 @@ class KernelLayer(TensorLayer):
         vars(self).update(vars(layer))
 
     def enter(self, x: Tensor, angles: Angles, index: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See `TensorLayer.enter`."""
         kv, groups, dim = self.parts.heads
         given = self._qkv.each(_norm(self.parts.norms[0], x))
         query, key, value = _columns(given, [kv * groups * dim, kv * dim, kv * dim])

@@ -53,7 +53,6 @@ class CudaGraphRunner(EagerRunner):
 
     @classmethod
     def refusal(cls, target: Target) -> str | None:
-        """See `Runner.refusal`."""
         reason = super().refusal(target)
         if reason is None and is_length_dependent(target.decoder.rotary_emb):
             reason = (
@@ -76,7 +75,6 @@ class CudaGraphRunner(EagerRunner):
 
     @property
     def plan_device(self) -> torch.device:
-        """See `Runner.plan_device`."""
         return torch.device("cpu")
 
     @property
@@ -87,7 +85,6 @@ class CudaGraphRunner(EagerRunner):
     def new_cache(
         self, slots: int, capacity: int = BLOCK, prefix: list[tuple[Tensor, Tensor]] | None = None
     ) -> SlotCache:
-        """See `Runner.new_cache`."""
         if prefix is not None:
             return super().new_cache(slots, capacity, prefix)
         return self._captured.pool.lend(len(self._layers), slots, capacity)
@@ -95,7 +92,6 @@ class CudaGraphRunner(EagerRunner):
     @in_own_type
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
-        """See `Runner.run`."""
         if self._captured.takes(plan):
             return self._captured.run(plan, cache, first)
         self._captured.follow()

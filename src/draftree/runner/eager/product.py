@@ -75,7 +75,6 @@ class FusedProduct(StockProduct):
         return weight.t().contiguous().t() if weight.dtype == torch.float32 else weight
 
     def tensors(self) -> list[Tensor]:
-        """See `StockProduct.tensors`."""
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
     def live(self) -> list[tuple[dict[str, Any], str]]:
@@ -83,7 +82,6 @@ class FusedProduct(StockProduct):
         return []
 
     def each(self, x: Tensor) -> list[Tensor]:
-        """See `StockProduct.each`."""
         return [self(x)]
 
     def __call__(self, x: Tensor) -> Tensor:

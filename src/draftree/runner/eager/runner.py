@@ -110,7 +110,6 @@ class EagerRunner(Runner):
     @in_own_type
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
-        """See `Runner.run`."""
         plan = plan.to(self.target.device)
         count = len(self._layers)
         cache.open(first, plan.batch, plan.width + plan.appended, bare=plan.bare)
@@ -183,13 +182,11 @@ class EagerRunner(Runner):
     @in_own_type
     @torch.inference_mode()
     def close(self, hidden: Tensor) -> Tensor:
-        """See `Runner.close`."""
         return self._norm(hidden)
 
     @in_own_type
     @torch.inference_mode()
     def head(self, closed: Tensor) -> Tensor:
-        """See `Runner.head`."""
         head = self.target.model.get_output_embeddings()
         logits: Tensor = head(closed) if isinstance(head, PackedLinear) else F.linear(closed, head.weight)
         return logits
@@ -197,7 +194,6 @@ class EagerRunner(Runner):
     @in_own_type
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `Runner.logits`."""
         logits: Tensor = self._head(hidden)
         return logits
 

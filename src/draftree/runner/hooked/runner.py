@@ -49,22 +49,18 @@ class HookedRunner(Runner):
 
     @torch.no_grad()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
-        """See `Runner.run`."""
         return self._run(plan, cache, first, encoder)
 
     @torch.no_grad()
     def close(self, hidden: Tensor) -> Tensor:
-        """See `Runner.close`."""
         return self._anatomy.close(hidden)
 
     @torch.no_grad()
     def head(self, closed: Tensor) -> Tensor:
-        """See `Runner.head`."""
         return self._anatomy.head(closed)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `Runner.logits`."""
         anatomy = self._anatomy
         return anatomy.finish(anatomy.head(anatomy.close(hidden)))
 

@@ -77,6 +77,5 @@ class RecordingCache(GradientCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """See `GradientCache.update`."""
         self.states.append((key_states, value_states))
         return super().update(key_states, value_states, layer_idx)
