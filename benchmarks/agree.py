@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.bench.names import HOOKED, HUGGING_FACE, PLAIN, REFERENCE
-from draftree.bench.summary import Estimate
+from draftree.bench.shares import Estimate
 
 OVER_HF, OVER_PLAIN = "over HF generate", "over plain"  # columns of the rows
 

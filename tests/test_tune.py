@@ -14,7 +14,8 @@ from zoo import build
 
 import draftree
 from draftree.bench.samples import Task
-from draftree.bench.summary import Estimate, Row
+from draftree.bench.shares import Estimate
+from draftree.bench.summary import Row
 from draftree.cli import app, main
 from draftree.drafting import Lookahead, Merge, PromptLookup
 from draftree.drafting.folder import demo_drafter

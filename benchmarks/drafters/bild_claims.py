@@ -7,7 +7,7 @@ one is read off the line through its own points.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from benchmarks.drafters.bild_ways import BILD, CALM, NO_FALLBACK, NO_ROLLBACK, 
 from benchmarks.drafters.operations import Operations
 from benchmarks.harness.comparisons import rows_of
 from benchmarks.harness.measure import of
-from benchmarks.harness.stats import Redrawn, Share
+from draftree.bench.shares import Estimate, Share, draws, interval
 from draftree.training.quality import METRICS, points
 
 UNALIGNED, ALIGNED = "unaligned", "aligned"
@@ -29,6 +29,28 @@ TIME = "speed on the same prompts"
 KINDS = ("flops", "moved")
 Claimed = tuple[str, str, str, str, Any]
 Scores = NDArray[np.float64]  # `row_statistics` of a way [rows, numbers]
+
+
+@dataclass(frozen=True)
+class Redrawn:
+    """A figure of rows that are drawn anew for its interval, and perhaps of prompts that are drawn anew beside them."""
+
+    # Of the numbers of the rows that were drawn, one array for each of `counts`; NaN for none.
+    figure: Callable[..., float]
+    counts: tuple[int, ...]  # how many rows, and how many prompts, there are to draw from
+
+    @property
+    def units(self) -> int:
+        """How many rows or prompts there are to draw from, whichever are fewer."""
+        return min(self.counts)
+
+    def columns(self, name: str) -> dict[str, float | None]:
+        """The figure as rows of tables hold it; NaN without any case, and no interval of a single one."""
+        value = self.figure(*map(np.arange, self.counts))
+        if self.units < 2 or np.isnan(value):
+            return Estimate(value).columns(name)
+        resampled = [self.figure(*drawn) for drawn in zip(*draws(*self.counts), strict=True)]
+        return Estimate(value, *interval(np.array(resampled))).columns(name)
 
 
 def quality_ratio(metric: str, above: Sequence[Scores], below: Sequence[Scores]) -> Redrawn:

@@ -4,8 +4,8 @@ from benchmarks.harness.experiment import Experiment
 from benchmarks.harness.measure import PLAIN, Way, differing, measure
 from benchmarks.harness.plots import bars, lines, points
 from benchmarks.harness.setup import Setup, Task
-from benchmarks.harness.stats import Share
 from benchmarks.harness.tables import table_of
+from draftree.bench.shares import Share
 
 __all__ = [
     "PLAIN",

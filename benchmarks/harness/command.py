@@ -93,9 +93,7 @@ def run(
 def _about(experiment: Experiment, setup: Setup, table: pd.DataFrame) -> dict[str, Any]:
     """Where and how a table was made."""
     used = vars(setup).get("inflated") or vars(setup).get("subject")  # some experiments need no model
-    about = describe(None if used is None else used.model, setup.name) | {"options": _plain(setup.options)}
-    if setup.params is not None:
-        about["model"] += f" inflated to {setup.params}"
+    about = (describe(None, setup.name) if used is None else used.about()) | {"options": _plain(setup.options)}
     if "encoded" in vars(setup):
         about |= {"prompts": len(setup.tasks), "sets": setup.sets}
     return about | table.attrs.get("about", {})

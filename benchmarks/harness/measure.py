@@ -16,7 +16,8 @@ import pandas as pd
 
 from benchmarks.harness.passes import rows_of_passes
 from benchmarks.harness.setup import Setup, Task
-from benchmarks.harness.stats import Share
+from draftree.bench.measure import groups_of
+from draftree.bench.shares import Share
 from draftree.drafting import Drafter
 from draftree.engine import Engine, Rules, RunStats
 from draftree.engine.limits import eos_token_ids
@@ -82,7 +83,7 @@ def measure_parts(
         (after the clock stopped), `ids` (of every answer).
     """
     tasks = setup.tasks if tasks is None else tasks
-    groups = [list(tasks[i : i + batch]) for i in range(0, len(tasks) - batch + 1, batch)]
+    groups = [[tasks[i] for i in group] for group in groups_of(tasks, batch)]
     if not groups:
         raise ValueError(f"{len(tasks)} prompts do not fill a batch of {batch}: give more prompts, or a smaller batch.")
     rules = Rules(setup["max_new_tokens"], eos_token_ids(setup.model) if stop else ())

@@ -14,10 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import draftree
 from draftree.bench.inputs import Settings, Subject, Texts, encode_all
+from draftree.bench.methods import Draftree
 from draftree.bench.samples import Task
 from draftree.demo_model import without_bars
 from draftree.drafting import Drafter
@@ -126,11 +125,9 @@ class Setup:
     def texts(self) -> list[list[int]]:
         """The model's answers to the lessons, for a trie to have seen."""
         self.watcher.stage("answers for the trie", len(self.lessons))
-        teacher, texts = draftree.Lookahead(), []
+        teacher, texts = Draftree("", self.small, self["max_new_tokens"], draftree.Lookahead), []
         for prompt in self.lessons:
-            ids = torch.tensor([prompt])
-            out = draftree.generate(self.small, ids, drafter=teacher, max_new_tokens=self["max_new_tokens"])
-            texts.append(out.sequences[0, len(prompt) :].tolist())
+            texts.append(teacher.answer(prompt).ids)
             self.watcher.step()
         return texts
 

@@ -15,7 +15,9 @@ def table_of(rows: Iterable[Mapping[str, Any]], **attrs: Any) -> pd.DataFrame:
     """A table of rows; `attrs` is what else there is to say (see `Experiment.run`)."""
     held = list(rows)
     made = pd.DataFrame(held)
-    for name in made:  # whole numbers stay whole where a row has none
+    for name in made:  # whole numbers stay whole where a row has none, and ends of intervals are numbers where all lack
+        if str(name).endswith(("_low", "_high")):
+            made[name] = pd.to_numeric(made[name])
         values = [row[name] for row in held if not _missing(row.get(name))]
         if made[name].isna().any() and values and all(isinstance(value, int) for value in values):
             made[name] = made[name].astype("Int64")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.setup import Setup
-from benchmarks.harness.stats import Share
+from draftree.bench.shares import Share
 from draftree.drafting.base import Step
 from draftree.drafting.folder import Trained
 from draftree.drafting.in_model import InModelDrafter

@@ -1,4 +1,4 @@
-"""The figures of `bench speed` and `bench gpu`: ratios of timed steps and timed answers, next to their targets.
+"""The figures of `bench speed` and the experiment `gpu`: ratios of timed steps and answers, next to their targets.
 
 Some figures have no target. The targets of an inflated model are those of 400M parameters in float32 on two cores.
 """
@@ -13,8 +13,8 @@ from draftree.bench.case import Result
 from draftree.bench.pictures import method_colour, plain_axis
 from draftree.bench.report import Table
 from draftree.bench.samples import Sample
+from draftree.bench.shares import Estimate
 from draftree.bench.steps import HF, LABELS, LOOP, Steps
-from draftree.bench.summary import Estimate
 from draftree.colours import THEIRS
 
 DRAFTING = (names.SMALL, names.WARM, f"{names.WARM}+{names.SMALL}", names.LIMITED)

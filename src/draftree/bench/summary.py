@@ -1,8 +1,4 @@
-"""From samples to figures: total tokens over total time, with intervals, and where answers differ.
-
-Averages of per-prompt ratios favour short answers and hide how uncertain they are; totals with a bootstrap over
-prompts do neither. Ratios resample both methods by the same prompts, since both answered the same ones.
-"""
+"""From samples to figures: total tokens over total time, with intervals, and where answers differ."""
 
 from __future__ import annotations
 
@@ -11,50 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftree.bench.equality import Difference, difference
 from draftree.bench.measure import groups_of
 from draftree.bench.names import REFERENCE
 from draftree.bench.samples import Sample, Task
+from draftree.bench.shares import Estimate, Share
 from draftree.engine import RequestStats
-
-RESAMPLES = 2000
-LEVEL = 0.95
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A value with its 95 % bootstrap interval; None where a single prompt gives nothing to resample."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    def columns(self, name: str) -> dict[str, float | None]:
-        """The value and its interval as rows of tables hold them: name, name_low, name_high."""
-        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
-
-    def __format__(self, number: str) -> str:
-        """Such as "1.20 [1.10, 1.30]", each number in the format `number`."""
-        interval = "" if self.low is None else f" [{self.low:{number}}, {self.high:{number}}]"
-        return f"{self.value:{number}}{interval}"
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """Both ends of the interval; the value itself twice where there is none."""
-        if self.low is None or self.high is None:
-            return self.value, self.value
-        return self.low, self.high
-
-    def times(self, factor: float) -> Estimate:
-        """This one times a positive number."""
-        low, high = self.low, self.high
-        return Estimate(self.value * factor, *(None if end is None else end * factor for end in (low, high)))
-
-    def inverse(self) -> Estimate:
-        """1 over this one."""
-        return Estimate(1 / self.value, *(None if end is None else 1 / end for end in (self.high, self.low)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,27 +80,14 @@ def _rows(samples: Sequence[Sample], chosen: Sequence[Sequence[int]], references
         seconds[at] += sample.answer.seconds
         if sample.answer.stats is not None:
             counts.setdefault(sample.method, RequestStats()).add(sample.answer.stats)
-    drawn = np.random.default_rng(0).integers(0, len(chosen), (RESAMPLES, len(chosen)))
-    speed = tokens.sum(1) / seconds.sum(1)
-    resampled = tokens[:, drawn].sum(2) / seconds[:, drawn].sum(2)
     rows = {}
     for name, m in methods.items():
-        over = {
-            reference: _estimate(speed[m] / speed[r], resampled[m] / resampled[r], len(chosen))
-            for reference in references
-            if (r := methods.get(reference)) is not None
-        }
-        own = _estimate(speed[m], resampled[m], len(chosen))
-        rows[name] = Row(name, int(tokens[m].sum()), float(seconds[m].sum()), own, over, counts.get(name))
+        speed = Share(tokens[m], seconds[m])
+        held = [reference for reference in references if reference in methods]
+        over = {one: (speed / Share(tokens[methods[one]], seconds[methods[one]])).estimate for one in held}
+        whole = int(tokens[m].sum()), float(seconds[m].sum())
+        rows[name] = Row(name, *whole, speed.estimate, over, counts.get(name))
     return rows
-
-
-def _estimate(value: float, resampled: NDArray[Any], prompts: int) -> Estimate:
-    if prompts < 2:
-        return Estimate(float(value))
-    tail = (1 - LEVEL) / 2
-    low, high = np.quantile(resampled, [tail, 1 - tail])
-    return Estimate(float(value), float(low), float(high))
 
 
 def find_differences(
