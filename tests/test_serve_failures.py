@@ -20,6 +20,8 @@ from test_serve_grammar import TOOLS, talking
 import draftree
 from draftree.serve import worker as serve_worker
 from draftree.serve.app import Watch
+from draftree.serve.delivery import Answers
+from draftree.serve.errors import FullError
 from draftree.serve.parts import Part
 
 SECRET = "what the client has said"
@@ -61,14 +63,14 @@ def test_a_refusal_leaves_nothing_to_the_garbage_collector(demo: Any, monkeypatc
     worker = serve_worker.Worker(engine, demo.tokenizer, queue=0)
     made: list[weakref.ref[Any]] = []
 
-    class Known(serve_worker.Answers):
+    class Known(Answers):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             made.append(weakref.ref(self))
 
     async def refused() -> None:
         parts = [Part([1, 2, 3], draftree.Rules(4, ())) for _ in range(2)]
-        with contextlib.suppress(serve_worker.FullError):
+        with contextlib.suppress(FullError):
             await worker.start(parts, 10.0)
             pytest.fail("two answers were taken into one slot and no queue")
 

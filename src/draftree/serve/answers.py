@@ -13,13 +13,13 @@ from typing import Any
 from draftree.engine import Emitted
 from draftree.engine.request import StepTree, TokenScores
 from draftree.grammar import GrammarError
-from draftree.serve.errors import ApiError
+from draftree.serve.delivery import Answers
+from draftree.serve.errors import ApiError, QueuedError, StoppingError
 from draftree.serve.logs import log_failure
 from draftree.serve.messages import MessageReader
 from draftree.serve.parts import Delta, Part
 from draftree.serve.schema import Chat, Completion, StreamOptions
 from draftree.serve.token_bytes import TokenBytes
-from draftree.serve.worker import Answers, QueuedError, StoppingError
 from draftree.trace.labels import label, pieces
 
 # Seconds of silence after which a stream says that it waits, as proxies and clients give up on silent ones.

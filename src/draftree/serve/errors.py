@@ -1,4 +1,4 @@
-"""Errors as clients of the OpenAI API expect them."""
+"""Errors: as clients of the OpenAI API expect them, and those with which the worker refuses or ends answers."""
 
 from __future__ import annotations
 
@@ -41,3 +41,25 @@ class ApiError(Exception):
     def headers(self) -> dict[str, str]:
         """Of the response."""
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+
+class QueuedError(TimeoutError):
+    """The time of a request was over before it was begun."""
+
+    def __init__(self) -> None:
+        super().__init__("The server was busy until the time of this request was over: send it again, or later.")
+
+
+class StoppingError(RuntimeError):
+    """The server is shutting down: nothing new is taken, and what has not ended in time is broken off."""
+
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down: send the request to another, or later.")
+
+
+class FullError(Exception):
+    """The queue is full; `retry_after` is in how many seconds it may not be."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(f"The server is busy: try again in {retry_after} seconds.")
+        self.retry_after = retry_after

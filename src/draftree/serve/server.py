@@ -21,11 +21,12 @@ from draftree.engine.request import TokenScores
 from draftree.serve.answers import Call, NoAnswers, best, collect, statistics, stream, told, usage, whole_choice
 from draftree.serve.bodies import Body, read_body
 from draftree.serve.calls import CallReader
-from draftree.serve.errors import ApiError
+from draftree.serve.delivery import Answers
+from draftree.serve.errors import ApiError, FullError, StoppingError
 from draftree.serve.metrics import Metrics
 from draftree.serve.parts import Delta, Part
 from draftree.serve.settings import ServerSettings
-from draftree.serve.worker import Answers, FullError, StoppingError, Worker
+from draftree.serve.worker import Worker
 
 T = TypeVar("T")
 GONE = "The client has gone away."

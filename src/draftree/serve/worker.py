@@ -6,169 +6,21 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from draftree.detokenizer import Detokenizer
 from draftree.engine import Engine
 from draftree.engine.request import State
+from draftree.serve.delivery import Answers, hand_over
+from draftree.serve.errors import FullError, QueuedError, StoppingError
+from draftree.serve.live import Live
 from draftree.serve.parts import Delta, Part
 from draftree.serve.scoring import Scorer, Scores, Scoring, fail
-from draftree.serve.text import StopStrings
 
 log = logging.getLogger("draftree.serve")
-
-
-class Answers:
-    """The answers of one HTTP request, as they come; belongs to the event loop that made it.
-
-    A reader that is slow finds later deltas joined to one, so that no more than the answers themselves is kept.
-    With `whole`, each answer comes as one delta at its end, and the event loop is not woken by every step.
-    """
-
-    def __init__(self, worker: Worker, parts: list[Part], timeout: float, *, whole: bool) -> None:
-        self.parts, self.whole = parts, whole
-        self.deadline = time.monotonic() + timeout
-        self.abandoned = False  # nobody reads them any more
-        self.begun: bool | None = None  # once their time was over, whether any of them had been begun by then
-        self._worker = worker
-        self.loop = asyncio.get_running_loop()
-        self._ready: dict[int, Delta] = {}
-        self._news = asyncio.Event()
-        self._error: BaseException | None = None
-
-    async def deltas(self, pause: float | None = None) -> AsyncIterator[Delta | None]:
-        """Deltas until all answers have finished; leaving the loop earlier ends them.
-
-        Args:
-            pause: seconds of silence after which None comes, again and again; None for no such sign.
-
-        Raises:
-            Exception: whatever ended one of the answers with an error.
-        """
-        left = len(self.parts)
-        try:
-            while left:
-                try:
-                    async with asyncio.timeout(pause):
-                        await self._news.wait()
-                except TimeoutError:
-                    yield None
-                    continue
-                self._news.clear()
-                if self._error is not None:
-                    raise self._error
-                ready, self._ready = self._ready, {}
-                for delta in ready.values():
-                    left -= delta.finish is not None
-                    yield delta
-        finally:
-            if left:
-                self.cancel()
-
-    def cancel(self) -> None:
-        """End what still runs; its slots are free after the step under way."""
-        self._worker.cancel(self)
-
-    def deliver(self, delta: Delta) -> None:
-        """Called in the event loop with what a step brought."""
-        known = self._ready.get(delta.index)
-        if known is None:
-            self._ready[delta.index] = delta
-        else:
-            known.add(delta)
-        self._error = self._error or delta.error
-        self._news.set()
-
-
-class _Live:
-    """A part at work in the worker's thread: its text so far."""
-
-    def __init__(self, answers: Answers, index: int, tokenizer: Any) -> None:
-        self.answers, self.index = answers, index
-        self.part = answers.parts[index]
-        self.detokenizer = Detokenizer(tokenizer, skip_special_tokens=self.part.skip_special_tokens)
-        self.stops = StopStrings(self.part.stops, include=self.part.include_stop)
-        self.held: Delta | None = None  # of an answer that is wanted whole
-        self.tokens = 0  # of the answer, those begun elsewhere included
-        resumed = self.part.rules.resumed
-        for token in self.part.prompt[len(self.part.prompt) - resumed :]:  # their text has been given already
-            self.read(token)
-
-    def read(self, token: int) -> tuple[str, str]:
-        """The answer's next token: what it adds to the text, and what of the text can be given now."""
-        self.tokens += 1
-        piece = self.detokenizer.feed(token)
-        return piece, self.stops.feed(piece, may_end=self.tokens > self.part.min_tokens)
-
-    def news(self, now: float) -> Delta | None:
-        """What has come since the last call; None where nothing has."""
-        part = self.part
-        request = part.request
-        assert request is not None
-        if part.joined is None and request.state is not State.WAITING and not isinstance(request.error, QueuedError):
-            part.joined = now
-        over = request.state is State.FINISHED
-        if len(request.output) == part.given and not over:
-            return None
-        delta, texts = Delta(self.index), []
-        for emitted in request.output[part.given :]:
-            delta.emitted.append(emitted)
-            piece, text = self.read(emitted.token)
-            texts.append(text)
-            if part.rules.keep_trees or part.rules.logprobs is not None:
-                delta.pieces.append(piece)
-            if self.stops.found is not None:
-                break
-        part.given += len(delta.emitted)
-        delta.trees, request.trees = request.trees, []
-        if delta.emitted:
-            part.first = now if part.first is None else part.first
-            part.last = now
-        if self.stops.found is not None:
-            delta.finish = "stop"
-        elif over:
-            last = self.stops.feed(self.detokenizer.rest(), may_end=self.tokens > part.min_tokens)
-            texts += [last, self.stops.rest()]
-            cancelled = "cancelled" if self.answers.abandoned else "length"
-            ends = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": cancelled}
-            own = isinstance(request.error, StoppingError | QueuedError)
-            ended = "error" if own else str(request.finish_reason)
-            delta.finish = "stop" if self.stops.found is not None else ends.get(ended, "error")
-        delta.text = "".join(texts)
-        part.finish = delta.finish
-        if not self.answers.whole:
-            return delta
-        if self.held is None:
-            self.held = delta
-        else:
-            self.held.add(delta)
-        return None if delta.finish is None else self.held
-
-
-class QueuedError(TimeoutError):
-    """The time of a request was over before it was begun."""
-
-    def __init__(self) -> None:
-        super().__init__("The server was busy until the time of this request was over: send it again, or later.")
-
-
-class StoppingError(RuntimeError):
-    """The server is shutting down: nothing new is taken, and what has not ended in time is broken off."""
-
-    def __init__(self) -> None:
-        super().__init__("The server is shutting down: send the request to another, or later.")
-
-
-class FullError(Exception):
-    """The queue is full; `retry_after` is in how many seconds it may not be."""
-
-    def __init__(self, retry_after: int) -> None:
-        super().__init__(f"The server is busy: try again in {retry_after} seconds.")
-        self.retry_after = retry_after
 
 
 class Worker:
@@ -191,7 +43,7 @@ class Worker:
         self.on_add: list[Callable[[Sequence[Part]], None]] = []
         self.on_end: list[Callable[[Part], None]] = []
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._live: list[_Live] = []
+        self._live: list[Live] = []
         self._scorer = Scorer(engine.runner)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="draftree-engine", daemon=True)
@@ -222,7 +74,7 @@ class Worker:
             FullError: too many answers wait already.
             StoppingError: the server is shutting down.
         """
-        answers = Answers(self, parts, timeout, whole=whole)
+        answers = Answers(parts, timeout, self.cancel, whole=whole)
         added: Future[None] = Future()
         self._put(partial(self._add, answers, added))
         try:
@@ -306,7 +158,7 @@ class Worker:
             for part in answers.parts:
                 part.added = now
                 part.request = self.engine.add(part.prompt, part.rules)
-            live = [_Live(answers, i, self.tokenizer) for i in range(len(answers.parts))]
+            live = [Live(answers, i, self.tokenizer) for i in range(len(answers.parts))]
         except Exception as error:
             self._drop(answers)
             added.set_exception(error)
@@ -362,12 +214,12 @@ class Worker:
         self._live = left
         for loop, deltas in news.items():
             try:
-                loop.call_soon_threadsafe(_hand_over, deltas)
+                loop.call_soon_threadsafe(hand_over, deltas)
             except RuntimeError:  # the event loop is closed: nobody reads these any more
                 for answers, _ in deltas:
                     self.cancel(answers)
 
-    def _news_of(self, live: _Live, now: float) -> Delta | None:
+    def _news_of(self, live: Live, now: float) -> Delta | None:
         """What has come of one answer; ends it where its time or its text is over."""
         request = live.part.request
         assert request is not None
@@ -393,8 +245,3 @@ class Worker:
         for part in answers.parts:
             if part.request is not None:
                 self.engine.cancel(part.request)
-
-
-def _hand_over(news: list[tuple[Answers, Delta]]) -> None:
-    for answers, delta in news:
-        answers.deliver(delta)
