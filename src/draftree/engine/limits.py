@@ -71,7 +71,7 @@ def check_encoder_side(target: Any, ids: torch.Tensor | None, states: torch.Tens
 
 def _check_ids(prompt: Sequence[int], vocabulary: int) -> None:
     for token in prompt:
-        if not isinstance(token, Integral):
+        if type(token) is not int and not isinstance(token, Integral):  # the latter takes long
             raise ValueError(f"The prompt holds {token!r}: give a flat sequence of token ids (whole numbers).")
         if not 0 <= token < vocabulary:
             raise ValueError(

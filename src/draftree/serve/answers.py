@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic_core import PydanticSerializationError, to_json
+
 from draftree.engine import Emitted
 from draftree.engine.request import StepTree, TokenScores
 from draftree.grammar import GrammarError
@@ -184,12 +186,16 @@ def _finite(logprob: float) -> float:
     return max(logprob, -9999.0)  # JSON has no infinity; the API's own stand-in
 
 
-encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def sse(payload: dict[str, Any]) -> bytes:
     """One server-sent event."""
-    return f"data: {encode(payload)}\n\n".encode("utf-8", "replace")
+    try:
+        text = to_json(payload)
+    except PydanticSerializationError:  # a lone surrogate, which becomes a question mark
+        text = _encode(payload).encode("utf-8", "replace")
+    return b"data: %b\n\n" % text
 
 
 async def stream(call: Call, answers: Answers | NoAnswers, prompts: int) -> AsyncIterator[bytes]:

@@ -11,7 +11,7 @@ from draftree.drafting.prompt_lookup import PromptLookup
 from draftree.engine import Engine
 from draftree.engine.limits import check_prompt
 from draftree.serve.answers import Call
-from draftree.serve.choosing import make_rules, seeds
+from draftree.serve.choosing import make_rules, remembered_options, seeds
 from draftree.serve.errors import ApiError
 from draftree.serve.grammars import Constraint, constraint_of
 from draftree.serve.messages import MessageReader, chat_prompt, template_variables, tools_of
@@ -37,6 +37,7 @@ class CallReader:
         self.drafter = engine.config.drafter
         self.tokenizer = tokenizer
         self.settings = settings
+        self._options = remembered_options(self.target.model)
         # More answers than there are places for them would never be let in.
         self.most_choices = min(settings.most_choices, engine.config.slots + settings.queue)
         limits = [n for n in (settings.max_prompt_tokens, self.target.max_positions) if n is not None]
@@ -163,6 +164,7 @@ class CallReader:
             rules = make_rules(
                 self.target,
                 self.tokenizer,
+                self._options,
                 body,
                 prompt=prompt,
                 max_new_tokens=max(1, new),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, SequenceBiasLogit
 
 from draftree.engine import Rules
 from draftree.engine.limits import eos_token_ids
-from draftree.engine.options import rules_of
+from draftree.engine.options import Options, read_options, rules_for
 from draftree.serve.errors import ApiError
 from draftree.serve.grammars import Constraint, refused
 from draftree.serve.schema import Sampling
@@ -27,7 +28,20 @@ FIELDS: dict[str, Any] = {
     "typical_p": 1.0,
     "repetition_penalty": 1.0,
 }
+REMEMBERED = 64  # sets of options
 LEAST_TEMPERATURE = 1e-5  # below it the best token is taken, as at 0: divided by less, scores are no numbers any more
+
+
+OptionsOf = Callable[[tuple[tuple[str, Any], ...]], Options]
+
+
+def remembered_options(model: Any) -> OptionsOf:
+    """Reads options of Hugging Face's names and values for a model; those read last are remembered.
+
+    Merging them with the model's generation config takes half a millisecond, in which the engine's thread waits for
+    Python, and most requests have the same. The generation config must stay as it is.
+    """
+    return lru_cache(REMEMBERED)(lambda given: read_options(model, None, None, None, dict(given)))
 
 
 class OutputPenalties(LogitsProcessor):
@@ -52,6 +66,7 @@ class OutputPenalties(LogitsProcessor):
 def make_rules(
     target: Any,
     tokenizer: Any,
+    options: OptionsOf,
     body: Sampling,
     *,
     prompt: Sequence[int],
@@ -67,6 +82,7 @@ def make_rules(
     Args:
         target: of the engine.
         tokenizer: the model's.
+        options: see `remembered_options`.
         body: the request's fields.
         prompt: its token ids.
         max_new_tokens: most tokens of the answer.
@@ -93,12 +109,13 @@ def make_rules(
     ends = tuple(dict.fromkeys([*own_ends, *(body.stop_token_ids or ())]))
     resumed = body.own.resumed_tokens or 0
     least = None if body.min_tokens is None else max(0, body.min_tokens - resumed)
-    given = fields | {"do_sample": sample, "eos_token_id": list(ends), "min_new_tokens": least, "tokenizer": tokenizer}
-    given |= {"max_new_tokens": max_new_tokens, "seed": seed, "num_return_sequences": 1}
+    given = fields | {"do_sample": sample, "eos_token_id": ends, "min_new_tokens": least, "num_return_sequences": 1}
     try:
-        rules = rules_of(target, prompt, {n: v for n, v in given.items() if v is not None})
+        checked = options(tuple((name, value) for name, value in given.items() if value is not None))
     except (TypeError, ValueError) as error:
         raise ApiError(str(error)) from None
+    seed = seed if sample else None
+    rules = rules_for(target.model, checked, max_new_tokens=max_new_tokens, padded_length=len(prompt), seed=seed)
     grammar = None
     if constraint is not None:
         with refused(constraint.field):

@@ -48,16 +48,18 @@ def template_variables(tokenizer: Any, given: dict[str, Any] | None) -> dict[str
     Raises:
         ApiError: a name that is an argument on the way to the template, such as `chat_template` or `truncation`.
     """
+    if not given:
+        return {}
     ways = chat_prompt, encode_messages, type(tokenizer).apply_chat_template, render_jinja_template
     arguments = [p for way in ways for p in inspect.signature(way).parameters.values() if p.kind is not p.VAR_KEYWORD]
     taken = {argument.name for argument in arguments}
-    for name in given or {}:
+    for name in given:
         if name in taken:
             raise ApiError(
                 f"chat_template_kwargs gives {name!r}, which is no variable of the chat template: leave it out.",
                 f"chat_template_kwargs.{name}",
             )
-    return dict(given or {})
+    return dict(given)
 
 
 def _as_dict(message: Message) -> dict[str, Any]:

@@ -65,6 +65,9 @@ class StructuredOutputs(Strict):
     grammar: str | None = None
 
 
+_NOTHING = DraftreeOptions()  # of requests that set none
+
+
 class Sampling(Strict):
     """What completions and chat completions have in common.
 
@@ -101,7 +104,7 @@ class Sampling(Strict):
     @property
     def own(self) -> DraftreeOptions:
         """draftree's own fields, all unset where there are none."""
-        return self.draftree or DraftreeOptions()
+        return self.draftree or _NOTHING
 
     @property
     def tries(self) -> int:
