@@ -112,12 +112,14 @@ def load(setup: Setup, url: str, model: str, texts: list[str], *, stream: bool, 
 
 @contextmanager
 def server(setup: Setup, drafter: Drafter | None) -> Iterator[str]:
-    """The server in a thread of this process, on a free port."""
+    """The server in a thread of this process, on a free port, whose threads take turns as in a process of its own."""
     import uvicorn
 
     from draftree.serve.app import create_app
+    from draftree.serve.launch import SWITCH
     from draftree.serve.settings import ServerSettings
 
+    sys.setswitchinterval(SWITCH)
     engine = Engine(setup.model, drafter=drafter, slots=setup["slots"], keep_prefixes=True)
     settings = ServerSettings(model_name=NAME, slots=setup["slots"])
     app = create_app(engine, setup.tokenizer, settings)
