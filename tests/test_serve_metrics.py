@@ -89,3 +89,31 @@ def test_tokens_and_steps_count_while_answers_come(demo: Any, monkeypatch: pytes
         info = server.http.get("/server_info").json()["internal_states"][0]
         accepted, steps = (sum(getattr(r.stats, name) for r in requests) for name in ("accepted", "steps"))
         assert info["avg_spec_accept_length"] == pytest.approx(1 + accepted / steps)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_times_of_tokens_count_while_an_answer_runs(demo: Any, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    """One observation for the first token and one for each further token, whether or not anybody reads them yet."""
+    with serving(*demo, shape=Fixed(8), slots=1) as server, ExitStack() as stack:
+        engine, begun, allowed = server.worker.engine, threading.Semaphore(0), threading.Semaphore(0)
+        step = engine.step
+
+        def held() -> None:
+            begun.release()
+            allowed.acquire()
+            step()
+
+        monkeypatch.setattr(engine, "step", held)
+        asked = threading.Thread(target=server.post, args=("/v1/completions",), kwargs=LONG | {"stream": stream})
+        asked.start()
+        stack.callback(asked.join)
+        stack.callback(allowed.release, 2000)  # a test that fails must not wait for the server
+        for steps in range(6):
+            assert begun.acquire(timeout=20)
+            found = counts(server)
+            names = ("time_to_first_token", "inter_token", "request")
+            first, between, over = (found[f"draftree_{name}_seconds_count"] for name in names)
+            given = found["draftree_generated_tokens_total"]
+            assert (first, between, over) == ((1, given - 1, 0) if steps else (0, 0, 0))
+            allowed.release()
+        assert found["draftree_inter_token_seconds_sum"] > 0

@@ -1,7 +1,8 @@
 """What the server counts, for Prometheus: under its own names, and speculation also under vLLM's for benchmarks.
 
 Answers count when they are over. Tokens and steps count while they come: those of answers at work are summed up when
-somebody asks, so that a step spends no time on it.
+somebody asks, so that a step spends no time on it. So do the times to first tokens and between tokens, so that a long
+answer shows while it runs.
 """
 
 from __future__ import annotations
@@ -51,6 +52,10 @@ class Metrics:
     def added(self, parts: Sequence[Part]) -> None:
         """Answers wait for slots."""
         self._tokens.added(parts)
+
+    def came(self, part: Part, count: int, before: float | None) -> None:
+        """An answer has got so many tokens; `before` is when the one before them came, None for none."""
+        self._latencies.came(part, count, before)
 
     def ended(self, part: Part) -> None:
         """An answer is over."""
@@ -149,18 +154,23 @@ class _Latencies:
 
         self._queue = seconds("queue", "From arrival to a slot.")
         self._first = seconds("time_to_first_token", "From arrival to the first token.")
-        self._between = seconds("inter_token", "Mean time between an answer's tokens.")
+        self._between = seconds("inter_token", "Between an answer's tokens; those of one step share its time.")
         self._whole = seconds("request", "From arrival to the end.")
+
+    def came(self, part: Part, count: int, before: float | None) -> None:
+        """Count tokens, see `Metrics.came`."""
+        if before is None:
+            self._first.observe(part.last - part.added)
+            count, before = count - 1, part.last  # others of the first step come with the first token
+        for _ in range(count):
+            self._between.observe((part.last - before) / count)
 
     def add(self, part: Part) -> None:
         """Count an answer that is over."""
         if part.joined is not None:
             self._queue.observe(part.joined - part.added)
         if part.first is not None:
-            self._first.observe(part.first - part.added)
             self._whole.observe(part.last - part.added)
-            if part.given > 1:
-                self._between.observe((part.last - part.first) / (part.given - 1))
 
 
 class _Gauges(Collector):

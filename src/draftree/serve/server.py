@@ -46,6 +46,7 @@ class Server:
         self.metrics = Metrics(engine)
         self.worker = Worker(engine, tokenizer, settings.queue)
         self.worker.on_add.append(self.metrics.added)
+        self.worker.on_tokens.append(self.metrics.came)
         self.worker.on_end.append(self.metrics.ended)
         self.calls = CallReader(engine, tokenizer, settings)
         self._tries = parts_of(engine.config.drafter, Lookahead)

@@ -33,6 +33,8 @@ class Worker:
 
     Attributes:
         on_add, on_end: called in the worker's thread, with the parts that are queued, and with each that is over.
+        on_tokens: called there with a part that has got tokens, how many, and when the one before them came (None for
+            no such token).
     """
 
     def __init__(self, engine: Engine, tokenizer: Any, queue: int = 256) -> None:
@@ -42,6 +44,7 @@ class Worker:
         self._usual = 1.0  # seconds that an answer takes, a running mean
         self.on_add: list[Callable[[Sequence[Part]], None]] = []
         self.on_end: list[Callable[[Part], None]] = []
+        self.on_tokens: list[Callable[[Part, int, float | None], None]] = []
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._live: list[Live] = []
         self._scorer = Scorer(engine.runner)
@@ -202,15 +205,19 @@ class Worker:
         news: dict[asyncio.AbstractEventLoop, list[tuple[Answers, Delta]]] = {}
         left = []
         for live in self._live:
+            part, given, before = live.part, live.part.given, live.part.last
             delta = self._news_of(live, now)
+            if part.given > given:
+                for on_tokens in self.on_tokens:
+                    on_tokens(part, part.given - given, before if given else None)
             if delta is not None:
                 news.setdefault(live.answers.loop, []).append((live.answers, delta))
             if delta is None or delta.finish is None:
                 left.append(live)
             else:
-                self._usual += 0.1 * (now - live.part.added - self._usual)
+                self._usual += 0.1 * (now - part.added - self._usual)
                 for listener in self.on_end:
-                    listener(live.part)
+                    listener(part)
         self._live = left
         for loop, deltas in news.items():
             try:
