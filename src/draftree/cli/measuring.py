@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from draftree.cli.options import RESULTS, Prompts, Results, check_folder
+from draftree.cli.options import RESULTS, Prompts, check_folder
 
 if TYPE_CHECKING:
     from draftree.prompts import Prompt
@@ -16,7 +17,7 @@ class Measuring:
     """Options of every measurement that answers prompts."""
 
     prompts: Prompts = None
-    out: Results = RESULTS
+    out: Annotated[Path, "Folder for the results."] = RESULTS
 
     def begin(self) -> list[Prompt]:
         """The prompts, once the folder is there; a ValueError for a file or folder that cannot be used."""
