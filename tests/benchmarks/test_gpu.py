@@ -44,6 +44,16 @@ def test_refused_in_one_sentence(arguments, message, tmp_path):
     assert message in str(done.exception)
 
 
+def test_device_and_type_of_bench_run_are_those_of_the_experiment(monkeypatch):
+    """It makes a model of its own, which --device and --dtype meant as well; --set comes first."""
+    given = []
+    monkeypatch.setattr("draftree.cli.bench_run.run_experiment", lambda name, options, *rest: given.append(options))
+    asked = ["bench", "run", "gpu", "--device", "cpu", "--dtype", "float16", "--set", "dtype=float32"]
+    assert CliRunner().invoke(app, asked).exit_code == 0
+    assert CliRunner().invoke(app, ["bench", "run", "kinds", "--device", "cpu"]).exit_code == 0
+    assert given == [{"device": "cpu", "dtype": "float32"}, {}]
+
+
 def test_memory_is_looked_at_first(monkeypatch):
     monkeypatch.setattr(sizes, "free_bytes", lambda device: 12 * 2**30)
     with pytest.raises(ValueError, match="GiB are free"):

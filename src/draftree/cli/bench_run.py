@@ -71,7 +71,11 @@ def run(
 
     named: dict[str, Any] = {"drafters": drafter, "per_set": per_set, "max_new_tokens": max_new_tokens, "nodes": nodes}
     named |= {"batch": batch, "early_heads": early_head, "warm_per_set": warm_per_set, "depth": depth, "data": data}
-    given = from_checkout("harness.command").given_options(settings or [], named)
+    command = from_checkout("harness.command")
+    given = command.given_options(settings or [], named)
+    own = command.find(name).options  # some experiments make models of their own
+    placed = {"device": where.device, "dtype": where.dtype}
+    given |= {n: v for n, v in placed.items() if v != "auto" and n in own and n not in given}
     where.check()
     run_experiment(name, given, measuring, model, params, where.placement)
 
