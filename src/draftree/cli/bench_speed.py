@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from draftree.cli.measuring import Measuring
-from draftree.cli.options import Compiled, DrafterWarm, Inflate, Model, PerSet, grouped
+from draftree.cli.options import Compiled, Context, DrafterWarm, Inflate, Model, PerSet, StepRounds, grouped
 from draftree.cli.where import Where
 
 
@@ -19,8 +19,8 @@ def speed(
     params: Inflate = None,
     per_set: PerSet = 1,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 48,
-    rounds: Annotated[int, typer.Option(min=1, help="How often a step of each kind is timed.")] = 7,
-    context: Annotated[int, typer.Option(min=1, help="Tokens before the rows of a step.")] = 128,
+    rounds: StepRounds = 7,
+    context: Context = 128,
     drafter_warm: DrafterWarm = 23,
     compiled: Compiled = False,
     measuring: Measuring,

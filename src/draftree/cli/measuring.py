@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from draftree.cli.options import RESULTS, Prompts, check_folder
+from draftree.cli.options import RESULTS, Prompts, Results, check_folder
 
 if TYPE_CHECKING:
     from draftree.prompts import Prompt
@@ -17,7 +16,7 @@ class Measuring:
     """Options of every measurement that answers prompts."""
 
     prompts: Prompts = None
-    out: Annotated[Path, "Folder for the results."] = RESULTS
+    out: Results = RESULTS
 
     def begin(self) -> list[Prompt]:
         """The prompts, once the folder is there; a ValueError for a file or folder that cannot be used."""

@@ -26,6 +26,8 @@ Prompts = Annotated[
         show_default="those of the package",
     ),
 ]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.", show_default="torch's choice")]
+Results = Annotated[Path, "Folder for the results."]
 Runner = Annotated[str, "auto, hooked, eager, cpu, cuda_graphs or in_place."]
 
 # What to measure.
@@ -33,6 +35,8 @@ PerSet = Annotated[int, typer.Option(min=1, help="Prompts of every set to measur
 DrafterWarm = Annotated[int, typer.Option(min=0, help="Prompts of every set that warm the trie.")]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")]
 Rounds = Annotated[int, typer.Option(min=1, help="How often every prompt is answered.")]
+StepRounds = Annotated[int, typer.Option(min=1, help="How often a step of each kind is timed.")]
+Context = Annotated[int, typer.Option(min=1, help="Tokens before the rows of a step.")]
 Inflate = Annotated[
     str | None,
     typer.Option(help="Inflate the model to about so many parameters, as 100M; in a checkout.", show_default="no"),
@@ -107,6 +111,14 @@ def _declared(name: str, default: Any, annotation: Any) -> inspect.Parameter:
         flag = [f"--{name.replace('_', '-')}"] if default is False else []
         annotation = Annotated[kind, typer.Option(*flag, help=meaning[0], show_default=default is not None)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def use_threads(threads: int | None) -> None:
+    """Let torch use so many CPU threads; None leaves the choice to torch."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
 
 
 def check_folder(folder: Path) -> None:

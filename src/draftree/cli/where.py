@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from draftree.cli.options import Threads, use_threads
 from draftree.models import Placement
 
 
@@ -26,7 +27,7 @@ class Where:
     quantize: Annotated[
         str | None, typer.Option(help="int8: keep the layers' weights in 8 bits, by torchao.", show_default="no")
     ] = None
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.", show_default="torch's choice")] = None
+    threads: Threads = None
 
     @property
     def placement(self) -> Placement:
@@ -36,10 +37,7 @@ class Where:
     def check(self) -> None:
         """Raise a ValueError for a device or type that is not here, and give torch its threads."""
         self.placement.check()
-        if self.threads is not None:
-            import torch
-
-            torch.set_num_threads(self.threads)
+        use_threads(self.threads)
 
     def load(self, model: str | None) -> tuple[Any, Any]:
         """(model, tokenizer) of a folder or hub name, the embedded model for None; says where its type is changed.
