@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.detokenizer import Detokenizer
+from draftree.serve.answers import sse
 from draftree.serve.errors import ApiError
 from draftree.serve.messages import MessageReader, chat_prompt, tools_of
 from draftree.serve.schema import Chat, Message
@@ -241,3 +242,7 @@ def test_messages_reach_the_template_as_it_reads_them(demo: Any) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "no json"}}
     with pytest.raises(ApiError, match="no JSON"):
         chat_prompt(demo.tokenizer, [Message.model_validate({"role": "assistant", "tool_calls": [call]})])
+
+
+def test_an_event_with_a_lone_surrogate_has_a_question_mark_in_its_place() -> None:
+    assert sse({"text": "\ud800 é"}) == 'data: {"text":"? é"}\n\n'.encode()
