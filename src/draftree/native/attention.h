@@ -56,8 +56,14 @@ INLINE float bent(float score, const Attention *a) {
 /* Query rows [first, first + LANES) of the group's groups * rows. scratch: (2 * dim + columns) * LANES floats, columns =
  * start + rows. `vector`: floats of the processor's vectors, a constant. */
 INLINE void attend_lanes(const Attention *a, int64_t first, int vector, float *scratch) {
-    int64_t dim = a->dim, columns = a->start + a->rows, total = a->groups * a->rows;
-    int64_t live = total - first < LANES ? total - first : LANES;
+    int64_t dim = a->dim, total = a->groups * a->rows, live = total - first < LANES ? total - first : LANES;
+    int64_t own = 0; /* columns of the pass up to the last that any row sees */
+    for (int64_t l = 0; l < live; l++) {
+        const uint8_t *visible = a->visible + (first + l) % a->rows * a->by_row + a->back;
+        for (int64_t j = a->rows; j > own; j--)
+            if (visible[j - 1]) own = j;
+    }
+    int64_t columns = a->start + own;
     float *query = scratch, *mixed = query + dim * LANES, *scores = mixed + dim * LANES;
     for (int64_t d = 0; d < dim; d++)
         for (int64_t l = 0; l < LANES; l++)
@@ -86,7 +92,7 @@ INLINE void attend_lanes(const Attention *a, int64_t first, int vector, float *s
         for (c = from > a->prefix ? from : a->prefix; c < begins[l]; c++) scores[c * LANES + l] = never;
         for (int64_t j = before < 0 ? -before : 0; j < a->back; j++)
             if (!visible[j] && before + j >= from) scores[(before + j) * LANES + l] = never;
-        for (int64_t j = 0; j < a->rows; j++)
+        for (int64_t j = 0; j < own; j++)
             if (!visible[a->back + j] || (a->window && a->positions[row] - a->positions[j] >= a->window))
                 scores[(a->start + j) * LANES + l] = never;
     }
