@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import draftree
 from draftree.bench.inputs import Settings, Subject, Texts, encode_all
 from draftree.bench.methods import Draftree
@@ -144,8 +146,9 @@ class Setup:
         """
         if Path(name).is_dir():
             held = Trained.from_pretrained(name, self.small)
-        else:
-            held = draftree.demo_early_head(self.small) if name == "early-head" else demo_drafter(name, self.small)
+        else:  # the package's own are of its weights as they are stored, in float32
+            stored = self.small if self.name or self.small.dtype == torch.float32 else draftree.demo_model()[0]
+            held = draftree.demo_early_head(stored) if name == "early-head" else demo_drafter(name, stored)
         return held if name == "draft-model" else self.inflated.fitted(held)
 
     def drafter(self, name: str) -> Drafter:

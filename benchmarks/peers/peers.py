@@ -182,7 +182,7 @@ def answers_of(runs: pd.DataFrame, name: tuple[str, str]) -> list[Ids]:
 def job_of(setup: Setup, work: Path, left_out: dict[str, str]) -> Job:
     """What every engine is given; the model, its small one and its drafters are saved below `work`.
 
-    A drafter that does not fit the model, as it was trained for weights in another type, is put into `left_out`.
+    A drafter that does not fit the model is put into `left_out`.
     """
     model = setup.model
     folder = work / "model"

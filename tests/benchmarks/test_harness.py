@@ -9,11 +9,13 @@ import importlib
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from browser import needs_chromium
 from devtools import browsing
 from matplotlib.figure import Figure
 from scipy.stats import bootstrap
 
+import draftree
 from benchmarks.drafters import bild, bild_ways
 from benchmarks.harness import PLAIN, Setup, Share, Task, Way, measure, table_of
 from benchmarks.harness.acceptance_models import MODELS, judge, tree_of
@@ -27,7 +29,7 @@ from draftree.bench.inputs import Subject, Texts
 from draftree.bench.samples import Answer
 from draftree.drafting import PromptLookup
 from draftree.engine import Recorder
-from draftree.models import encode_prompt
+from draftree.models import Placement, encode_prompt
 from draftree.native import load_library
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
@@ -237,3 +239,13 @@ def test_a_cell_may_hold_a_list_of_samples() -> None:
     table = table_of([{"rows": 1, "samples": [0.1, 0.2]}, {"rows": None, "samples": [0.3, 0.4]}])
     assert table["samples"].tolist() == [[0.1, 0.2], [0.3, 0.4]]
     assert table["rows"].dtype == "Int64"
+
+
+@pytest.mark.parametrize("name", ["medusa", "draft-model"])
+def test_the_packages_drafters_draft_for_its_model_in_bfloat16(name):
+    """They belong to its weights as they are stored; rounded to bfloat16 they are others."""
+    setup = Setup({}, placement=Placement(dtype="bfloat16"))
+    ids = encode_prompt(setup.subject.tokenizer, "List three fruits.")
+    out = draftree.generate(setup.model, torch.tensor([ids]), drafter=setup.trained(name), max_new_tokens=24)
+    assert setup.model.dtype == torch.bfloat16
+    assert out.stats.total.accepted > 0

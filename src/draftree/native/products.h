@@ -163,7 +163,7 @@ INLINE void lay_tiles(const Laying *l, int64_t first, int64_t last, int64_t most
 
 /* A row of weights of 8 bits is multiplied in whole numbers: each number of a row x is taken as a multiple of a unit, which
  * is the row's largest one divided by UNITS, and that as two signed bytes, of a row in bfloat16, or three. So a number is off by
- * half a unit at most, 2^-17 or 2^-25 of the largest, and their sums with weights are exact. */
+ * half a unit at most, 2^-16 or 2^-24 of the largest, and their sums with weights are exact. */
 #define PARTS_OF(rounds) ((rounds) ? 2 : 3)
 #define UNITS(parts) ((parts) == 2 ? 32639 : 8355711) /* the largest number of two or three signed bytes of 127 */
 #define LEAST 1e-30f /* of a row's largest number, as the inverse of a unit has to be finite */
