@@ -41,6 +41,7 @@ OTHERS = [
         "runners.md",
         "engines.md",
         "methods/README.md",
+        "methods/merge.md",
     )
 ]
 USUAL = "AMD EPYC"  # what all tables of the page were measured on that name no other machine
