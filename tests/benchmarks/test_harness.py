@@ -23,17 +23,13 @@ from benchmarks.harness.experiment import read
 from benchmarks.harness.measure import differing, length, of, per_token, size, whole
 from benchmarks.harness.report import Report
 from benchmarks.harness.tables import shown
-from benchmarks.machine import pass_parts
 from benchmarks.shapes import calibration
 from draftree.bench.inputs import Subject, Texts
 from draftree.bench.samples import Answer
 from draftree.drafting import PromptLookup
 from draftree.engine import Recorder
 from draftree.models import Placement, encode_prompt
-from draftree.native import load_library
-from draftree.progress import Watcher
 from draftree.prompts import Prompt
-from draftree.runner import open_runner
 from draftree.shaping import Fixed
 
 OVER, UNDER = np.array([1, 5, 2, 8, 4, 7]), np.array([2, 5, 4, 10, 9, 8])
@@ -202,21 +198,6 @@ def test_tables_show_intervals_and_whole_numbers():
     assert isinstance(table, pd.DataFrame)
 
 
-@pytest.mark.skipif(load_library() is None, reason="the compiled layers were not built")
-def test_parts_of_a_pass_add_up_to_the_whole(demo, monkeypatch):
-    monkeypatch.setattr("draftree.bench.steps.BUFFER", 2**23)
-    monkeypatch.setattr(pass_parts, "TALL", 16)
-    found = pass_parts.pass_parts(open_runner(demo.model, "cpu"), 8, 9, Watcher())
-    products = sum(p.numel() for name, p in demo.model.named_parameters() if "proj" in name)
-    for row in found["passes"]:
-        assert sum(row[part] for part in pass_parts.PARTS) == pytest.approx(row["whole"])
-        assert row["linear"] > 0
-        assert row["head"] > 0
-        least = max(4 * products / found["bandwidth"], 2 * products * row["rows"] / found["peak"])
-        assert row["floors"]["linear"] == pytest.approx(least)
-    assert pass_parts.pass_parts(open_runner(demo.model, "hooked"), 16, 1, Watcher()) is None
-
-
 def test_bild_without_fallback_has_every_window_at_every_rollback() -> None:
     ways = bild_ways.ways_of(["small"], [(0.6, 1.0), (0.6, 2.0), (0.9, 2.0)], (3, 4, 9))
     turns = {(way.rollback, way.window) for way in ways if way.group == bild_ways.NO_FALLBACK}
@@ -246,6 +227,7 @@ def test_the_packages_drafters_draft_for_its_model_in_bfloat16(name):
     """They belong to its weights as they are stored; rounded to bfloat16 they are others."""
     setup = Setup({}, placement=Placement(dtype="bfloat16"))
     ids = encode_prompt(setup.subject.tokenizer, "List three fruits.")
-    out = draftree.generate(setup.model, torch.tensor([ids]), drafter=setup.trained(name), max_new_tokens=24)
+    drafter = setup.trained(name)
+    out = draftree.generate(setup.model, torch.tensor([ids]), drafter=drafter, shape=Fixed(4), max_new_tokens=24)
     assert setup.model.dtype == torch.bfloat16
     assert out.stats.total.accepted > 0
