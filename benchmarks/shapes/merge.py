@@ -40,7 +40,8 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
             here = {"drafters": label, "nodes": nodes}
             parts = [here | {"set": one} | _compared(runs, label, pair, one) for one in setup.sets]
             by_set += parts
-            slower = [part["set"] for part in parts if part["over_the_first_high"] < 1.0]
+            ends = [(part["set"], part["over_the_first_high"]) for part in parts]  # None where a set has one prompt
+            slower = [one for one, high in ends if high is not None and high < 1.0]
             rows.append(here | _compared(runs, label, pair) | {"slower_sets": ", ".join(slower) or "none"})
         yield table_of(rows, differing=wrong, tables={"Set by set": pd.DataFrame(by_set)})
 

@@ -66,7 +66,6 @@ from draftree.cli import app
         (["lookahead-table6", "--set", "score=f1"], "There is no score 'f1'"),
         (["lookahead-figure4", "--nodes", "8"], "has no option 'nodes'"),
         (["bita-table2", "--warm-per-set", "4"], "has no option 'warm_per_set'"),
-        (["layers", "--set", "exits=8"], "give 1 to 7"),
         (["inflate", "--params", "3M"], "too few"),
         (["inflate", "--params", "50M", "--set", "shape=llama-7b"], "give --params or shape"),
         (["inflate", "--set", "shape=llama7b"], "Did you mean 'llama-7b'"),

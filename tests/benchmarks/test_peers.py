@@ -16,6 +16,7 @@ from benchmarks.harness.experiment import experiments
 from benchmarks.peers import __main__ as series
 from benchmarks.peers import environments, peers
 from benchmarks.peers.worker import COLD, Job, convert_apart, cut
+from draftree.drafting.folder import demo_drafter
 from draftree.models import Placement
 from draftree.prompts import embedded_prompts
 
@@ -148,13 +149,18 @@ def test_no_more_is_loaded_than_memory_holds(monkeypatch):
     assert any("too little memory is left" in remark for remark in table.attrs["remarks"])
 
 
-def test_a_drafter_that_does_not_fit_is_left_out_and_the_others_measured(monkeypatch):
+def test_a_drafter_that_does_not_fit_is_left_out_and_the_others_measured(demo, tmp_path):
+    """In bfloat16, of which the package's own drafters are taken too."""
+    other = demo_drafter("medusa", demo.model)
+    other.base = replace(other.base, hash="0" * 64)
+    other.save_pretrained(tmp_path)
     prompts = [next(p for p in embedded_prompts() if p.set == "wikisql" and p.warm is warm) for warm in (False, True)]
-    given = {"engines": ("hugging_face",), "drafters": ("draft-model",), "max_new_tokens": 4, "warm_per_set": 1}
+    drafters = "draft-model", str(tmp_path)
+    given = {"engines": ("hugging_face",), "drafters": drafters, "max_new_tokens": 4, "warm_per_set": 1}
     placed = Placement(device="cpu", dtype="bfloat16")
     table = run(experiments()["peers"], given, prompts=prompts, placement=placed).table
-    assert list(table["way"]) == ["plain", "prompt-lookup"]
-    assert any(remark.startswith("drafter draft-model is left out: ") for remark in table.attrs["remarks"])
+    assert list(table["way"]) == ["plain", "prompt-lookup", "draft-model"]
+    assert any(remark.startswith(f"drafter {tmp_path} is left out: ") for remark in table.attrs["remarks"])
 
 
 def test_weights_of_eight_bits_have_an_environment_of_their_own(fake, monkeypatch):
