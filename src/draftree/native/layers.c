@@ -1,6 +1,5 @@
-/* Decoder layers on a CPU, several of them in one call. What
- * else a step of a small model consists of is overhead of tensor operations. Plain C behind ctypes; eager/layer.py does the same
- * in tensor operations, and tests compare them. All tensors are contiguous float32 unless strides are given. */
+/* Decoder layers on a CPU, several of them in one call. What else a step of a small model consists of is overhead of tensor
+ * operations. Plain C behind ctypes; eager/layer.py does the same in tensor operations, and tests compare them. All tensors are contiguous float32 unless strides are given. */
 #include <time.h>
 
 #include "products.h"

@@ -1,6 +1,6 @@
 """A decoder layer in two halves, before and after its attention, in tensor operations.
 
-Any device and dtype. `cpu.layers` has the same halves as one C call each, for float32 and bfloat16 on a CPU.
+Any device and dtype. `cpu.layers` has whole layers in C, for float32 and bfloat16 on a CPU.
 """
 
 from __future__ import annotations
