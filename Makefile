@@ -74,9 +74,10 @@ serve: $(VENV)/.serve
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m 'not slow' -n $(WORKERS) --dist worksteal
 
-# At its end it says which tests were left out, for want of what the targets below install.
+# It says which tests were left out, for want of what the targets below install.
 test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest -rs
+	$(BIN)/python -m pytest -m 'not alone' -n $(WORKERS) --dist worksteal -rs
+	$(BIN)/python -m pytest -m alone
 
 # Clients of the server that others wrote; they bring much, so they get an environment of their own.
 .venv-clients/.made: $(VENV)/.torch

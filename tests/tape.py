@@ -6,15 +6,19 @@ question to the device (`item`, `nonzero`, a shape that depends on numbers) fail
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+import draftree.runner
 from draftree.runner import CudaGraphRunner, Runner
+from draftree.runner.cuda_graphs import runner as graph_runner
 from draftree.runner.cuda_graphs.capture import Capture
 from draftree.runner.cuda_graphs.passes import CapturedPasses
 
@@ -87,6 +91,12 @@ class Tape(Capture):
                 held.update(zip(made, out, strict=True))
 
         return replay
+
+
+def record_on(monkeypatch: pytest.MonkeyPatch, kind: Callable[[], Capture] = Tape) -> None:
+    """Have the runners that a test opens record with `kind`; none is taken over from a test before or left behind."""
+    monkeypatch.setattr(graph_runner, "capture_for", lambda device: kind())
+    monkeypatch.setattr(draftree.runner, "_runners", weakref.WeakKeyDictionary())
 
 
 def passes(runner: Runner) -> CapturedPasses:

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 import torch
 from runner_driver import BUSHY, Run, Tree, difference, one_thread, prune  # noqa: F401
-from tape import Tape, passes, tape
+from tape import passes, record_on, tape
 from zoo import VOCABULARY, build
 
 from draftree.runner import CudaGraphRunner, EagerRunner, inspect_model, open_runner
-from draftree.runner.cuda_graphs import runner as graph_runner
 from draftree.runner.cuda_graphs.frames import band_of, bucket_of
 from draftree.runner.eager import runner as eager_runner
 from draftree.runner.kv.cache import SlotCache
@@ -31,7 +30,7 @@ CLOSE = 2e-5
 
 @pytest.fixture(autouse=True)
 def taped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_runner, "capture_for", lambda device: Tape())
+    record_on(monkeypatch)
 
 
 def both(name: str) -> tuple[EagerRunner, CudaGraphRunner]:

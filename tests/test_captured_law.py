@@ -13,7 +13,7 @@ from few import crossed
 from generate_driver import LENGTHS, NEW, SAMPLED, SHAPES, drafters, hf, left_pad, prompts, references_of, same
 from in_model_driver import MAKERS, make
 from runner_driver import BUSHY, Run, Tree, one_thread  # noqa: F401
-from tape import Tape, passes, tape
+from tape import passes, record_on, tape
 from test_engine_strict import PROMPTS as STRICT_PROMPTS
 from test_engine_strict import flat
 from test_engine_strict import run as run_strict
@@ -21,13 +21,12 @@ from zoo import build
 
 from draftree.engine import Engine, Rules, generate
 from draftree.runner import CudaGraphRunner, inspect_model, open_runner
-from draftree.runner.cuda_graphs import runner as graph_runner
 from draftree.shaping import Fixed
 
 
 @pytest.fixture(autouse=True)
 def taped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_runner, "capture_for", lambda device: Tape())
+    record_on(monkeypatch)
 
 
 SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in product(["qwen3", "glm4"], [False, True], [1, 3])]

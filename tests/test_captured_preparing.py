@@ -15,7 +15,7 @@ import pytest
 import torch
 from generate_driver import drafters, prompts
 from runner_driver import Run, Tree, difference, one_thread  # noqa: F401
-from tape import Tape, passes, tape
+from tape import Tape, passes, record_on, tape
 from timed_shape import Timed
 from zoo import build
 
@@ -49,7 +49,7 @@ def dear(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
         now[0] += 1e-4
         return now[0]
 
-    monkeypatch.setattr(graph_runner, "capture_for", lambda device: DearTape())
+    record_on(monkeypatch, DearTape)
     monkeypatch.setattr(graph_passes, "note_preparation", prepare)
     return clock
 

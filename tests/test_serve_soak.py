@@ -26,7 +26,7 @@ import pytest
 from draftree.tuning.file import Spec, write_tuned
 
 MINUTES = float(os.environ.get("DRAFTREE_SOAK", "2"))
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60 * MINUTES + 180)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(60 * MINUTES + 180)]
 WARM_UP = min(max(60.0, 20 * MINUTES), 30 * MINUTES)  # seconds
 HOURLY = 0.01  # of the memory after the warm-up
 # Bytes: the rise of a line through readings that differ by a few MiB from each other, and what caches that fill slowly

@@ -139,6 +139,7 @@ def seconds_of_steps(demo: Any, rounds: int) -> tuple[float, float]:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_recording_costs_a_few_microseconds_a_step(demo):
     """Only to be believed of a quiet machine."""
     found = []
