@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import draftree
+from draftree import by_name
 from draftree.bench.inputs import Settings, Subject, Texts, encode_all
 from draftree.bench.methods import Draftree
 from draftree.bench.samples import Task
@@ -28,11 +29,9 @@ from draftree.progress import Watcher
 from draftree.prompts import Prompt, embedded_prompts
 from draftree.runner import inspect_model
 
-TRIE = "lookahead"
-OUTSIDE = {"lookahead-cold": draftree.Lookahead, "prompt-lookup": draftree.PromptLookup, "jacobi": draftree.Jacobi}
-MERGED = "+"  # between drafters that draft together
-TRAINED = ("bita", "hidden-transfer", "medusa", "self-speculative", "draft-model", "early-head")
-KNOWN = (TRIE, *OUTSIDE, *TRAINED)
+TRIE, COLD = "lookahead", "lookahead-cold"  # warmed by the answers to other prompts, or empty
+TRAINED = (*by_name.TRAINED, "early-head")
+KNOWN = (*by_name.UNTRAINED, COLD, *TRAINED)
 
 
 @dataclass
@@ -153,11 +152,8 @@ class Setup:
 
     def drafter(self, name: str) -> Drafter:
         """A drafter of that name as it is before the first prompt; several, joined by +, are merged."""
-        if MERGED in name and not Path(name).is_dir():
-            return draftree.Merge([self.drafter(part) for part in name.split(MERGED)])
-        if name == TRIE:
-            return self.trie()
-        return OUTSIDE[name]() if name in OUTSIDE else self.trained(name)
+        made: Drafter = by_name.make_parts(name, {TRIE: self.trie, COLD: draftree.Lookahead}, self.trained)
+        return made
 
     @cached_property
     def named(self) -> dict[str, str]:
@@ -174,7 +170,7 @@ class Setup:
                 raise ValueError(f"A drafter is given as {entry!r}: give NAME, FOLDER or NAME=FOLDER.")
             if name in found:
                 raise ValueError(f"Two drafters are called {name!r}: give each a name of its own, as NAME=FOLDER.")
-            for part in [folder] if Path(folder).is_dir() else folder.split(MERGED):
+            for part in by_name.names_in(folder):
                 if part not in KNOWN and not Path(part).is_dir():
                     known = ", ".join(KNOWN)
                     raise ValueError(f"There is no drafter {part!r}: choose {known}, or the folder of a trained one.")

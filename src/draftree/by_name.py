@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from draftree.errors import did_you_mean
 
+# Drafters that need no training, with their classes in `draftree.drafting`, and the embedded model's trained ones.
+UNTRAINED = {"lookahead": "Lookahead", "prompt-lookup": "PromptLookup", "jacobi": "Jacobi", "grammar": "GrammarDrafter"}
 TRAINED = ("medusa", "bita", "hidden-transfer", "self-speculative", "draft-model")
 SMALL_ONES = ("demo", "small")  # names of the embedded model's small one in --bild
 TUNED = ".json"  # ends the name of a file that draftree tune wrote
-DRAFTERS = ("none", "lookahead", "prompt-lookup", "jacobi", "grammar", *TRAINED)
+DRAFTERS = ("none", *UNTRAINED, *TRAINED)
+CHOICE = (
+    f"{', '.join(DRAFTERS)}, several joined by +, the folder of a drafter or small model, or a .json file that "
+    "draftree tune wrote"
+)
+
+
+def names_in(name: str) -> list[str]:
+    """The drafters that a name joins by +; the name of a folder may hold one."""
+    return [name] if Path(name).is_dir() else name.split("+")
 
 
 def check_drafter(name: str, trie: Path | None = None) -> None:
@@ -19,8 +32,8 @@ def check_drafter(name: str, trie: Path | None = None) -> None:
     Raises:
         ValueError: no such drafter, or an option that does not belong to it.
     """
-    parts = name.split("+")
-    if len(parts) > 1 and not Path(name).is_dir():
+    parts = names_in(name)
+    if len(parts) > 1:
         for part in parts:
             if not part:
                 raise ValueError(f"{name!r} joins a name and nothing: give one on both sides of every +.")
@@ -30,14 +43,32 @@ def check_drafter(name: str, trie: Path | None = None) -> None:
         if trie is not None and "lookahead" not in parts:
             raise ValueError(f"--trie belongs to the lookahead drafter, which is not in {name!r}: leave it out.")
         return
-    if name.endswith(TUNED) and "+" not in name:
+    if name.endswith(TUNED):
         if not Path(name).is_file():
             raise ValueError(f"There is no tuned choice {name!r}: give a file that draftree tune wrote.")
     elif name not in DRAFTERS and not (name and Path(name).is_dir()):
-        choice = f"{', '.join(DRAFTERS)}, several joined by +, the folder of a drafter or small model, or a tuned .json"
-        raise ValueError(f"There is no drafter {name!r}: choose {choice}.{did_you_mean(name, DRAFTERS)}")
+        raise ValueError(f"There is no drafter {name!r}: choose {CHOICE}.{did_you_mean(name, DRAFTERS)}")
     if trie is not None and name != "lookahead":
         raise ValueError(f"--trie belongs to the lookahead drafter, not to {name!r}: leave one of them out.")
+
+
+def make_parts(name: str, own: Mapping[str, Callable[[], Any]], trained: Callable[[str], Any]) -> Any:
+    """The drafter called `name`, merged where it joins several by +.
+
+    Args:
+        name: of `DRAFTERS`, or what the caller knows.
+        own: makes drafters that the caller has by name, in the place of those of `UNTRAINED` as well.
+        trained: makes what neither has, such as a trained drafter or one of a folder.
+    """
+    from draftree import drafting
+
+    made = []
+    for part in names_in(name):
+        if part in own:
+            made.append(own[part]())
+        else:
+            made.append(getattr(drafting, UNTRAINED[part])() if part in UNTRAINED else trained(part))
+    return made[0] if len(made) == 1 else drafting.Merge(made)
 
 
 def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = None) -> Any:
@@ -55,37 +86,22 @@ def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = N
     Raises:
         ValueError: no such drafter, one trained for another model, or an option that does not belong to it.
     """
-    from draftree.drafting import DraftModel, GrammarDrafter, Jacobi, Lookahead, Merge, PromptLookup
-    from draftree.drafting.folder import demo_drafter, load_drafter
-    from draftree.runner import inspect_model
+    from draftree.drafting import Lookahead
+    from draftree.drafting.folder import demo_drafter, trained_drafter
 
-    check_drafter(name, trie)
-    if "+" in name and not Path(name).is_dir():
-        parts = name.split("+")
-        return Merge([make_drafter(p, tokenizer, model, trie=trie if p == "lookahead" else None) for p in parts])
-    if name in TRAINED:
-        return demo_drafter(name, model)
-    if name.endswith(TUNED):
+    def trained(part: str) -> Any:
+        if not part.endswith(TUNED):
+            return trained_drafter(part, model, tokenizer)
         from draftree.tuning.file import load_tuned
 
-        return load_tuned(name, model, tokenizer)
-    if name not in DRAFTERS:
-        if is_small_model(Path(name)):
-            return DraftModel.from_pretrained(name, tokenizer, dtype=inspect_model(model).dtype)
-        return load_drafter(Path(name), model)
-    if name == "lookahead":
-        if trie is not None and trie.exists():
-            return Lookahead.load(trie, tokenizer)
-        return Lookahead()
-    untrained = {"prompt-lookup": PromptLookup, "jacobi": Jacobi, "grammar": GrammarDrafter}
-    return untrained.get(name, lambda: None)()
+        return load_tuned(part, model, tokenizer)
 
-
-def is_small_model(folder: Path) -> bool:
-    """Whether a folder holds a model of Hugging Face's, and no drafter that training wrote."""
-    from draftree.drafting.folder import CONFIG
-
-    return (folder / "config.json").is_file() and not (folder / CONFIG).is_file()
+    check_drafter(name, trie)
+    own: dict[str, Callable[[], Any]] = {method: partial(demo_drafter, method, model) for method in TRAINED}
+    own["none"] = lambda: None
+    if trie is not None and trie.exists():
+        own["lookahead"] = lambda: Lookahead.load(trie, tokenizer)
+    return make_parts(name, own, trained)
 
 
 def make_bild(

@@ -9,19 +9,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from draftree.bench import names
 from draftree.bench.inputs import Settings, Subject
 from draftree.bench.methods import CompiledHuggingFace, Draftree, HuggingFace, Method, teach
-from draftree.drafting import Drafter, DraftModel, Jacobi, Lookahead, Merge, PromptLookup
+from draftree.by_name import TRAINED, make_parts, names_in
+from draftree.drafting import Drafter, DraftModel, Lookahead
 from draftree.drafting.folder import demo_drafter, load_drafter
 from draftree.engine.limits import eos_token_ids
 from draftree.progress import Watcher
 from draftree.shaping import DynamicTree, Shape
 
-UNTRAINED: dict[str, type[Drafter]] = {"prompt-lookup": PromptLookup, "jacobi": Jacobi, names.COLD: Lookahead}
 EMBEDDED_ALONE = "the package has one for the embedded model alone"
 
 
@@ -109,25 +110,23 @@ class Kit:
             make = self.maker(names.WARM)
             assert self.warm is not None
             return self._draftree(name, make, self.warm.shape, reject_drafts=name == names.REFUSED)
-        parts = names.parts_of(name)
-        makers = [self.maker(part) for part in parts]
-        drafted = self._draftree(name, makers[0] if len(makers) == 1 else lambda: Merge([make() for make in makers]))
-        drafted.optional = names.SMALL in parts  # whose vocabulary may be another
+        drafted = self._draftree(name, self.maker(name))
+        drafted.optional = names.SMALL in names_in(name)  # whose vocabulary may be another
         return drafted
 
     def maker(self, name: str) -> Callable[[], Drafter]:
         """What makes the drafter called `name`, anew for each round; a LeftOutError where it cannot be made here."""
-        if name == names.WARM:
-            if self.warm is None:
-                raise LeftOutError("no prompts to warm the trie with")
-            return self.warm.drafter
-        if name == names.SMALL:
-            small = self.draft_model()
-            return lambda: DraftModel(small)
-        if name in names.TRAINED:
-            self._packaged(name)
-            return lambda: self._packaged(name)
-        return UNTRAINED[name] if name in UNTRAINED else lambda: load_drafter(Path(name), self.model)
+        own: dict[str, Callable[[], Drafter]] = {names.COLD: Lookahead}
+        for part in names_in(name):
+            if part == names.WARM:
+                if self.warm is None:
+                    raise LeftOutError("no prompts to warm the trie with")
+                own[part] = self.warm.drafter
+            elif part == names.SMALL:
+                own[part] = partial(DraftModel, self.draft_model())
+            elif part in TRAINED:
+                self._trained(part)  # tried before anything runs
+        return partial(make_parts, name, own, self._trained)
 
     def draft_model(self) -> Any:
         """The small model that assists, given or the embedded model's own; a LeftOutError where there is none."""
@@ -138,8 +137,11 @@ class Kit:
         except ValueError:
             raise LeftOutError(f"{EMBEDDED_ALONE}: name one with --assistant") from None
 
-    def _packaged(self, name: str) -> Drafter:
-        """A trained drafter of the package, inflated where the model was."""
+    def _trained(self, name: str) -> Drafter:
+        """The drafter of a folder, or a trained one of the package, inflated where the model was."""
+        if name not in TRAINED:
+            folder: Drafter = load_drafter(Path(name), self.model)
+            return folder
         try:
             held = demo_drafter(name, self.subject.trained_for)
         except ValueError:

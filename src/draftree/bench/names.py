@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from draftree.by_name import names_in
 from draftree.errors import did_you_mean
 
 REFERENCE, COMPILED, PROMPT_LOOKUP, ASSISTED = "hf-generate", "hf-compiled", "hf-prompt-lookup", "hf-assisted"
@@ -15,7 +16,6 @@ RUNNERS = {HOOKED: "hooked", PLAIN: "auto", TENSORS: "eager", CAPTURED: "cuda_gr
 COLD, WARM, REFUSED, LIMITED = "lookahead-cold", "lookahead-warm", "lookahead-rejected", "lookahead-16"
 NODES = 16  # most rows of the trees whose overhead is shown: the root, and draft tokens
 SMALL = "draft-model"
-TRAINED = ("self-speculative", "medusa", "hidden-transfer", "bita")
 LABELS = {
     REFERENCE: "HF generate",
     COMPILED: "HF static + compile",
@@ -43,14 +43,9 @@ METHODS = (*(name for name in LABELS if name not in (LIMITED, TENSORS, CAPTURED)
 NO_DRAFTERS = (*HUGGING_FACE, *RUNNERS, REFUSED, LIMITED)  # names that cannot be merged
 
 
-def parts_of(name: str) -> list[str]:
-    """The drafters that a name stands for."""
-    return [name] if Path(name).is_dir() else name.split("+")
-
-
 def label_of(name: str) -> str:
     """What tables call the method `name`."""
-    return " + ".join(LABELS.get(part, Path(part).name) for part in parts_of(name))
+    return " + ".join(LABELS.get(part, Path(part).name) for part in names_in(name))
 
 
 def check_name(name: str) -> None:

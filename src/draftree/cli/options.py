@@ -16,6 +16,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from draftree.by_name import CHOICE, DRAFTERS
+
 RESULTS = Path("bench-results")
 
 Model = Annotated[str | None, typer.Option(help="Model folder or hub name.", show_default="the embedded model")]
@@ -56,18 +58,12 @@ TopP = Annotated[
 DataSet = Annotated[Path, "Data set that draftree train data made with this model."]
 Longest = Annotated[int | None, typer.Option("--max-length", min=1, help="Leave out rows with more tokens.")]
 
-DRAFTER = (
-    "none, lookahead, prompt-lookup, jacobi, grammar (what a grammar forces), draft-model, medusa, bita, "
-    "hidden-transfer, self-speculative, several joined by +, the folder of a drafter or small model, or a .json file "
-    "that draftree tune wrote."
-)
+DRAFTER = f"{CHOICE}."
 UNDER_GRAMMARS = "lookahead+grammar"  # the drafter where none is named
 
 
 def complete_drafter(incomplete: str) -> list[str]:
     """What a shell offers behind --drafter: names, also behind a +."""
-    from draftree.by_name import DRAFTERS
-
     before, plus, last = incomplete.rpartition("+")
     return [before + plus + name for name in DRAFTERS if name.startswith(last)]
 

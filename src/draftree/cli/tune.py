@@ -77,13 +77,12 @@ def tune(
 
 def _spec(name: str) -> Any:
     """What --drafters names: a folder that training wrote, one of a small model, or one of the embedded model's own."""
-    from draftree.by_name import TRAINED, check_drafter, is_small_model
+    from draftree.by_name import TRAINED, check_drafter
+    from draftree.drafting.folder import SMALL, is_small_model
     from draftree.tuning.file import Spec
 
-    if name in TRAINED:
-        return Spec("draft-model" if name == "draft-model" else "trained", name=name)
-    if not Path(name).is_dir():
+    if name not in TRAINED and not Path(name).is_dir():
         check_drafter(name)
         reason = "is always tried" if name in ("lookahead", "prompt-lookup") else "is nothing that tuning tries"
         raise ValueError(f"--drafters {name!r} {reason}: name trained drafters or small models, or leave it out.")
-    return Spec("draft-model" if is_small_model(Path(name)) else "trained", name=name)
+    return Spec(SMALL if name == SMALL or is_small_model(Path(name)) else "trained", name=name)

@@ -188,6 +188,30 @@ def demo_drafter(method: str, model: Any) -> Any:
         return load_drafter(folder, model)
 
 
+def trained_drafter(name: str, model: Any, tokenizer: Any) -> Any:
+    """The drafter of a folder that training wrote or a small model's, or one of the embedded model's own by its method.
+
+    Args:
+        name: of the folder or the method.
+        model: the target.
+        tokenizer: its own; a small model has to have the same.
+
+    Raises:
+        ValueError: of `load_drafter`, `demo_drafter` or `DraftModel.from_pretrained`.
+    """
+    if not Path(name).is_dir():
+        return demo_drafter(name, model)
+    if is_small_model(Path(name)):
+        small = import_module("draftree.drafting.draft_model").DraftModel
+        return small.from_pretrained(name, tokenizer, dtype=inspect_model(model).dtype)
+    return load_drafter(Path(name), model)
+
+
+def is_small_model(folder: Path) -> bool:
+    """Whether a folder holds a model of Hugging Face's, and no drafter that training wrote."""
+    return (folder / "config.json").is_file() and not (folder / CONFIG).is_file()
+
+
 def _load(folder_or_repo: str | Path, model: Any, same_weights: bool) -> Trained:
     target = inspect_model(model)
     folder = _fetch(folder_or_repo)

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from draftree.drafting import Drafter, DraftModel, Lookahead, Merge, PromptLookup
-from draftree.drafting.folder import demo_drafter, load_drafter, model_hash
+from draftree.drafting import Drafter, Lookahead, Merge, PromptLookup
+from draftree.drafting.folder import model_hash, trained_drafter
 from draftree.errors import LARGEST, brief
 from draftree.files import is_whole, parse_json, replacing, write_json
 from draftree.runner import inspect_model
@@ -86,12 +86,8 @@ def make(spec: Spec, model: Any, tokenizer: Any, trie: Callable[[Spec], Lookahea
         return PromptLookup(**spec.options)
     if spec.kind == "merge":
         return Merge([make(part, model, tokenizer, trie) for part in spec.parts])
-    name = str(spec.name)
-    if spec.kind == "draft-model":
-        if not Path(name).is_dir():
-            return demo_drafter(name, model)
-        return DraftModel.from_pretrained(name, tokenizer, dtype=inspect_model(model).dtype)
-    return load_drafter(Path(name), model) if Path(name).is_dir() else demo_drafter(name, model)
+    made: Drafter = trained_drafter(str(spec.name), model, tokenizer)
+    return made
 
 
 def shape_of(node_budget: int | None) -> Shape:
