@@ -9,9 +9,9 @@ import torch
 from in_model_driver import randomised, read_by_head
 
 import draftree
-from benchmarks.drafters import acceptance, best_path, draft_accuracy, kinds, pseudo_cosine, wall_clock
+from benchmarks.drafters import best_path, draft_accuracy, kinds, pseudo_cosine
 from benchmarks.harness import Setup
-from benchmarks.harness.trees import KINDS, cases_of, with_depth, with_tree
+from benchmarks.harness.trees import Case, with_depth, with_tree
 from benchmarks.harness.truth import RANKS, hits_of
 from draftree.bench.inputs import Subject
 from draftree.drafting import BiTA, HiddenTransfer
@@ -19,6 +19,7 @@ from draftree.engine import generate
 from draftree.prompts import embedded_prompts
 from draftree.pruning.early_head import EarlyHead
 from draftree.shaping import Fixed
+from draftree.shaping.static import efficient
 
 NEW = 12
 
@@ -113,59 +114,6 @@ def test_pseudo_states_are_compared_with_the_states_that_came(demo):
         assert (row["pseudo"] == pytest.approx(row["own"], abs=1e-4)) == begins, row
 
 
-def decoded(demo, setup, drafter, **options):
-    """1 + accepted / steps of real runs, prompts' passes left out."""
-    accepted = steps = 0
-    for task in setup.tasks:
-        ids = torch.tensor([task.ids])
-        total = draftree.generate(demo.model, ids, drafter=drafter, max_new_tokens=NEW, **options).stats.total
-        accepted, steps = accepted + total.accepted, steps + total.steps - 1
-    return 1 + accepted / steps
-
-
-def test_acceptance_is_that_of_decoding_runs(demo):
-    made = {"medusa": draftree.demo_drafter("medusa", demo.model), "bita": randomised(BiTA.fresh(demo.model), 0.02)}
-    setup = setup_of(demo, acceptance.EXPERIMENT, made, nodes=(4, 8))
-    *_, table = acceptance.run(setup)
-    assert set(table["kind"]) == set(KINDS)
-    assert table.attrs["differing"] == 0
-    rows = {(row["drafter"], row["tree"]): row for row in table.to_dict("records")}
-    assert ("medusa", "straightforward") not in rows, "Medusa has no groups"
-    assert (table["nodes"] <= 8).all()
-    for name, tree in (("medusa", "efficient-2"), ("bita", "chain")):
-        other = type(made[name])(made[name].shapes(), **made[name].settings | {"tree": tree})
-        other.weights = made[name].weights
-        assert rows[name, tree]["acceptance_length"] == pytest.approx(decoded(demo, setup, other))
-    assert rows["medusa", "efficient-2"]["acceptance_length"] > 1
-    assert rows["medusa", "chain"]["rows_a_step"] <= 5
-    assert 4 < rows["bita", "chain"]["rows_a_step"] <= 16
-    (relations,) = table.attrs["tables"].values()
-    facts = {(r["ratio"], r["nodes"], r["above"].partition(",")[0]) for r in relations.to_dict("records")}
-    assert ("over Medusa", 4, "bita") in facts
-    assert ("efficient over straightforward", 8, "bita") in facts
-    assert ("efficient over best full", 8, "medusa") in facts
-    for r in relations.to_dict("records"):
-        sides = [rows[tuple(r[side].split(", ", 1))] for side in ("above", "below")]
-        assert r["times"] == pytest.approx(sides[0]["acceptance_length"] / sides[1]["acceptance_length"])
-        assert max(side["nodes"] for side in sides) <= r["nodes"]
-
-
-def test_prompts_are_set_against_masks_alone(demo):
-    made = {
-        "deep": BiTA.fresh(demo.model, masks=2, prompts=2),
-        "shallow": BiTA.fresh(demo.model, masks=2, prompts=2, prompting="shallow"),
-        "none": BiTA.fresh(demo.model, masks=2, prompts=0),
-        "none of 3": BiTA.fresh(demo.model, masks=3, prompts=0),
-    }
-    setup = setup_of(demo, acceptance.EXPERIMENT, made, nodes=(4,), trees=("chain",))
-    *_, table = acceptance.run(setup)
-    (relations,) = table.attrs["tables"].values()
-    assert [(r["ratio"], r["above"], r["below"]) for r in relations.to_dict("records")] == [
-        ("deep prompts over masks only", "deep, chain", "none, chain"),
-        ("shallow prompts over masks only", "shallow, chain", "none, chain"),
-    ]
-
-
 def test_gains_are_told_by_the_kind_of_text(demo):
     setup = setup_of(demo, kinds.EXPERIMENT, drafters=("lookahead-cold", "lookahead", "draft-model"), per_set=2)
     *_, table = kinds.run(setup)
@@ -224,43 +172,14 @@ def test_every_set_of_the_package_has_a_kind():
     assert {one for sets in kinds.KINDS.values() for one in sets} == {prompt.set for prompt in embedded_prompts()}
 
 
-def test_wall_clock_has_every_small_tree_with_and_without_rows_below_the_root(demo):
-    made = {name: draftree.demo_drafter(name, demo.model) for name in ("hidden-transfer", "medusa")}
-    setup = setup_of(demo, wall_clock.EXPERIMENT, made, nodes=(1, 2), rounds=1)
-    *_, table = wall_clock.run(setup)
-    rows = {(row["drafter"], row["nodes"], row["ahead"]): row for row in table.to_dict("records")}
-    assert rows["plain", None, None]["rows"] == 1 if ("plain", None, None) in rows else table.iloc[0]["rows"] == 1
-    for n in (1, 2):
-        assert rows["hidden-transfer", n, "root"]["rows"] < rows["hidden-transfer", n, "all"]["rows"]
-        assert ("medusa", n, "root") not in rows
-    assert rows["medusa", 2, "all"]["tokens_a_step"] == pytest.approx(
-        decoded(demo, setup, made["medusa"], shape=Fixed(2))
-    )
-    assert set(table["drafter"]) == {"plain", *made}
-    assert table["differing"].sum() == 0
-    plain = table.iloc[0]
-    for row in table.to_dict("records"):
-        assert row["over_plain"] == pytest.approx(row["tokens_a_second"] / plain["tokens_a_second"])
-        assert row["plain_steps"] == pytest.approx(row["step_ms"] / plain["step_ms"])
-
-
-def test_trees_are_the_largest_within_the_budget(demo):
+def test_a_tree_or_a_depth_is_changed_on_the_same_weights(demo):
     bita = BiTA.fresh(demo.model)
-    shares = [[0.5, 0.2, 0.1], [0.4, 0.1, 0.1], [0.3, 0.1, 0.1]]
-    cases = cases_of(bita, KINDS, (8, 16, 32), shares)
-    labels = [case.label for case in cases]
-    assert len(labels) == len(set(labels))
-    assert labels[:2] == ["straightforward", "chain"]
-    assert {"full-2, depth 2", "full-3, depth 2", "full-5, depth 2", "full-2, depth 3"} <= set(labels)
-    sizes = {case.label: case.nodes for case in cases}
-    assert sizes["efficient-5"] == sizes["efficient-code-6"] == 15
-    assert sizes["choices-16"] == sizes["best-first-16"] == 16
-    for case in cases:
+    for groups in (None, 1):
+        case = Case("efficient", "efficient-5", tuple(efficient(5, bita.depth)), 15, groups)
         made = with_tree(bita, case)
         assert made.weights is bita.weights
-        assert made.settings["groups"] == (1 if case.kind == "straightforward" else None)
-        assert case.choices is None or len(case.choices) == case.nodes == made.max_nodes
+        assert made.settings["groups"] == groups
+        assert len(case.choices) == case.nodes == made.max_nodes
     assert with_depth(bita, 2).depth == 2
     with pytest.raises(ValueError, match="depth is 9"):
         with_depth(bita, 9)
-    assert not cases_of(bita, ("chain",), (2,), None)

@@ -45,7 +45,7 @@ TWINS = {
 # These run with every `make test`, the others with `make test-all`: one of every kind of measuring.
 ALWAYS = {
     *("bild-table1", "bita-table4", "hidden-transfer-table1", "lookahead-table2", "propd-table1", "premise"),
-    *("acceptance", "gate"),
+    *("draft-accuracy", "gate"),
 }
 TINY: dict[str, Any] = {
     **{"per_set": 1, "max_new_tokens": 10, "warm_per_set": 1, "rounds": 1, "sizes": (1, 4), "top_k": (1, 50)},
@@ -105,7 +105,7 @@ def questions(tmp_path_factory) -> Path:
 )
 def test_an_experiment_runs_and_leaves_its_files(name, prompts, questions, tmp_path):
     experiment = EXPERIMENTS[name]
-    params = "20M" if name in ("inflate", "gpu") else None
+    params = "20M" if name == "gpu" else None
     given = tiny(experiment) | ({"questions": str(questions)} if "questions" in experiment.options else {})
     report = run(experiment, given, prompts=prompts, params=params)
     table = report.table
@@ -161,8 +161,8 @@ def test_any_model_can_be_measured(prompts, demo, tmp_path):
     """A model of another folder, with a drafter of its own."""
     demo.model.save_pretrained(tmp_path / "model")
     demo.tokenizer.save_pretrained(tmp_path / "model")
-    given = tiny(EXPERIMENTS["acceptance"]) | {"trees": ("best-first",), "drafters": (f"m={FOLDERS / 'medusa'}",)}
-    report = run(EXPERIMENTS["acceptance"], given, model=str(tmp_path / "model"), prompts=prompts)
+    given = tiny(EXPERIMENTS["draft-accuracy"]) | {"drafters": (f"m={FOLDERS / 'medusa'}",)}
+    report = run(EXPERIMENTS["draft-accuracy"], given, model=str(tmp_path / "model"), prompts=prompts)
     assert report.about["model"] == "model"
     assert set(report.table["drafter"]) == {"m"}
 
@@ -226,7 +226,7 @@ def test_right_answers_are_counted_in_16_bits(prompts, demo, tmp_path):
 
 def test_without_drafters_it_says_how_to_name_one(prompts):
     with pytest.raises(ValueError, match="There is no drafter to look at"):
-        run(EXPERIMENTS["acceptance"], tiny(EXPERIMENTS["acceptance"]) | {"drafters": ()}, prompts=prompts)
+        run(EXPERIMENTS["draft-accuracy"], tiny(EXPERIMENTS["draft-accuracy"]) | {"drafters": ()}, prompts=prompts)
 
 
 def test_the_command_finds_the_checkout_and_writes(prompts, tmp_path):
