@@ -10,7 +10,7 @@ from benchmarks.harness.command import run
 from benchmarks.inflate import sizes
 from benchmarks.inflate.sizes import SIZES, check_memory
 from benchmarks.machine import gpu
-from benchmarks.machine.gpu import BATCHES, EXPERIMENT, FORM_ROWS, ROOM, ROWS, TARGETS, choices, other_forms
+from benchmarks.machine.gpu import BATCHES, EXPERIMENT, FORM_ROWS, ROOM, ROWS, choices, other_forms
 from draftree.bench import steps as timing
 from draftree.bench.figures import EFFICIENCY, STEP_FLOOR
 from draftree.bench.inputs import Texts
@@ -74,9 +74,8 @@ def test_all_of_it_runs_on_a_cpu_and_fills_one_file(tmp_path, monkeypatch):
     assert facts["about"]["prompts"] == gpu.FEWEST, "a slow device answers few prompts"
     assert facts["about"]["model"] == "embedded chat-4m inflated to 20M"
     figures = {row["figure"]: row for row in facts["rows"]}
-    assert {name for name, row in figures.items() if row["target"] is not None} == set(TARGETS)
     assert figures[EFFICIENCY]["value"] > 0
-    assert figures[STEP_FLOOR]["target"] == ">= 0.833"
+    assert figures[STEP_FLOOR]["value"] > 0
     timed = {(m, n) for m in (HF, LOOP) for n in ROWS}
     timed |= {(m, n) for m in ("draftree-tensors", "draftree-captured") for n in FORM_ROWS}
     assert {(row["name"], row["rows"]) for row in facts["more"]["steps"]} == timed

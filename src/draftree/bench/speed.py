@@ -1,7 +1,7 @@
 """`draftree bench speed`: how far the engine is from the machine's limits, and from Hugging Face's ways of decoding.
 
-Steps by their rows are timed against the memory's speed, and answers of all methods in one interleaved run. The figures
-made of both stand next to their targets, where there are any. `draftree bench gpu` measures with the same parts.
+Steps by their rows are timed against the memory's speed, and answers of all methods in one interleaved run. Figures are
+made of both. The experiment `gpu` measures with the same parts.
 """
 
 from __future__ import annotations
@@ -46,29 +46,28 @@ def run_speed(
     texts = encode_all(subject, prompts, settings)
     kit = make_kit(subject.inflated(params), texts.lessons, settings, watcher)
     steps = time_rows(kit.model, {LOOP: (open_runner(kit.model), ROWS)}, context, rounds, watcher)
-    targets = figures.OF_INFLATED if params is not None else figures.OF_EMBEDDED if subject.name is None else {}
-    return measure_answers(kit, steps, texts, METHODS, targets, watcher)[0]
+    return measure_answers(kit, steps, texts, METHODS, watcher)[0]
 
 
 def measure_answers(
-    kit: Kit, steps: Steps, texts: Texts, names: Sequence[str], targets: figures.Targets, watcher: Watcher
+    kit: Kit, steps: Steps, texts: Texts, names: Sequence[str], watcher: Watcher
 ) -> tuple[Report, Result]:
     """Answer `texts` with methods of a model whose `steps` were timed: its figures, and the case behind them."""
     names = [method for method in names if kit.settings.compiled or method != COMPILED]
     case = run_case(kit, texts, names, watcher)
     runner, parameters = open_runner(kit.model).form, sum(weight.numel() for weight in kit.model.parameters())
     case.about.update({"runner": runner, "parameters": parameters})
-    rows = figures.figures_of(targets, steps, case)
+    rows = figures.figures_of(steps, case)
     report = Report(
         "speed",
         "Speed against the machine's limits and Hugging Face's ways",
         case.about,
         [
-            Table("Figures and their targets", rows, figures.COLUMNS),
+            Table("Figures", rows, figures.COLUMNS),
             *(figures.step_table(steps), case_table(case), stage_table(case)),
         ],
         [*remarks(case), f"Runner: {runner}."],
         {"floor": steps.floor} | case.facts(),
-        lambda figure: figures.draw(figure, rows, steps),
+        lambda figure: figures.draw(figure, steps),
     )
     return report, case

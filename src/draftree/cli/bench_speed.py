@@ -1,4 +1,4 @@
-"""`draftree bench speed`: figures of speed next to their targets."""
+"""`draftree bench speed`: figures of speed, against the machine's limits and Hugging Face."""
 
 from __future__ import annotations
 
