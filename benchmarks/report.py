@@ -72,11 +72,11 @@ def read(path: Path) -> dict[str, Any]:
     return facts
 
 
-def page(folder: Path = RESULTS) -> str:
+def page() -> str:
     """The page's text."""
     lines = [HEAD]
     for entry in SHOWN["page"]:
-        facts = read(folder / entry["file"])
+        facts = read(RESULTS / entry["file"])
         head, *table = block_of(facts, entry)
         if not (device := facts["about"]["device"]).startswith(USUAL):
             head += f" {device}."
@@ -131,7 +131,7 @@ def differing(results: Sequence[Mapping[str, Any]]) -> str:
     return "no answer differs" if not differ else f"{differ} of {answers} answers differ from plain decoding's"
 
 
-def tables(text: str, folder: Path = RESULTS) -> str:
+def tables(text: str) -> str:
     """A page with every table between result markers made anew; a ValueError for a block that shown.toml lacks."""
     for name in re.findall(r"<!-- results:([\w-]+) -->", text):
         begin, end = f"<!-- results:{name} -->", f"<!-- /results:{name} -->"
@@ -139,9 +139,9 @@ def tables(text: str, folder: Path = RESULTS) -> str:
             raise ValueError(f"{begin} needs a table in benchmarks/results/shown.toml, and one {end}.")
         entry = SHOWN["table"][name]
         if "files" in entry:
-            block = "\n".join(side_by_side(entry, folder))
+            block = "\n".join(side_by_side(entry, RESULTS))
         else:
-            facts = read(folder / entry["file"])
+            facts = read(RESULTS / entry["file"])
             head, *table = block_of(facts, entry)
             block = "\n".join([f"{head} {facts['about']['device']}, {facts['about']['dtype']}.", *table])
         before, rest = text.split(begin)

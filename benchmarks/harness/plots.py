@@ -25,9 +25,9 @@ def bars(*values: str, label: str | Sequence[str], mark: float | None = 1.0) -> 
     return partial(_draw_rows, values=values, label=label, mark=mark, dots=False)
 
 
-def points(value: str, label: str | Sequence[str], mark: float | None = 1.0) -> Plot:
+def points(value: str, label: str | Sequence[str]) -> Plot:
     """A point with its interval for each row."""
-    return partial(_draw_rows, values=(value,), label=label, mark=mark, dots=True)
+    return partial(_draw_rows, values=(value,), label=label, mark=1.0, dots=True)
 
 
 def _draw_rows(
