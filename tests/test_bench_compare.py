@@ -51,7 +51,7 @@ def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compare")
     path = folder / "question.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
-    methods = ["hf-generate", "hf-assisted", "draftree-loop", "lookahead-warm", "medusa", "lookahead-cold+medusa"]
+    methods = ["hf-generate", "hf-assisted", "draftree", "lookahead-warm", "medusa", "lookahead-cold+medusa"]
     chosen = [word for name in methods for word in ("--method", name)]
     arguments = ["bench", "compare", *SHORT, "--prompts", str(path), "--per-set", "2", "--batch", "1", "--batch", "2"]
     done = CliRunner().invoke(app, [*arguments, *chosen, "--temperature", "0", "--out", str(folder / "out")])
@@ -146,12 +146,12 @@ class Killed(Watcher):
 def test_a_killed_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
     prompts = [p for p in embedded_prompts() if p.set == "tldr_shell" and not p.warm][:4]
     settings = Settings(per_set=4, max_new_tokens=6, rounds=2, warm_per_set=0, compiled=False)
-    plan = Plan(settings, ("draftree-loop", "lookahead-cold"), (1,), (None,))
+    plan = Plan(settings, ("draftree", "lookahead-cold"), (1,), (None,))
     with pytest.raises(KeyboardInterrupt):
         run_compare([None], prompts, plan, tmp_path, Killed(11))
     assert (tmp_path / JOURNAL).is_dir()
     with pytest.raises(ValueError, match="holds data of another"):
-        run_compare([None], prompts, replace(plan, methods=("draftree-loop",)), tmp_path, Watcher())
+        run_compare([None], prompts, replace(plan, methods=("draftree",)), tmp_path, Watcher())
     asked = []
     honest = Draftree.answers
     monkeypatch.setattr(Draftree, "answers", lambda self, prompts: asked.append(self.name) or honest(self, prompts))
@@ -181,7 +181,7 @@ def test_a_trie_learns_again_what_it_had_answered_before_the_stop(demo, merged):
     assert nodes() == held > 0
 
 
-@pytest.mark.parametrize("name", ["draftree-loop", "jacobi", "draft-model", "prompt-lookup", "medusa", "bita"])
+@pytest.mark.parametrize("name", ["draftree", "jacobi", "draft-model", "prompt-lookup", "medusa", "bita"])
 def test_drafters_without_a_trie_go_on_after_a_stop(demo, name):
     ids = encode_prompt(demo.tokenizer, "List all files.")
     method = Kit(Subject(*demo), Settings(max_new_tokens=8)).method(name)
@@ -197,7 +197,7 @@ def test_two_models_or_methods_of_one_name_are_refused_before_any_work(demo, tmp
     for folder in folders:
         demo.model.save_pretrained(folder)
         demo.tokenizer.save_pretrained(folder)
-    plan = Plan(Settings(1, 4, 1, 0, compiled=False), ("draftree-loop",), (1,), (None,))
+    plan = Plan(Settings(1, 4, 1, 0, compiled=False), ("draftree",), (1,), (None,))
     with pytest.raises(ValueError, match="Two models would be called 'same'"):
         run_compare([str(folder) for folder in folders], embedded_prompts()[:1], plan, tmp_path / "out", Killed(1))
     methods = tuple(str(tmp_path / place / "medusa") for place in ("a", "b"))
@@ -240,7 +240,7 @@ def test_every_case_is_told_with_its_prompts_and_no_answer_differs(compared):
         assert row["differing_prompts"] == []
         assert row["commit"] is None or isinstance(row["commit"], str)
     names = {row["name"] for row in told["rows"] if row["case"] == "batch 1, greedy"}
-    assert names == {"hf-generate", "hf-assisted", "draftree-loop", "medusa", "lookahead-cold+medusa"}
+    assert names == {"hf-generate", "hf-assisted", "draftree", "medusa", "lookahead-cold+medusa"}
     assert single["not_measured"] == {"lookahead-warm": "no prompts to warm the trie with"}
     assert {s["turn"] for s in single["samples"] if "turn" in s} == {1}
     assert pair["not_measured"]["hf-assisted"].endswith("at a time")
@@ -309,26 +309,26 @@ def test_two_results_agree_or_say_where_they_do_not():
         speeds = {name.replace("_", "-"): value for name, value in given.items()}
         for name, value in speeds.items():
             row = {"model": "m", "case": "c", "name": name}
-            for column, reference in (("over HF generate", "hf-generate"), ("over plain", "draftree-loop")):
+            for column, reference in (("over HF generate", "hf-generate"), ("over plain", "draftree")):
                 over = value / speeds[reference]
                 row |= {column: over, f"{column}_low": 0.9 * over, f"{column}_high": 1.1 * over}
             rows.append(row)
         return {"rows": rows}
 
-    first = result(hf_generate=1.0, hf_compiled=1.2, draftree_loop=5.0, trie=8.0)
+    first = result(hf_generate=1.0, hf_compiled=1.2, draftree=5.0, trie=8.0)
     head = "c: 0 of 6 pairs in another order, {} of 2 speeds further apart than their intervals explain; "
-    refs = "draftree-loop over HF generate 5.00 [4.50, 5.50] and "
+    refs = "draftree over HF generate 5.00 [4.50, 5.50] and "
     assert agreement(first, first) == [head.format(0) + refs + "5.00 [4.50, 5.50]"]
     # All of ours a fifth slower beside HF generate: one figure has moved, and not that of every method.
-    drifted = result(hf_generate=1.0, hf_compiled=1.25, draftree_loop=4.0, trie=6.5)
+    drifted = result(hf_generate=1.0, hf_compiled=1.25, draftree=4.0, trie=6.5)
     assert agreement(first, drifted) == [head.format(0) + refs + "4.00 [3.60, 4.40]"]
-    told = agreement(first, result(hf_generate=1.0, hf_compiled=1.2, draftree_loop=5.0, trie=9.3))
+    told = agreement(first, result(hf_generate=1.0, hf_compiled=1.2, draftree=5.0, trie=9.3))
     assert told[0].startswith(head.format(1))
     assert told[1] == "  trie over plain: 1.60 [1.44, 1.76] and 1.86 [1.67, 2.05]"
-    told = agreement(first, result(hf_generate=1.0, hf_compiled=9.0, draftree_loop=5.0, trie=8.0))
-    assert "  hf-compiled and draftree-loop have changed places" in told
+    told = agreement(first, result(hf_generate=1.0, hf_compiled=9.0, draftree=5.0, trie=8.0))
+    assert "  hf-compiled and draftree have changed places" in told
     assert any(line.startswith("  hf-compiled over HF generate: 1.20") for line in told)
-    other = result(hf_generate=1.0, draftree_loop=5.0)
+    other = result(hf_generate=1.0, draftree=5.0)
     for row in other["rows"]:
         row["model"] = "another"
     assert agreement(first, other) == ["The two results have no case in common."]
@@ -366,9 +366,9 @@ def test_draws_of_a_batch_are_compared_with_the_plain_engine(demo):
     settings = Settings(2, 6, 1, 0, compiled=False, batch=2, sampling=Sampling(0.8, seed=1))
     texts = encode_all(Subject(*demo), prompts, settings)
     kit = Kit(Subject(*demo), settings)
-    names = ("hf-generate", "draftree-loop", "lookahead-cold")
+    names = ("hf-generate", "draftree", "lookahead-cold")
     result = run_case(kit, texts, names, Watcher())
-    assert result.baselines.reference == "draftree-loop"
+    assert result.baselines.reference == "draftree"
     assert result.baselines.uncompared == {"hf-generate"}
     assert result.rows["lookahead-cold"].differing == []
 

@@ -14,7 +14,7 @@ from draftree.bench.verdict import verdict
 from draftree.engine import RequestStats
 from draftree.prompts import Prompt
 
-HF, PLAIN, WARM = "hf-generate", "draftree-loop", "lookahead-warm"
+HF, PLAIN, WARM = "hf-generate", "draftree", "lookahead-warm"
 EQUAL = "All answers are equal."
 BEST = "The fastest method here is Lookahead, warm trie, with"
 NONE = "No method here is faster than draftree's plain decoding beyond its interval: the best one,"

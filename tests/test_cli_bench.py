@@ -55,7 +55,7 @@ def test_quick_writes_a_picture_and_figures_that_agree_with_its_samples(prompts_
         for fact in ("commit", "device", "dtype", "threads", "command"):
             assert fact in row
     assert rows["lookahead-rejected"]["stats"]["accepted"] == 0
-    assert rows["draftree-loop"]["stats"]["drafted"] == 0
+    assert rows["draftree"]["stats"]["drafted"] == 0
     assert result["about"]["versions"]["transformers"]
     assert result["more"]["memory"]["plain_bytes"] > 0
     assert str(tmp_path) not in json.dumps(result), "no machine paths in a result file"

@@ -177,7 +177,7 @@ def test_a_stopped_comparison_says_what_is_kept_and_goes_on(tmp_path: Path) -> N
         "--out",
         str(out),
     ]
-    command += ["--method", "hf-generate", "--method", "draftree-loop"]
+    command += ["--method", "hf-generate", "--method", "draftree"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert running.stdout is not None
     for line in running.stdout:

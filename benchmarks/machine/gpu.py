@@ -34,7 +34,7 @@ from draftree.shaping.planner import choose
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-FORMS = (names.TENSORS, names.CAPTURED)  # of the runner; the one that `open_runner` chooses is timed in any case
+FORMS = (names.EAGER, names.GRAPHS)  # of the runner; the one that `open_runner` chooses is timed in any case
 FORM_ROWS = (1, 8, 64)  # to time them with: compiling takes its time
 METHODS = (names.REFERENCE, names.COMPILED, names.PROMPT_LOOKUP, names.PLAIN, names.WARM, names.LIMITED)
 ROOM = 3 * 2**30  # bytes for caches, logits and the buffers whose copying shows the bandwidth

@@ -77,7 +77,7 @@ def test_all_of_it_runs_on_a_cpu_and_fills_one_file(tmp_path, monkeypatch):
     assert figures[EFFICIENCY]["value"] > 0
     assert figures[STEP_FLOOR]["value"] > 0
     timed = {(m, n) for m in (HF, LOOP) for n in ROWS}
-    timed |= {(m, n) for m in ("draftree-tensors", "draftree-captured") for n in FORM_ROWS}
+    timed |= {(m, n) for m in ("draftree-eager", "draftree-cuda-graphs") for n in FORM_ROWS}
     assert {(row["name"], row["rows"]) for row in facts["more"]["steps"]} == timed
     steps, answers, _, chosen = facts["tables"].values()
     assert len(steps) == len(timed)
@@ -85,7 +85,7 @@ def test_all_of_it_runs_on_a_cpu_and_fills_one_file(tmp_path, monkeypatch):
     assert all(row["differing"] == 0 for row in answers)
     measured = {sample["method"] for sample in facts["more"]["samples"]}
     drafted = {"lookahead-warm", "lookahead-16"}
-    plain = {"draftree-loop", "draftree-tensors", "draftree-captured"}
+    plain = {"draftree", "draftree-eager", "draftree-cuda-graphs"}
     assert {"hf-generate", "hf-prompt-lookup", *plain, *drafted} == measured
     assert len(answers) == len(measured)
     data, picture, _ = report.write(tmp_path)
@@ -112,14 +112,14 @@ def test_what_would_pay_goes_by_what_rows_are_worth():
 def test_every_form_that_is_not_the_runners_own_is_measured_as_well(demo):
     small = copy.deepcopy(demo.model)
     runners = {way: open_runner(small, way) for way in ("eager", "cuda_graphs")}
-    assert set(other_forms(small, runners["cuda_graphs"])) == {"draftree-tensors"}
-    assert set(other_forms(small, runners["eager"])) == {"draftree-captured"}
+    assert set(other_forms(small, runners["cuda_graphs"])) == {"draftree-eager"}
+    assert set(other_forms(small, runners["eager"])) == {"draftree-cuda-graphs"}
     others = other_forms(small, runners["cuda_graphs"])
     watcher = Watcher()
     timed = {LOOP: (runners["cuda_graphs"], (1, 2))} | {name: (other, (1,)) for name, other in others.items()}
     steps = time_rows(small, timed, 8, 1, watcher)
     assert [(row["method"], row["name"], row["rows"]) for row in steps.rows][-1:] == [
-        ("draftree, eager", "draftree-tensors", 1)
+        ("draftree, eager", "draftree-eager", 1)
     ]
 
 

@@ -11,8 +11,8 @@ from draftree.by_name import names_in
 from draftree.errors import did_you_mean
 
 REFERENCE, COMPILED, PROMPT_LOOKUP, ASSISTED = "hf-generate", "hf-compiled", "hf-prompt-lookup", "hf-assisted"
-HOOKED, PLAIN, TENSORS, CAPTURED = "draftree-hooked", "draftree-loop", "draftree-tensors", "draftree-captured"
-RUNNERS = {HOOKED: "hooked", PLAIN: "auto", TENSORS: "eager", CAPTURED: "cuda_graphs"}  # plain decoding on each
+HOOKED, PLAIN, EAGER, GRAPHS = "draftree-hooked", "draftree", "draftree-eager", "draftree-cuda-graphs"
+RUNNERS = {HOOKED: "hooked", PLAIN: "auto", EAGER: "eager", GRAPHS: "cuda_graphs"}  # plain decoding on each
 COLD, WARM, REFUSED, LIMITED = "lookahead-cold", "lookahead-warm", "lookahead-rejected", "lookahead-16"
 NODES = 16  # most rows of the trees whose overhead is shown: the root, and draft tokens
 SMALL = "draft-model"
@@ -34,12 +34,12 @@ LABELS = {
     WARM: "Lookahead, warm trie",
     REFUSED: "Lookahead, all refused",
     LIMITED: f"Lookahead, warm trie, up to {NODES - 1} draft tokens",
-    TENSORS: "plain, eager runner",
-    CAPTURED: "plain, CUDA graphs",
+    EAGER: "plain, eager runner",
+    GRAPHS: "plain, CUDA graphs",
 }
 HUGGING_FACE = tuple(name for name in LABELS if name.startswith("hf-"))
 MERGED = f"{WARM}+hidden-transfer"
-METHODS = (*(name for name in LABELS if name not in (LIMITED, TENSORS, CAPTURED)), MERGED)  # those that all can run
+METHODS = (*(name for name in LABELS if name not in (LIMITED, EAGER, GRAPHS)), MERGED)  # those that all can run
 NO_DRAFTERS = (*HUGGING_FACE, *RUNNERS, REFUSED, LIMITED)  # names that cannot be merged
 
 

@@ -20,7 +20,7 @@ from transformers import DynamicCache
 
 from draftree.bench.measure import measure
 from draftree.bench.methods import Method
-from draftree.bench.names import CAPTURED, TENSORS
+from draftree.bench.names import EAGER, GRAPHS
 from draftree.bench.names import PLAIN as LOOP
 from draftree.bench.samples import Answer, Task
 from draftree.progress import Watcher
@@ -29,7 +29,7 @@ from draftree.runner import Runner, inspect_model
 from draftree.runner.plan import Plan
 
 HF = "hf-forward"
-LABELS = {HF: "HF forward", LOOP: "draftree", TENSORS: "draftree, eager", CAPTURED: "draftree, CUDA graphs"}
+LABELS = {HF: "HF forward", LOOP: "draftree", EAGER: "draftree, eager", GRAPHS: "draftree, CUDA graphs"}
 BUFFER = 256 * 2**20  # bytes, far beyond any cache
 SETTLING, LONG = 10, 0.02  # most steps before a timed one, and seconds of them that are enough
 
