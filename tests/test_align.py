@@ -233,7 +233,7 @@ def test_bad_words_on_the_command_line(tmp_path, monkeypatch):
         base = ["train", "align", "--small", str(folder), "--data", str(asked), "--out", str(tmp_path / "out")]
         for options, word in (
             (["--field", "ask", "--reference", "nope"], "line 1, has no reference: give it 'nope' with text"),
-            (["--field", "nope"], "line 1, has no question: give it 'nope' with text"),
+            (["--field", "nope"], "line 1, has no 'nope' with text"),
             (["--field", "ask", "--dev", str(asked)], "--dev is for BLEU, which needs references"),
             (["--optimizer", "sgd"], "The optimizer is 'sgd'"),
             (["--small", "./missing"], "There is no model folder './missing'"),

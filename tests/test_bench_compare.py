@@ -70,7 +70,10 @@ def test_spec_bench_questions_are_read_as_they_are(questions):
 def test_turns_that_are_no_texts_are_named_with_their_line(tmp_path, turns):
     path = tmp_path / "question.jsonl"
     path.write_text(json.dumps({"question_id": 1, "category": "a", "turns": turns}))
-    with pytest.raises(ValueError, match=r"line 1, has no 'turns': give a list"):
+    with pytest.raises(
+        ValueError,
+        match=r"line 1, has no 'turns' or 'prompt' or 'question' with text, but question_id, category, turns",
+    ):
         read_prompts(path)
 
 

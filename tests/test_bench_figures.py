@@ -197,6 +197,8 @@ def test_a_folder_of_files_is_read_and_names_its_sets(tmp_path):
         Prompt("7", "own", "b", warm=True),
         Prompt("two-1", "two", "c"),
     ]
+    (tmp_path / "one.jsonl").write_text('{"question": "a"}\n{"turns": ["b", "c"]}\n')  # as training's questions
+    assert [(prompt.text, prompt.later) for prompt in read_prompts(tmp_path)] == [("a", ()), ("b", ("c",)), ("c", ())]
 
 
 @pytest.mark.parametrize(
@@ -205,9 +207,9 @@ def test_a_folder_of_files_is_read_and_names_its_sets(tmp_path):
         ("", "is empty"),
         ("\n\n", "is empty"),
         ("prompt: hello\n", "line 1, is not JSON"),
-        ('{"prompt": "a"}\n["b"]\n', "line 2, has no 'prompt'"),
-        ('{"prompt": "  "}\n', "line 1, has no 'prompt'"),
-        (json.dumps({"prompt": 3}), "line 1, has no 'prompt'"),
+        ('{"prompt": "a"}\n["b"]\n', "line 2, has no 'turns' or 'prompt'"),
+        ('{"prompt": "  "}\n', "line 1, has no 'turns' or 'prompt'"),
+        (json.dumps({"prompt": 3}), "line 1, has no 'turns' or 'prompt'"),
         (b"\xff\xfe\x00", "is not UTF-8"),
     ],
 )

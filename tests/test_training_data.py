@@ -257,10 +257,10 @@ def test_reads_rows_of_several_forms_and_refuses_others(tmp_path):
     assert [q.id for q in read_questions([file, other], per_set=1)] == ["set-1", "other-1"]
     for text, match in (
         ("{", "line 1, is not JSON"),
-        ('{"text": "plain"}', "line 1, has no question"),
-        ('{"turns": ["a", 3]}', "has no question"),
-        ('{"prompt": "  "}', "has no question"),
-        ("[1]", "has no question"),
+        ('{"text": "plain"}', "line 1, has no 'turns' or 'prompt' or 'question' with text, but text"),
+        ('{"turns": ["a", 3]}', "has no 'turns' or 'prompt' or 'question' with text"),
+        ('{"prompt": "  "}', "has no 'turns' or 'prompt' or 'question' with text"),
+        ("[1]", "has no 'turns' or 'prompt' or 'question' with text"),
         ("", "There are no questions"),
     ):
         other.write_text(text)

@@ -336,7 +336,7 @@ def test_a_choice_that_does_not_fit_is_refused_in_one_sentence(demo, tmp_path):
 def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text(json.dumps({"id": 1, "text": "hello"}) + "\n")
-    with pytest.raises(ValueError, match="line 1, has no 'question', only id, text: name one of these"):
+    with pytest.raises(ValueError, match="line 1, has no 'question' with text, but id, text: give each row one"):
         read_prompts(path, "question")
     assert read_prompts(path, "text")[0].text == "hello"
 

@@ -1,8 +1,8 @@
 """Prompts to measure on: those of the package, or anybody's JSON lines.
 
-A row is an object with a `prompt`; `set`, `id` and `split` are read where they are there. Rows of Spec-Bench's
-question.jsonl ({question_id, category, turns}) are read as they are. A file that cannot be used says so in one
-sentence before anything runs.
+A row is an object with a `prompt`, a `question` or several `turns`; `set`, `id` and `split` are read where they are
+there. Rows of Spec-Bench's question.jsonl ({question_id, category, turns}) are read as they are. A file that cannot be
+used says so in one sentence before anything runs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
+
+FIELDS = ("turns", "prompt", "question")  # of a row, where its text is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +32,23 @@ class Prompt:
 def embedded_prompts() -> list[Prompt]:
     """The prompts of the package, in the order of its file."""
     with as_file(files("draftree") / "data" / "prompts.jsonl") as file:
-        return _prompts_of(file)
+        return [prompt for _, prompt, _ in jsonl_prompts(file)]
 
 
-def read_prompts(path: Path, column: str = "prompt") -> list[Prompt]:
+def read_prompts(path: Path, column: str | None = None) -> list[Prompt]:
     """Prompts of a JSON-lines file, or of all *.jsonl files of a folder.
 
     Args:
         path: the file or folder.
-        column: which entry of a row is the prompt.
+        column: which entry of a row is the prompt; None for one of `FIELDS`.
 
     Raises:
         ValueError: no such file, nothing in it, or a line that is no prompt.
     """
-    found = [prompt for file in jsonl_files(path, "prompts") for prompt in _prompts_of(file, column)]
+    fields = FIELDS if column is None else (column,)
+    found = [prompt for file in jsonl_files(path, "prompts") for _, prompt, _ in jsonl_prompts(file, fields)]
     if not found:
-        raise ValueError(f"{path} is empty: give one JSON object with a {column!r} per line.")
+        raise ValueError(f"{path} is empty: give one JSON object with a {column or 'prompt'!r} per line.")
     return found
 
 
@@ -81,30 +84,27 @@ def jsonl_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             raise ValueError(f"{file} is not UTF-8 text: give a file of JSON lines.") from None
 
 
-def _prompts_of(file: Path, column: str = "prompt") -> list[Prompt]:
-    return [
-        _prompt(row, f"{file}, line {number},", f"{file.stem}-{number}", file.stem, column)
-        for number, row in jsonl_rows(file)
-    ]
+def jsonl_prompts(file: Path, fields: Sequence[str] = FIELDS) -> Iterator[tuple[str, Prompt, dict[str, Any]]]:
+    """(where it stands, the prompt, the whole row) of every row of a file, whose text is looked for in `fields`.
 
-
-def _prompt(row: dict[str, Any], where: str, name: str, stem: str, column: str) -> Prompt:
-    """One row, ours or Spec-Bench's."""
-    if column != "prompt" and column not in row:
-        raise ValueError(f"{where} has no {column!r}, only {', '.join(row) or 'nothing'}: name one of these.")
-    of_spec_bench = column == "prompt" and "turns" in row
-    turns = row["turns"] if of_spec_bench else [row.get(column)]
-    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
-        if of_spec_bench:
-            raise ValueError(f"{where} has no 'turns': give a list of non-empty texts.")
-        raise ValueError(f"{where} has no {column!r} text: give each row a non-empty one.")
-    return Prompt(
-        id=str(row.get("id", row.get("question_id", name))),
-        set=str(row.get("set", row.get("category", stem))),
-        text=turns[0],
-        warm=row.get("split") == "warm",
-        later=tuple(turns[1:]),
-    )
+    Raises:
+        ValueError: of `jsonl_rows`; a row without a text.
+    """
+    for number, row in jsonl_rows(file):
+        where = f"{file}, line {number},"
+        given = next((row[name] for name in fields if row.get(name)), ())
+        turns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else ()
+        if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+            named = " or ".join(map(repr, fields))
+            raise ValueError(f"{where} has no {named} with text, but {', '.join(row) or 'nothing'}: give each row one.")
+        prompt = Prompt(
+            id=str(row.get("id", row.get("question_id", f"{file.stem}-{number}"))),
+            set=str(row.get("set", row.get("category", file.stem))),
+            text=turns[0],
+            warm=row.get("split") == "warm",
+            later=turns[1:],
+        )
+        yield where, prompt, row
 
 
 def take_per_set(prompts: Sequence[Prompt], count: int) -> list[Prompt]:

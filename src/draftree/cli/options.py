@@ -24,7 +24,7 @@ Model = Annotated[str | None, typer.Option(help="Model folder or hub name.", sho
 Prompts = Annotated[
     Path | None,
     typer.Option(
-        help="JSON lines with a 'prompt' each, Spec-Bench's question.jsonl, or a folder of such files.",
+        help="JSON lines with a 'prompt' or 'question' each, Spec-Bench's question.jsonl, or a folder of such files.",
         show_default="those of the package",
     ),
 ]

@@ -17,7 +17,9 @@ def tune(
     model: Model = None,
     where: Where,
     prompts: Prompts = None,
-    column: Annotated[str, "Which entry of a row is the prompt."] = "prompt",
+    column: Annotated[
+        str | None, typer.Option(help="Which entry of a row is the prompt.", show_default="turns, prompt or question")
+    ] = None,
     drafters: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,7 +51,7 @@ def tune(
     out = out or Path("draftree_tune.json")
     if out.suffix != ".json":
         raise ValueError(f"--out is {str(out)!r}: name a .json file.")
-    if prompts is None and column != "prompt":
+    if prompts is None and column is not None:
         raise ValueError("--column names an entry of the rows of --prompts: add --prompts, or leave --column out.")
     check_folder(out.parent)
     if out.is_dir():

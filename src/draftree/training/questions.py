@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from draftree.models import encode_prompt
-from draftree.prompts import jsonl_files, jsonl_rows
+from draftree.prompts import FIELDS, Prompt, jsonl_files, jsonl_prompts
 
 SYSTEM = "You are a helpful assistant."
 PLACE = "{question}"
-FIELDS = ("turns", "prompt", "question")  # of a row, where a question is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,39 +51,31 @@ def read_questions(
     Raises:
         ValueError: a missing or unreadable file, a row without a question or reference, nothing at all.
     """
+    fields = FIELDS if field is None else (field,)
     files = [file for path in paths for file in jsonl_files(path, "questions")]
-    by_file = [list(islice(_read(file, field, reference), per_set)) for file in files]
+    by_file = [list(islice(_read(file, fields, reference), per_set)) for file in files]
     if limit is not None:
         by_file = _evenly(by_file, limit)
     rows = [row for group in by_file for row in group]
     if not rows:
         raise ValueError("There are no questions: give rows with a 'prompt', a 'question' or 'turns'.")
-    return [Question(number, *row) for number, row in enumerate(rows)]
+    return [
+        Question(number, prompt.id, prompt.set, (prompt.text, *prompt.later), known)
+        for number, (prompt, known) in enumerate(rows)
+    ]
 
 
-Row = tuple[str, str, tuple[str, ...], str | None]  # id, set, turns, reference
+Row = tuple[Prompt, str | None]  # a question and its reference
 
 
-def _read(file: Path, field: str | None, reference: str | None) -> Iterator[Row]:
-    for number, row in jsonl_rows(file):
-        turns = _turns(row, FIELDS if field is None else (field,))
-        if not turns:
-            expected = "a 'prompt', a 'question' or 'turns'" if field is None else f"{field!r}"
-            raise ValueError(f"{file}, line {number}, has no question: give it {expected} with text.")
+def _read(file: Path, fields: Sequence[str], reference: str | None) -> Iterator[Row]:
+    for where, prompt, row in jsonl_prompts(file, fields):
         known = row.get(reference) if reference is not None else None
         if reference is not None and not (isinstance(known, str) and known.strip()):
             raise ValueError(
-                f"{file}, line {number}, has no reference: give it {reference!r} with text, or measure without "
-                "references."
+                f"{where} has no reference: give it {reference!r} with text, or measure without references."
             )
-        name = row.get("id", row.get("question_id", f"{file.stem}-{number}"))
-        yield str(name), str(row.get("set", row.get("category", file.stem))), turns, known
-
-
-def _turns(row: dict[str, Any], fields: Sequence[str]) -> tuple[str, ...]:
-    given = next((row[name] for name in fields if row.get(name)), ())
-    turns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else ()
-    return turns if all(isinstance(t, str) and t.strip() for t in turns) else ()
+        yield prompt, known
 
 
 def _evenly(groups: list[list[Row]], limit: int) -> list[list[Row]]:
