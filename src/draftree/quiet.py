@@ -1,7 +1,9 @@
 """Whether the machine is quiet, so that figures of speed mean something, and how many threads pay on it.
 
 Two threads that wait for each other crawl where another process keeps one core busy, and they do so by other factors in
-other ways of decoding: ratios of speeds that were taken then are wrong.
+other ways of decoding: ratios of speeds that were taken then are wrong. The system's load average cannot say it: it
+is of the last minute, which the demo before this one was part of, and not every system has one. So other processes'
+time is taken while the demo runs, and where that is not known, or another guest has the core, that of a fixed product.
 """
 
 from __future__ import annotations
