@@ -12,7 +12,8 @@ from typing import Any
 
 from draftree.bench.equality import Difference, difference
 from draftree.bench.methods import Draftree, HuggingFace
-from draftree.bench.samples import Answer
+from draftree.bench.samples import Answer, Sample, Task
+from draftree.bench.summary import summarise
 from draftree.drafting import Drafter, PromptLookup
 from draftree.engine import Request
 from draftree.prompts import Prompt, embedded_prompts, take_per_set
@@ -27,6 +28,7 @@ KINDS = {
     "squad": "question",
 }
 READY_TOKENS = 16
+WAYS = ("plain", "drafted", "reference")  # of answering a scene
 
 Encode = Callable[[str], list[int]]
 Watch = Callable[[str, Request], None]
@@ -52,72 +54,34 @@ class Scene:
         return not self.parted
 
     def as_dict(self, *, quiet: bool) -> dict[str, Any]:
-        """Its figures, the prompt and the drafted answer as plain values, for JSON; `quiet` as of `Figures`."""
+        """Its figures, the prompt and the drafted answer as plain values, for JSON; `quiet` as of `figures`."""
         facts: dict[str, Any] = {"set": self.prompt.set, "id": self.prompt.id, "prompt": self.prompt.text}
         facts |= {"token_ids": self.drafted.ids, "stats": self.drafted.stats and self.drafted.stats.as_dict()}
         differences = {way: where.as_dict() for way, where in self.parted.items()}
-        return figures(self.kind, [self]).as_dict(quiet=quiet) | facts | {"differences": differences}
+        return figures(self.kind, [self], quiet=quiet) | facts | {"differences": differences}
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Speeds in tokens a second and what follows from them, of one scene or several together."""
+def figures(kind: str, scenes: Sequence[Scene], *, quiet: bool = True) -> dict[str, Any]:
+    """Total tokens over total time of these scenes together, in plain numbers, for JSON.
 
-    kind: str
-    tokens: int
-    plain: float
-    drafted: float
-    reference: float
-    acceptance_length: float
-    equal: bool
-
-    @property
-    def speed_up(self) -> float:
-        """Drafted over plain."""
-        return self.drafted / self.plain
-
-    @property
-    def over_reference(self) -> float:
-        """Drafted over Hugging Face's `generate`."""
-        return self.drafted / self.reference
-
-    @property
-    def overhead_efficiency(self) -> float:
-        """Speed-up / acceptance length: 1 where a step with draft tokens costs what a plain one costs."""
-        return self.speed_up / self.acceptance_length
-
-    def as_dict(self, *, quiet: bool) -> dict[str, Any]:
-        """Plain numbers, for JSON; ratios of speeds are None where the machine was not quiet."""
-        return {
-            "kind": self.kind,
-            "tokens": self.tokens,
-            "plain_tokens_per_second": self.plain,
-            "drafted_tokens_per_second": self.drafted,
-            "hf_generate_tokens_per_second": self.reference,
-            "speed_up": self.speed_up if quiet else None,
-            "speed_up_over_hf_generate": self.over_reference if quiet else None,
-            "acceptance_length": self.acceptance_length,
-            "overhead_efficiency": self.overhead_efficiency if quiet else None,
-            "equal": self.equal,
-        }
-
-
-def figures(kind: str, scenes: Sequence[Scene]) -> Figures:
-    """Total tokens over total time, of these scenes together."""
-
-    def speed(answers: list[Answer]) -> float:
-        return sum(len(a.ids) for a in answers) / sum(a.seconds for a in answers)
-
-    counts = [scene.drafted.stats for scene in scenes if scene.drafted.stats is not None]
-    return Figures(
-        kind,
-        tokens=sum(len(scene.drafted.ids) for scene in scenes),
-        plain=speed([scene.plain for scene in scenes]),
-        drafted=speed([scene.drafted for scene in scenes]),
-        reference=speed([scene.reference for scene in scenes]),
-        acceptance_length=1 + sum(c.accepted for c in counts) / sum(c.steps for c in counts),
-        equal=all(scene.equal for scene in scenes),
-    )
+    Ratios of speeds are None where the machine was not `quiet`.
+    """
+    samples = [Sample(way, at, 0, getattr(scene, way)) for at, scene in enumerate(scenes) for way in WAYS]
+    rows = summarise(samples, [Task(scene.prompt, []) for scene in scenes], WAYS)
+    plain, drafted, reference = (rows[way] for way in WAYS)
+    assert drafted.stats is not None
+    return {
+        "kind": kind,
+        "tokens": drafted.tokens,
+        "plain_tokens_per_second": plain.speed.value,
+        "drafted_tokens_per_second": drafted.speed.value,
+        "hf_generate_tokens_per_second": reference.speed.value,
+        "speed_up": drafted.over["plain"].value if quiet else None,
+        "speed_up_over_hf_generate": drafted.over["reference"].value if quiet else None,
+        "acceptance_length": drafted.stats.acceptance_length,
+        "overhead_efficiency": drafted.efficiency("plain") if quiet else None,
+        "equal": all(scene.equal for scene in scenes),
+    }
 
 
 class Showcase:

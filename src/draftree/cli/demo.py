@@ -43,16 +43,16 @@ def demo(
         scenes.append(scene)
         quiet.look()
         view.finish(scene)
-    total = figures("total", scenes)
     seconds, trouble = time.perf_counter() - begin, quiet.trouble()
+    calm = trouble is None
+    total = figures("total", scenes, quiet=calm)
     if as_json:
-        calm = trouble is None
         shown = {"version": __version__, "drafter": drafter, "cold": cold}
-        shown |= {"prompts": [scene.as_dict(quiet=calm) for scene in scenes], "total": total.as_dict(quiet=calm)}
+        shown |= {"prompts": [scene.as_dict(quiet=calm) for scene in scenes], "total": total}
         print(json.dumps(shown | {"quiet": calm, "trouble": trouble, "seconds": seconds}, ensure_ascii=False))
     else:
-        view.closing([figures(scene.kind, [scene]) for scene in scenes], total, seconds, trouble)
-    if not total.equal:
+        view.closing([figures(scene.kind, [scene], quiet=calm) for scene in scenes], total, seconds, trouble)
+    if not total["equal"]:
         for scene in scenes:
             for way, where in scene.parted.items():
                 typer.echo(f"{scene.kind}: the {way} answer {where}", err=True)

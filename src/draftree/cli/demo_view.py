@@ -17,7 +17,7 @@ from rich.text import Text
 from draftree.cli.colours import ColouredText, legend, source_style
 from draftree.cli.screen import PIPED_WIDTH, bar_columns
 from draftree.engine import Request
-from draftree.showcase import KINDS, Figures, Scene, figures
+from draftree.showcase import KINDS, Scene, figures
 
 REFRESH = 1 / 15  # seconds between pictures; each costs the run nothing but its own time
 WIDEST = 120
@@ -97,22 +97,20 @@ class View:
         self.console.print(f"\n{scene.kind}: {_shortened(scene.prompt.text, 300)}", markup=False)
         self.console.print(f"> {self._texts['drafted'].text.plain.strip()}", markup=False)
         self.console.print(
-            f"{row.tokens} tokens; plain {row.plain:.0f} tok/s, {self._drafter} {row.drafted:.0f} tok/s; "
-            f"{'equal' if row.equal else 'NOT equal'}"
+            f"{row['tokens']} tokens; plain {row['plain_tokens_per_second']:.0f} tok/s, {self._drafter} "
+            f"{row['drafted_tokens_per_second']:.0f} tok/s; {'equal' if row['equal'] else 'NOT equal'}"
         )
 
-    def _picture(self, kind: str, prompt: str | None, row: Figures | None) -> Group:
+    def _picture(self, kind: str, prompt: str | None, row: dict[str, Any] | None) -> Group:
         grid = Table.grid(expand=True, padding=(0, 1))
         grid.add_column(ratio=1)
         grid.add_column(ratio=1)
         panels = []
-        for way, name, speed in (
-            ("plain", "plain", row and row.plain),
-            ("drafted", self._drafter, row and row.drafted),
-        ):
-            title = f"{name}: {speed:.0f} tok/s" if speed else name
+        for way, title in (("plain", "plain"), ("drafted", self._drafter)):
+            if row is not None:
+                title += f": {row[f'{way}_tokens_per_second']:.0f} tok/s"
             if way == "drafted" and row is not None:
-                title += f", {row.acceptance_length:.2f} tokens a step"
+                title += f", {row['acceptance_length']:.2f} tokens a step"
             style = source_style(self._drafter) if way == "drafted" else "dim"
             panels.append(Panel(self._texts[way].text, title=title, title_align="left", border_style=style))
         grid.add_row(*panels)
@@ -121,13 +119,13 @@ class View:
             head.append(f"  {_shortened(prompt, PROMPT_LINES * 70)}", style="dim")
         return Group(head, grid)
 
-    def closing(self, rows: list[Figures], total: Figures, seconds: float, trouble: str | None) -> None:
-        """The table, what it means, and what to try next; without ratios where the machine was not quiet."""
+    def closing(self, rows: list[dict[str, Any]], total: dict[str, Any], seconds: float, trouble: str | None) -> None:
+        """The table of `figures`, what it means, and what to try next; says what trouble there was with the machine."""
         self.console.print()
-        self.console.print(speed_table(rows, total, self._drafter, quiet=trouble is None))
+        self.console.print(speed_table(rows, total, self._drafter))
         if trouble is not None:
             self.console.print(f"{trouble} Speeds are not compared: run the demo again when it is.", style="yellow")
-        if total.equal:
+        if total["equal"]:
             verdict = Text("All answers are equal, token for token", style="bold green")
         else:
             verdict = Text("ANSWERS DIFFER (where: below)", style="bold red")
@@ -141,19 +139,25 @@ class View:
         self.console.print("      draftree bench quick     (all methods, 13 sets, with intervals and a plot)")
 
 
-def speed_table(rows: list[Figures], total: Figures, drafter: str, *, quiet: bool) -> Table:
-    """One row a kind and one for all together; "-" for ratios where the machine was not quiet."""
+def speed_table(rows: list[dict[str, Any]], total: dict[str, Any], drafter: str) -> Table:
+    """One row a kind and one for all together, of `figures`; "-" for ratios that they leave out."""
 
-    def ratio(value: float, unit: str = "") -> str:
-        return f"{value:.2f}{unit}" if quiet else "-"
+    def ratio(value: float | None, unit: str = "") -> str:
+        return "-" if value is None else f"{value:.2f}{unit}"
 
-    def cells(row: Figures) -> dict[str, str | Text]:
-        gain = Text(ratio(row.speed_up, "x"), style="bold green" if quiet and row.speed_up >= 1 else "bold")
-        shown: dict[str, str | Text] = {"kind": row.kind, "tokens": str(row.tokens), "plain\ntok/s": f"{row.plain:.0f}"}
-        shown |= {f"{drafter}\ntok/s": f"{row.drafted:.0f}", "over\nplain": gain}
-        shown |= {"acceptance\nlength": f"{row.acceptance_length:.2f}"}
-        shown |= {"overhead\nefficiency": ratio(row.overhead_efficiency), "HF generate\ntok/s": f"{row.reference:.0f}"}
-        return shown | {"over HF\ngenerate": ratio(row.over_reference, "x"), "equal": "yes" if row.equal else "NO"}
+    def speed(row: dict[str, Any], way: str) -> str:
+        return f"{row[f'{way}_tokens_per_second']:.0f}"
+
+    def cells(row: dict[str, Any]) -> dict[str, str | Text]:
+        gain = row["speed_up"]
+        shown: dict[str, str | Text] = {"kind": row["kind"], "tokens": str(row["tokens"])}
+        shown |= {"plain\ntok/s": speed(row, "plain"), f"{drafter}\ntok/s": speed(row, "drafted")}
+        shown |= {"over\nplain": Text(ratio(gain, "x"), style="bold green" if gain and gain >= 1 else "bold")}
+        shown |= {"acceptance\nlength": f"{row['acceptance_length']:.2f}"}
+        shown |= {"overhead\nefficiency": ratio(row["overhead_efficiency"])}
+        shown |= {"HF generate\ntok/s": speed(row, "hf_generate")}
+        shown |= {"over HF\ngenerate": ratio(row["speed_up_over_hf_generate"], "x")}
+        return shown | {"equal": "yes" if row["equal"] else "NO"}
 
     table = Table(box=box.SIMPLE_HEAD, caption=TABLE_CAPTION, caption_justify="left", pad_edge=False)
     for column in cells(total):
