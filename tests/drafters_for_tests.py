@@ -130,22 +130,21 @@ class InModel(RandomTree):
         place = target.device, target.dtype
         self.embeddings = torch.randn(self.masks, target.hidden_size, generator=generator).to(*place)
         self.transfer = (torch.randn(target.hidden_size, target.hidden_size, generator=generator) / 8).to(*place)
-        runner = HookedRunner(target)
-        cache = runner.new_cache(1)
-        runner.run(Plan.causal(torch.tensor([[3]], device=target.device)), cache)
-        self.deep_prefix = []
-        for keys, values in zip(cache._keys, cache._values, strict=True):
-            assert keys is not None
-            assert values is not None
-            pair = [
-                torch.randn(s.shape[1], self.prefix_length, s.shape[3], generator=generator).to(*place)
-                for s in (keys, values)
-            ]
-            self.deep_prefix.append((pair[0], pair[1]))
         self.hidden: dict[int, dict[int, list[Tensor]]] = {}  # request -> layer -> states of committed rows
         self.kept: list[tuple[list[int], dict[int, Tensor]]] = []  # of ended requests: tokens, states
         self.own_predictions: dict[int, list[int]] = {}
         self.passes: Counter[bool] = Counter()
+
+    def deep_prefix(self, target: Target) -> list[tuple[Tensor, Tensor]]:
+        runner, generator = HookedRunner(target), torch.Generator().manual_seed(8)
+        cache = runner.new_cache(1)
+        runner.run(Plan.causal(torch.tensor([[3]], device=target.device)), cache)
+
+        def like(states: Tensor | None) -> Tensor:
+            assert states is not None
+            return torch.randn(states.shape[1], self.prefix_length, states.shape[3], generator=generator).to(states)
+
+        return [(like(keys), like(values)) for keys, values in zip(cache._keys, cache._values, strict=True)]
 
     def begin(self, request: Context) -> None:
         super().begin(request)

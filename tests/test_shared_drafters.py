@@ -11,10 +11,11 @@ from drafters_for_tests import InModel
 from generate_driver import drafters, noisy, prompts
 from zoo import build
 
-from draftree.drafting import BiTA, Drafter, HiddenTransfer, Medusa, PromptLookup
+from draftree.drafting import BiTA, Drafter, HiddenTransfer, Medusa, Merge, PromptLookup
 from draftree.engine import Engine, Request, State
 from draftree.pruning import EarlyHead, EarlyPruning
 from draftree.pruning.worth import STAY_FIRST
+from draftree.runner.target import Target, inspect_model
 from draftree.shaping import Fixed
 
 PROMPTS, NEW = prompts((9, 6)), 16
@@ -77,3 +78,21 @@ def test_models_of_other_types(name: str) -> None:
     model = build("llama")
     other = copy.deepcopy(noisy("llama")).double()
     alternating(INSIDE[name].fresh(model), [model, other, model])
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_deep_prefix_is_of_the_engines_own_model(*, merged: bool) -> None:
+    """Also where an engine of another model is made by another thread in the middle of it."""
+    model = build("llama")
+    other = copy.deepcopy(model).double()
+
+    class Interrupted(BiTA):
+        def bind(self, target: Target, **hints: Any) -> None:
+            super().bind(target, **hints)
+            super().bind(inspect_model(other if target.dtype == torch.float32 else model), **hints)
+
+    drafter = Interrupted.fresh(model)
+    for own in (model, other):
+        prefix = Engine(own, drafter=Merge([drafter, PromptLookup()]) if merged else drafter).cache.prefix
+        assert prefix is not None
+        assert prefix[0][0].dtype == own.dtype

@@ -60,7 +60,7 @@ def packed(objective: DrafterObjective, rows: list[Row]) -> tuple[Batch, torch.T
 def decoded(drafter, runner, row: Row, split: int) -> torch.Tensor:
     """Logits [2, D, V] at token `split` and at the next one, from one decoding step over a tree of both."""
     target = runner.target
-    cache = runner.new_cache(1, 64, drafter.deep_prefix)
+    cache = runner.new_cache(1, 64, drafter.deep_prefix(target))
     encoder = None
     if target.encoder_decoder:
         encoder = EncoderState(target, 1)

@@ -246,7 +246,6 @@ class Drafter(ABC):
         capabilities: what it does besides drafting.
         node_budget: draft tokens of every step where its trees have one size, by construction (a static tree) or as
             `draftree tune` found best; None where a shape may choose.
-        deep_prefix: per-layer (keys, values), each [kv heads, P, head dim], for rows in `Attachment.prefix_rows`.
         acceptance: a lossy rule that belongs to its draft tokens and CHANGES texts; None for the lossless one.
     """
 
@@ -255,7 +254,6 @@ class Drafter(ABC):
     max_nodes: int = 64
     capabilities: Capabilities = Capabilities()
     node_budget: int | None = None
-    deep_prefix: list[tuple[Tensor, Tensor]] | None = None
     acceptance: LossyRule | None = None
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
@@ -288,6 +286,13 @@ class Drafter(ABC):
 
         Hints the engine gives: `eos_token_ids` (tuple of ints), those of the model.
         """
+
+    def deep_prefix(self, target: Target) -> list[tuple[Tensor, Tensor]] | None:
+        """Per-layer (keys, values), each [kv heads, P, head dim], for rows in `Attachment.prefix_rows`; None for none.
+
+        Asked for once per engine, after `bind`.
+        """
+        return None
 
     def source_name(self, source: int) -> str:
         """What statistics call a node with these source bits."""

@@ -149,9 +149,9 @@ class BiTA(GroupDrafter):
             now["prompting"] = DEEP if now.pop("deep") else FIRST_LAYER
         return now
 
-    def bind(self, target: Target, **hints: Any) -> None:
-        super().bind(target, **hints)
-        self.deep_prefix = self.placement(target.device, target.dtype).prefix
+    def deep_prefix(self, target: Target) -> list[tuple[Tensor, Tensor]] | None:
+        placed: _Placed = self.placement(target.device, target.dtype)
+        return placed.prefix
 
     def place(self, device: torch.device, dtype: torch.dtype) -> _Placed:
         def placed(tensor: Tensor) -> Tensor:

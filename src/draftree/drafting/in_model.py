@@ -101,8 +101,7 @@ class InModelDrafter(Trained, Drafter):
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what was made for the model met last; a copy makes it when it meets one."""
-        kept = {name: value for name, value in vars(self).items() if name != "deep_prefix"}
-        return kept | {"_placements": {}, "_versions": None}
+        return vars(self) | {"_placements": {}, "_versions": None}
 
     def _refuse_unknown(self, settings: Mapping[str, Any]) -> None:
         own = list(signature(type(self).__init__).parameters)

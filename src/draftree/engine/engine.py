@@ -79,9 +79,8 @@ class Engine:
             shape = config.shape or shape_for(drafter)
             cost = cached_cost(self.runner, config.clock) if shape.measures else None
             sizer = shape.bind(cost, drafter, pruner, packed=self.runner.packs)
-        self.cache = self.runner.new_cache(
-            config.slots, config.capacity, None if drafter is None else drafter.deep_prefix
-        )
+        prefix = None if drafter is None else drafter.deep_prefix(self.target)
+        self.cache = self.runner.new_cache(config.slots, config.capacity, prefix)
         encoder = self.runner.new_encoder(config.slots) if self.target.encoder_decoder else None
         track = None
         if config.recorder is not None:

@@ -62,7 +62,8 @@ def strict_runner(model: Any, choice: str | Runner, runner: Runner, drafter: Dra
     Raises:
         ValueError: a drafter with a deep prefix, in passes of fixed shapes that were asked for by name.
     """
-    if drafter.deep_prefix is None or runner.name != "cuda_graphs" or runner.target.dtype == torch.float32:
+    target = runner.target
+    if runner.name != "cuda_graphs" or target.dtype == torch.float32 or drafter.deep_prefix(target) is None:
         return runner
     if choice != "auto" and choice is not open_runner(model, "auto"):
         raise ValueError(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from draftree.drafting.base import Attachment, Capabilities, Context, Drafter, Step, StepPlan
 from draftree.drafting.in_model import InModelDrafter
@@ -51,7 +52,9 @@ class Onlooker(Drafter):
     def bind(self, target: Target, **hints: object) -> None:
         if self.inner is not None:
             self.inner.bind(target, **hints)
-            self.deep_prefix = self.inner.deep_prefix
+
+    def deep_prefix(self, target: Target) -> list[tuple[Tensor, Tensor]] | None:
+        return None if self.inner is None else self.inner.deep_prefix(target)
 
     def plan(self, step: StepPlan) -> Attachment | None:
         own = self.inner.plan(step) if self.inner is not None else None

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from draftree.drafting.base import Attachment, ByRequest, Capabilities, Context, Drafter, Step, StepPlan
 from draftree.drafting.merge.attachments import Joint, join
 from draftree.drafting.merge.votes import Votes
@@ -83,13 +85,21 @@ class Merge(Drafter):
         for i in range(len(self.drafters)):
             with self._named(i):
                 self.drafters[i].bind(target, **hints)
-        prefixes = [(n, d.deep_prefix) for n, d in zip(self.names, self.drafters, strict=True) if d.deep_prefix]
-        if len(prefixes) > 1:
+        self.deep_prefix(target)
+
+    def deep_prefix(self, target: Target) -> list[tuple[Tensor, Tensor]] | None:
+        """See `Drafter.deep_prefix`.
+
+        Raises:
+            ValueError: two drafters bring one.
+        """
+        found = {n: prefix for n, d in zip(self.names, self.drafters, strict=True) if (prefix := d.deep_prefix(target))}
+        if len(found) > 1:
             raise ValueError(
-                f"{prefixes[0][0]} and {prefixes[1][0]} both bring keys and values of their own, and a pass has room "
+                f"{' and '.join(list(found)[:2])} both bring keys and values of their own, and a pass has room "
                 "for one: merge only one of them."
             )
-        self.deep_prefix = prefixes[0][1] if prefixes else None
+        return next(iter(found.values()), None)
 
     def source_name(self, source: int) -> str:
         """See `Drafter.source_name`: all drafters that drafted the token."""
