@@ -124,7 +124,7 @@ class InModel(RandomTree):
     masks = 2
     prefix_length = 3
 
-    def bind(self, target: Target, **hints: Any) -> None:
+    def bind(self, target: Target, *, eos_token_ids: Sequence[int] = ()) -> None:
         self.layers = len(target.layers)
         generator = torch.Generator().manual_seed(7)
         place = target.device, target.dtype

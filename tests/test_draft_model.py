@@ -40,9 +40,9 @@ class Watched(DraftModel):
         self._small.runner = copy.copy(self._small.runner)  # runners are shared by all who open the model
         self._small.runner.run = counting  # type: ignore[method-assign]
 
-    def bind(self, target: Any, **hints: Any) -> None:
+    def bind(self, target: Any, *, eos_token_ids: Sequence[int] = ()) -> None:
         small = self._small
-        super().bind(target, **hints)
+        super().bind(target, eos_token_ids=eos_token_ids)
         self._small = small  # with its counter
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -186,7 +187,7 @@ def test_a_step_within_a_step_is_refused() -> None:
 
 def test_bind_raises_before_anything() -> None:
     class Picky(RandomTree):
-        def bind(self, target: Any, **hints: Any) -> None:
+        def bind(self, target: Any, *, eos_token_ids: Sequence[int] = ()) -> None:
             raise ValueError("This drafter was made for another model.")
 
     with pytest.raises(ValueError, match="another model"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,8 +23,8 @@ from draftree.tree import TokenTree
 class Watched(Jacobi):
     """Keeps each step's text, window and what the model made of it."""
 
-    def bind(self, target: Any, **hints: Any) -> None:
-        super().bind(target, **hints)
+    def bind(self, target: Any, *, eos_token_ids: Sequence[int] = ()) -> None:
+        super().bind(target, eos_token_ids=eos_token_ids)
         self.seen: list[tuple[list[int], list[list[int]], list[int]]] = []
         self.shown = 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -87,9 +88,9 @@ def test_a_deep_prefix_is_of_the_engines_own_model(*, merged: bool) -> None:
     other = copy.deepcopy(model).double()
 
     class Interrupted(BiTA):
-        def bind(self, target: Target, **hints: Any) -> None:
-            super().bind(target, **hints)
-            super().bind(inspect_model(other if target.dtype == torch.float32 else model), **hints)
+        def bind(self, target: Target, *, eos_token_ids: Sequence[int] = ()) -> None:
+            super().bind(target, eos_token_ids=eos_token_ids)
+            super().bind(inspect_model(other if target.dtype == torch.float32 else model), eos_token_ids=eos_token_ids)
 
     drafter = Interrupted.fresh(model)
     for own in (model, other):

@@ -92,7 +92,6 @@ class Capabilities:
         observes: `observe` is to be called after every step.
         certain: its draft tokens are as good as known, and it often has none; merged with one other drafter, nothing
             has to be learned of what either is worth.
-        lossy: its draft tokens bring an acceptance rule of their own, which CHANGES texts (`Drafter.acceptance`).
     """
 
     attaches: bool = False
@@ -100,7 +99,6 @@ class Capabilities:
     unprepared: bool = False
     observes: bool = False
     certain: bool = False
-    lossy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,13 +276,15 @@ class Drafter(ABC):
         loop = type(self).decoding_loop(self)  # type: ignore[misc]
         return loop(model, input_ids, inputs_tensor=inputs_tensor, stop_strings=stop_strings, **given)
 
-    def bind(self, target: Target, **hints: Any) -> None:
+    def bind(self, target: Target, *, eos_token_ids: Sequence[int] = ()) -> None:
         """Meet the target: check shapes and vocabulary, load weights. Called once per engine, before any work.
 
         Engines of several models may use one drafter in turns: what a step needs of the model is found by its requests
         (`Context.place`) or its result, not in what was bound last.
 
-        Hints the engine gives: `eos_token_ids` (tuple of ints), those of the model.
+        Args:
+            target: the model.
+            eos_token_ids: tokens that end its texts, by its own settings; a request may have others (`Context`).
         """
 
     def deep_prefix(self, target: Target) -> list[tuple[Tensor, Tensor]] | None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from draftree.acceptance.bild import DISTANCES, LossyBiLD
-from draftree.drafting.base import ByRequest, Capabilities, Context
+from draftree.drafting.base import ByRequest, Context
 from draftree.drafting.second_model import SecondModel
 from draftree.errors import check_least
 from draftree.runner.top_tokens import top_tokens
@@ -72,7 +72,6 @@ class BiLD(SecondModel):
         self.final_review = final_review
         # The thresholds alone decide how long a chain is: no shape may weigh it against the cost of rows.
         self.max_nodes = self.node_budget = num_draft_tokens
-        self.capabilities = Capabilities(lossy=not lossless)
         self._logp: ByRequest[list[Tensor]] = ByRequest()  # the log-probabilities [V] at the places of each one's chain
         if not lossless:
             threshold = math.inf if rollback_threshold is None else float(rollback_threshold)

@@ -112,7 +112,7 @@ class SelfSpeculative(Trained, Drafter):
 
     # ---------------------------------------------------------------- the drafter's contract
 
-    def bind(self, target: Target, **hints: Any) -> None:
+    def bind(self, target: Target, *, eos_token_ids: Sequence[int] = ()) -> None:
         """See `Drafter.bind`.
 
         Raises:

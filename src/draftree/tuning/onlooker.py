@@ -49,9 +49,9 @@ class Onlooker(Drafter):
     ) -> None:
         self.see, self.inner, self.taps, self.left = see, drafter, tuple(taps), left
 
-    def bind(self, target: Target, **hints: object) -> None:
+    def bind(self, target: Target, *, eos_token_ids: Sequence[int] = ()) -> None:
         if self.inner is not None:
-            self.inner.bind(target, **hints)
+            self.inner.bind(target, eos_token_ids=eos_token_ids)
 
     def deep_prefix(self, target: Target) -> list[tuple[Tensor, Tensor]] | None:
         return None if self.inner is None else self.inner.deep_prefix(target)

@@ -51,7 +51,7 @@ class RecordedHeads(InModelDrafter):
     def _refuse_unknown(self, settings: Mapping[str, Any]) -> None:
         """The real drafter has accepted them."""
 
-    def bind(self, target: Target, **hints: Any) -> None:
+    def bind(self, target: Target, *, eos_token_ids: Sequence[int] = ()) -> None:
         """See `Drafter.bind`: there is no model."""
 
     def place(self, device: torch.device, dtype: torch.dtype) -> None:

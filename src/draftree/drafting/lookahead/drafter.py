@@ -114,8 +114,8 @@ class Lookahead(Drafter):
             return loaded
         return Trie(**{"eos_token_ids": self._eos} | self._options)
 
-    def bind(self, target: Target, **hints: Any) -> None:
-        self._eos = hints.get("eos_token_ids", ())
+    def bind(self, target: Target, *, eos_token_ids: Sequence[int] = ()) -> None:
+        self._eos = eos_token_ids
         self.trie_of(None)
 
     @property

@@ -76,7 +76,7 @@ class Merge(Drafter):
         self._begun: ByRequest[list[int]] = ByRequest()  # the drafters that have begun it
         self._joints: ByRequest[Joint] = ByRequest()  # of the pass under way, by its first request
 
-    def bind(self, target: Target, **hints: Any) -> None:
+    def bind(self, target: Target, *, eos_token_ids: Sequence[int] = ()) -> None:
         """See `Drafter.bind`.
 
         Raises:
@@ -84,7 +84,7 @@ class Merge(Drafter):
         """
         for i in range(len(self.drafters)):
             with self._named(i):
-                self.drafters[i].bind(target, **hints)
+                self.drafters[i].bind(target, eos_token_ids=eos_token_ids)
         self.deep_prefix(target)
 
     def deep_prefix(self, target: Target) -> list[tuple[Tensor, Tensor]] | None:
