@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ import pytest
 import torch
 from serve_driver import MESSAGES, Running, ids_of, serving
 
-from draftree import Fixed
+from draftree import Fixed, Merge
 from draftree.by_name import TRAINED, make_drafter
+from draftree.drafting import Context, Drafter
+from draftree.drafting.base import Capabilities
 from draftree.serve.token_bytes import TokenBytes
+from draftree.tree import Draft, TokenTree
 
 
 def test_a_stream_says_what_the_whole_answer_says(server: Running, client: openai.OpenAI) -> None:
@@ -216,6 +220,42 @@ def test_a_prediction_saves_steps_and_is_counted(demo: Any, name: str) -> None:
     assert details is not None
     assert details.accepted_prediction_tokens
     assert details.accepted_prediction_tokens + (details.rejected_prediction_tokens or 0) >= 40
+
+
+class Follows(Drafter):
+    """A user's own drafter: the answer is the prediction."""
+
+    capabilities = Capabilities(copies_prediction=True)
+
+    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+        drafts: list[Draft] = []
+        for request in requests:
+            tokens = list(request.prediction[len(request.answer) :])
+            drafts.append((tokens, range(-1, len(tokens) - 1), [-1.0] * len(tokens), 1))
+        return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
+
+
+class Silent(Follows):
+    """Another, of no use for it."""
+
+    capabilities = Capabilities()
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_prediction_is_for_drafters_that_say_so(demo: Any, *, merged: bool) -> None:
+    fields: Any = {"messages": MESSAGES, "temperature": 0, "max_tokens": 24}
+    for own, taken in ((Follows(), True), (Silent(), False)):
+        drafter = Merge([own, Silent()]) if merged else own
+        with serving(*demo, drafter, shape=Fixed(8)) as server:
+            text = server.post("/v1/chat/completions", **fields).json()["choices"][0]["message"]["content"]
+            prediction = {"type": "content", "content": text}
+            answer = server.post("/v1/chat/completions", **fields, prediction=prediction, draftree={"stats": True})
+        if taken:
+            assert answer.json()["choices"][0]["message"]["content"] == text
+            assert answer.json()["draftree"]["answers"][0]["steps"] < 12
+        else:
+            assert answer.status_code == 400
+            assert "makes no use of a prediction" in answer.json()["error"]["message"]
 
 
 def test_dialogues_are_not_read_again(server: Running) -> None:

@@ -92,6 +92,7 @@ class Capabilities:
         observes: `observe` is to be called after every step.
         certain: its draft tokens are as good as known, and it often has none; merged with one other drafter, nothing
             has to be learned of what either is worth.
+        copies_prediction: drafts from `Context.prediction` too.
     """
 
     attaches: bool = False
@@ -99,6 +100,7 @@ class Capabilities:
     unprepared: bool = False
     observes: bool = False
     certain: bool = False
+    copies_prediction: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from draftree.drafting.base import ByRequest, Context, Drafter
+from draftree.drafting.base import ByRequest, Capabilities, Context, Drafter
 from draftree.errors import check_least
 from draftree.tree import Draft, TokenTree
 
@@ -26,6 +26,7 @@ class PromptLookup(Drafter):
     """
 
     name = "prompt-lookup"
+    capabilities = Capabilities(copies_prediction=True)
 
     def __init__(self, num_draft_tokens: int = 10, max_ngram_size: int = 2) -> None:
         check_least(1, num_draft_tokens=num_draft_tokens, max_ngram_size=max_ngram_size)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from draftree.drafting.base import Context
-from draftree.runner import EagerRunner, Runner
+from draftree.runner import Runner
 from draftree.runner.hooked.bypass import keys_and_values_of
 from draftree.runner.plan import Plan
 
@@ -71,7 +71,7 @@ class LossyCALM:
                 f"first_layer is {self.first_layer} and the model has {layers} layers, so no token could leave early: "
                 f"give less than {layers}."
             )
-        if not isinstance(runner, EagerRunner):
+        if not runner.leaves:
             keys_and_values_of(runner.target)
 
     def enter(self, plan: Plan, requests: Sequence[Context], layers: int) -> Plan:

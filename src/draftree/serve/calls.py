@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from draftree.drafting.lookahead import Lookahead
-from draftree.drafting.merge import parts_of
-from draftree.drafting.prompt_lookup import PromptLookup
 from draftree.engine import Engine
 from draftree.engine.limits import check_prompt
 from draftree.serve.answers import Call
@@ -134,7 +131,7 @@ class CallReader:
             return []
         if body.own.drafter == "off":
             raise ApiError("A prediction is there to draft from, and the drafter is off: leave one out.", "prediction")
-        if not any(parts_of(self.drafter, kind) for kind in (Lookahead, PromptLookup)):
+        if self.drafter is None or not self.drafter.capabilities.copies_prediction:
             raise ApiError(
                 "This server's drafter makes no use of a prediction: serve with lookahead or prompt-lookup, alone or "
                 "merged, or leave prediction out.",

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from draftree.drafting.base import ByRequest, Context, Drafter
+from draftree.drafting.base import ByRequest, Capabilities, Context, Drafter
 from draftree.drafting.lookahead.trie import Trie
 from draftree.drafting.lookahead.twins import MODES, SOURCES, checked_ids, chosen
 from draftree.runner.target import Target
@@ -36,6 +36,7 @@ class Lookahead(Drafter):
     """
 
     name = "lookahead"
+    capabilities = Capabilities(copies_prediction=True)
 
     def __init__(
         self,

@@ -70,6 +70,7 @@ class Merge(Drafter):
             unprepared=any(c.unprepared or not c.prepares for c in can),
             observes=True,
             certain=all(c.certain for c in can),
+            copies_prediction=any(c.copies_prediction for c in can),
         )
         self._certain = [i for i, c in enumerate(can) if c.certain]
         self.votes = Votes(len(self.drafters))

@@ -51,6 +51,7 @@ class EagerRunner(Runner):
     """
 
     name = "eager"
+    leaves = True
     fuses = True  # linears that read the same rows, into one product with copies of their weights
     reads_8_bits = False  # weights that torchao keeps so, see `eight_bits`
     guard = torch.inference_mode  # a tenth faster; safe since no stock module runs that could keep a tensor
