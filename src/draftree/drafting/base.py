@@ -115,6 +115,7 @@ class StepPlan:
         trees: what is verified; None before `trim`.
         attach_to: nodes of each tree that are worth rows of the drafter's own; None leaves that to the drafter.
         gains: accepted draft tokens that the shape expects of each request; empty where it expects nothing.
+        ways: how each request drafts, in numbers of the shape's own, which alone reads them.
     """
 
     requests: Sequence[Context]
@@ -123,6 +124,7 @@ class StepPlan:
     trees: TokenTree | None = None
     attach_to: int | None = None
     gains: Sequence[float] = ()
+    ways: Sequence[int] = ()
 
     @property
     def prepares_any(self) -> bool:

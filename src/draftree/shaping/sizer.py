@@ -61,17 +61,14 @@ class Learned:
 class _State:
     """What is known of one request."""
 
-    __slots__ = ("chances", "gain", "ledger", "modes", "next", "recent", "way")
+    __slots__ = ("chances", "gain", "ledger", "modes", "next", "recent")
 
     def __init__(self, modes: Modes, first: int, gain: float) -> None:
         self.ledger = Ledger(FADING_OWN)
         self.modes, self.gain = modes, gain
-        self.way, self.next = PLAIN, first  # of drafting, in the step being planned and in the one behind it
+        self.next = first  # way of drafting in the next step to be planned
         self.recent = FIRST_TREE  # draft tokens of the largest tree verified recently
         self.chances: list[float] | None = None  # by cell, that draft tokens are accepted; None: to be read again
-
-
-_Seen = tuple[StepPlan, Outcome, list[int]]  # a step, what it brought, and each request's way of drafting
 
 
 class DynamicSizer(Sizer):
@@ -98,7 +95,7 @@ class DynamicSizer(Sizer):
         self._packed = packed and pruner is None and not can.prepares  # what is done inside a pass is padded
         self._states: dict[int, _State] = {}
         self._since: dict[int, tuple[int, int]] = {}  # by requests: steps that attached rows, and how many may in a row
-        self._unread: list[_Seen] = []  # steps that are still to be learned from
+        self._unread: list[tuple[StepPlan, Outcome]] = []  # steps that are still to be learned from
         self._seconds_of: dict[tuple[Kind, int, int], tuple[np.ndarray, list[float]]] = {}  # see `_seconds`
 
     # ---------------------------------------------------------------- the contract
@@ -110,23 +107,15 @@ class DynamicSizer(Sizer):
             if closed and len(requests) > 1:
                 leads = lead([request.room for request in requests], [1 + state.gain for state in states])
                 takes = [take and not ahead for take, ahead in zip(takes, leads, strict=True)]
-            together = self._together.next() if len(states) > 1 else None
+            ways, next_way = [state.next for state in states], self._decide(requests)
             for state in states:
-                state.way, state.next = state.next, state.modes.next() if together is None else together
-            if self._bare_due(len(states), all(state.next == PREPARED for state in states)):
-                for state in states:
-                    state.next = self._first_way
+                state.next = next_way
             most = min(self._max_nodes, most)
-            asked = [self._asked(state, len(states)) for state in states]
-            budgets = [min(int(more), most) for more in asked]
-            return StepPlan(
-                requests,
-                [
-                    budget if take and state.way != PLAIN else 0
-                    for budget, take, state in zip(budgets, takes, states, strict=True)
-                ],
-                [take and state.next == PREPARED for take, state in zip(takes, states, strict=True)],
-            )
+            budgets = [
+                min(int(self._asked(state, way, len(states))), most) if take and way != PLAIN else 0
+                for state, way, take in zip(states, ways, takes, strict=True)
+            ]
+            return StepPlan(requests, budgets, [take and next_way == PREPARED for take in takes], ways=ways)
 
     def trim(self, plan: StepPlan, trees: TokenTree) -> StepPlan:
         attached = plan.prepares_any
@@ -154,9 +143,8 @@ class DynamicSizer(Sizer):
             return replace(plan, trees=trees, gains=gains, attach_to=attach_to)
 
     def observe(self, plan: StepPlan, outcome: Outcome) -> None:
-        self._unread.append((plan, outcome, [self._states[request.id].way for request in plan.requests]))
-        own = self._together if len(plan.requests) > 1 else self._states[plan.requests[0].id].modes
-        if len(self._unread) >= LEARN_EVERY or own.on_trial:
+        self._unread.append((plan, outcome))
+        if len(self._unread) >= LEARN_EVERY or self._modes(plan.requests).on_trial:
             self._learn()
 
     def end(self, request: Context) -> None:
@@ -166,9 +154,9 @@ class DynamicSizer(Sizer):
             if self._learned.by_rank is not None:
                 self._learned.by_rank.forget(request)
 
-    def _asked(self, state: _State, batch: int) -> float:
+    def _asked(self, state: _State, way: int, batch: int) -> float:
         """Draft tokens that the drafter is asked for: more than were worth it lately, so that trees can grow."""
-        cheap = self._times.drafting(batch, state.way) < CHEAP * self._times.plain(batch)
+        cheap = self._times.drafting(batch, way) < CHEAP * self._times.plain(batch)
         return (1 + cheap) * state.recent + MORE
 
     @property
@@ -176,18 +164,23 @@ class DynamicSizer(Sizer):
         """The way of a step that nothing was prepared for."""
         return UNPREPARED if UNPREPARED in self._ways else PLAIN
 
-    def _bare_due(self, batch: int, attaches: bool) -> bool:
-        """Whether a step that would attach rows goes without, so that what drafting is compared with stays true.
+    def _modes(self, requests: Sequence[Context]) -> Modes:
+        """What decides how these requests draft."""
+        return self._together if len(requests) > 1 else self._states[requests[0].id].modes
 
-        Where rows are attached to every pass, what the last one without them took in a slow moment would never be
-        found wrong.
+    def _decide(self, requests: Sequence[Context]) -> int:
+        """Decide how the requests draft in the step behind the one being planned; a step of all pauses passes.
+
+        Now and then a step that would attach rows goes without, so that what drafting is compared with stays true: what
+        the last pass without them took in a slow moment would else never be found wrong.
         """
+        batch, way = len(requests), self._modes(requests).next()
         since, most = self._since.get(batch, (0, BARE_FIRST))
-        if attaches and since >= most:
+        if way == PREPARED and since >= most:
             self._since[batch] = 0, min(2 * most, BARE_LAST)
-            return True
-        self._since[batch] = since + 1 if attaches else 0, most
-        return False
+            return self._first_way
+        self._since[batch] = since + 1 if way == PREPARED else 0, most
+        return way
 
     # ---------------------------------------------------------------- what is expected
 
@@ -237,8 +230,7 @@ class DynamicSizer(Sizer):
 
     def _drafting(self, plan: StepPlan) -> float:
         """Seconds that the drafter takes before the pass."""
-        ways = {self._states[r.id].way for r, budget in zip(plan.requests, plan.budgets, strict=True) if budget}
-        return max((self._times.drafting(len(plan.requests), way) for way in ways), default=0.0)
+        return max((self._times.drafting(len(plan.requests), way) for way in _ways_used(plan)), default=0.0)
 
     def _attach_to(self, trees: TokenTree) -> int:
         """How many nodes of each tree get rows attached: as many as make the pass hardly longer than the root alone.
@@ -259,26 +251,26 @@ class DynamicSizer(Sizer):
         """Learn from the steps since the last time."""
         unread, self._unread = self._unread, []
         with self._learned.lock:
-            for plan, outcome, ways in unread:
+            for plan, outcome in unread:
                 if outcome.seconds is not None:
-                    self._observe_times(plan, outcome, ways, outcome.seconds)
+                    self._observe_times(plan, outcome, outcome.seconds)
                 if any(plan.budgets):
-                    self._book(plan, outcome, ways)
+                    self._book(plan, outcome)
                     self._count(plan, outcome)
             for state in self._states.values():
                 state.chances = None
 
-    def _observe_times(self, plan: StepPlan, outcome: Outcome, ways: Sequence[int], seconds: float) -> None:
-        batch, rows = len(ways), outcome.rows
+    def _observe_times(self, plan: StepPlan, outcome: Outcome, seconds: float) -> None:
+        batch, rows = len(plan.requests), outcome.rows
         kind = Kind.ATTACHED if outcome.attached else Kind.PRUNED if outcome.pruned else Kind.TREES
         if kind is not Kind.TREES:
             rows = int(self._rows(kind, batch, np.array(rows), plan.attach_to))
         self._times.observe(batch, kind, rows, seconds - outcome.drafting)
-        used = {way for way, budget in zip(ways, plan.budgets, strict=True) if budget}
+        used = _ways_used(plan)
         if len(used) == 1:
             self._times.observe_drafting(batch, used.pop(), outcome.drafting)
 
-    def _book(self, plan: StepPlan, outcome: Outcome, ways: Sequence[int]) -> None:
+    def _book(self, plan: StepPlan, outcome: Outcome) -> None:
         """Set what each request's draft tokens bring against the time that they take."""
         trees, modes = plan.trees, self._learned.modes
         assert trees is not None
@@ -292,10 +284,9 @@ class DynamicSizer(Sizer):
         hoped = sum(gains) or 1.0
         drafted = sum(budget > 0 for budget in plan.budgets)
         token = plain / batch  # seconds that a token is worth
-        used = {way for way, budget in zip(ways, plan.budgets, strict=True) if budget}
-        drafting = max(self._times.drafting(batch, way) for way in used)
+        drafting = self._drafting(plan)
         booked: dict[int, float] = {}
-        for b, (request, way) in enumerate(zip(plan.requests, ways, strict=True)):
+        for b, (request, way) in enumerate(zip(plan.requests, plan.ways, strict=True)):
             state = self._states[request.id]
             if not plan.budgets[b]:
                 continue
@@ -306,7 +297,7 @@ class DynamicSizer(Sizer):
             booked[way] = booked.get(way, 0.0) + (gains[b] + came) / 2 - spent / token
             state.gain += GAIN_RATE * (came - state.gain)
             self._learned.gain += GAIN_RATE / drafted * (came - self._learned.gain)
-        own = self._together if batch > 1 else self._states[plan.requests[0].id].modes
+        own = self._modes(plan.requests)
         for way, advantage in booked.items():
             own.book(way, advantage / batch)  # a request, so that luck counts alike in batches of every size
             modes.book(way, advantage / batch)
@@ -324,6 +315,11 @@ class DynamicSizer(Sizer):
                     accepted = [node - 1 for node in path if node]
                     self._learned.ledger.add(cells, accepted)
                     self._states[request.id].ledger.add(cells, accepted)
+
+
+def _ways_used(plan: StepPlan) -> set[int]:
+    """The ways in which requests draft."""
+    return {way for way, budget in zip(plan.ways, plan.budgets, strict=True) if budget}
 
 
 def _draft_tokens(trees: TokenTree) -> list[list[float]]:
