@@ -106,12 +106,13 @@ class DraftModel(SecondModel):
             begin = time.perf_counter()
             if depth == 0:
                 texts = [request.tokens if own else None for request, own in zip(requests, frontiers, strict=True)]
-                logits = self._small.read(ids, texts)[:, None]
+                newest, rows = self._small.read(ids, texts)
+                logits = newest[:, None]
             else:
                 nodes = [growth.read(frontier) for growth, frontier in zip(growths, frontiers, strict=True)]
                 logits = self._small.grow(ids, [n[0] for n in nodes], [n[1] for n in nodes], depth)
             self._offer(growths, frontiers, logits)
-            if self._small.last_rows <= SHORT or depth > 0:
+            if rows <= SHORT or depth > 0:
                 self._times.passed(time.perf_counter() - begin)
         drafts: list[Draft] = [(growth.tokens, growth.parents, growth.logp, self.source) for growth in growths]
         return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)

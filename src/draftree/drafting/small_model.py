@@ -50,11 +50,10 @@ class Branches:
 
 
 class SmallModel:
-    """The small model under its runner, and its cache; `last_rows` are those of the last call, per request."""
+    """The small model under its runner, and its cache."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
-        self.last_rows = 0
         self._cache = runner.new_cache(1)
         self._encoder = runner.new_encoder(1) if runner.target.encoder_decoder else None
         self._stores: list[SlotCache | EncoderState] = [self._cache]
@@ -129,7 +128,7 @@ class SmallModel:
             self._slots, first = order, 0
         return first
 
-    def read(self, requests: Sequence[int], texts: Sequence[Sequence[int] | None]) -> Tensor:
+    def read(self, requests: Sequence[int], texts: Sequence[Sequence[int] | None]) -> tuple[Tensor, int]:
         """Read the requests' texts to their ends, from where they were left.
 
         Args:
@@ -137,10 +136,12 @@ class SmallModel:
             texts: certain tokens of each; None leaves a request out.
 
         Returns:
-            logits [B, V] behind the newest token of each; of no meaning for those left out.
+            logits [B, V] behind the newest token of each, of no meaning for those left out; and the most tokens that
+            had to be read of any.
         """
         first = self.first_slot(requests)
         unread = self._settle(first, requests, texts)
+        most = max(map(len, unread))
         while (longest := max(map(len, unread))) > CLOSE and (len(unread) > 1 or longest > CHUNK):
             parts = [tokens[:-1][:CHUNK] for tokens in unread]  # the last one's logits are wanted
             self._read_certain(first, requests, parts, CHUNK)
@@ -149,9 +150,9 @@ class SmallModel:
         begin = min(ends)
         logits = self._read_certain(first, requests, unread, begin).logits
         if len(ends) == 1:
-            return logits[:, -1]
+            return logits[:, -1], most
         rows = torch.tensor([end - begin for end in ends], device=logits.device, dtype=torch.long)
-        return logits[torch.arange(len(ends), device=logits.device), rows]
+        return logits[torch.arange(len(ends), device=logits.device), rows], most
 
     def _settle(self, first: int, requests: Sequence[int], texts: Sequence[Sequence[int] | None]) -> list[list[int]]:
         """Keep what was read of the texts, drop what was not accepted; return what is unread of each."""
@@ -223,7 +224,6 @@ class SmallModel:
         return result.logits
 
     def _pass(self, first: int, ids: np.ndarray, positions: np.ndarray, visible: np.ndarray, begin: int) -> PassResult:
-        self.last_rows = ids.shape[1]
         device, limit = self.runner.plan_device, self.runner.target.max_positions
         if limit is not None:  # rows that only fill up may lie beyond
             positions = positions.clip(max=limit - 1)

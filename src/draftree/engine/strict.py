@@ -79,7 +79,9 @@ def _trouble(runner: Runner) -> str | None:
     """Why a runner's passes are not to be relied on; None where they are."""
     where = f"{str(runner.target.dtype).removeprefix('torch.')} on {runner.target.device.type}"
     worst = worst_difference(runner)
-    if runner.target.dtype != torch.float32 and not runner.attends_apart:
+    pair = torch.zeros(1, 2, dtype=torch.long, device=runner.target.device)
+    tried = runner.run(Plan.causal(pair, row_by_row=True), runner.new_cache(1))
+    if runner.target.dtype != torch.float32 and not tried.attends_apart:
         return f"as this '{runner.target.model_type}' model in {where} does not attend by torch's scaled dot product"
     return f"as scores of this model in {where} depend on the other rows of a pass (by {worst:.2g})" if worst else None
 

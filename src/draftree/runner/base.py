@@ -47,7 +47,6 @@ class Runner(ABC):
         self.lock: AbstractContextManager[Any] = nullcontext()
         self.costs: dict[int, Any] = {}  # measured `StepCost` by number of threads
         self.copied = Copies()
-        self.attends_apart = True  # whether the last pass row by row was one in every layer
 
     @property
     def outdated(self) -> bool:

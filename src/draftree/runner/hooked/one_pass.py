@@ -71,14 +71,10 @@ class HookedPass:
     Args:
         stock: the model.
         plan, cache, first, encoder: as of `Runner.run`.
-
-    Attributes:
-        attends_apart: whether a pass row by row was one in every layer.
     """
 
     def __init__(self, stock: StockModel, plan: Plan, cache: SlotCache, first: int, encoder: Any) -> None:
         self.stock, self.plan, self.cache, self.first, self.encoder = stock, plan, cache, first, encoder
-        self.attends_apart = True
         self.segments = [Segment(0, None, plan.positions, plan.visible, plan.prefix_rows)]
         self.masks = PassMasks(self.segments[0], cache, first, self.target.dtype, plain_row=self._may_go_unmasked())
         self.hidden: dict[int, Tensor] = {}
@@ -121,9 +117,8 @@ class HookedPass:
             if apart is not None:
                 stack.enter_context(apart)
             logits = target.model(**arguments).logits
-            if apart is not None:
-                self.attends_apart = apart.calls >= len(target.layers)
-        return PassResult(logits, self.segments, self.hidden)
+        reached = apart is None or apart.calls >= len(target.layers)
+        return PassResult(logits, self.segments, self.hidden, attends_apart=reached)
 
     def _forward_mask(self) -> Any:
         if self.family.layer_arguments_needed:

@@ -109,9 +109,6 @@ class HookedRunner(Runner):
 
     def _through(self, plan: Plan, cache: SlotCache, first: int, encoder: Any) -> PassResult:
         cache.open(first, plan.batch, plan.width + plan.appended, bare=plan.bare)
-        one = HookedPass(self._stock, plan, cache, first, encoder)
-        result = one.run(self.bypass)
+        result = HookedPass(self._stock, plan, cache, first, encoder).run(self.bypass)
         result.runner = self
-        if plan.row_by_row:
-            self.attends_apart = one.attends_apart
         return result
