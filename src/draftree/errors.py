@@ -37,7 +37,8 @@ def check_least(least: int, most: int = LARGEST, **options: int | None) -> None:
         if value is not None and not isinstance(value, Integral):
             raise ValueError(f"{option} is {brief(repr(value))}: give a whole number.")
         if value is not None and not least <= value <= most:
-            raise ValueError(f"{option} is {value}: give at {f'least {least}' if value < least else f'most {most}'}.")
+            bound = f"least {least}" if value < least else f"most {most}"
+            raise ValueError(f"{option} is {brief(value)}: give at {bound}.")
 
 
 def brief(text: object) -> str:

@@ -34,6 +34,21 @@ class Row:
     encoder_states: Tensor | None = None
 
 
+def real_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
+    """The prompts [batch, length] without what their mask hides.
+
+    Raises:
+        ValueError: one is all padding.
+    """
+    if attention_mask is None:
+        prompts: list[list[int]] = input_ids.tolist()
+    else:
+        prompts = [row[keep].tolist() for row, keep in zip(input_ids, attention_mask.bool(), strict=True)]
+    if not all(prompts):
+        raise ValueError("A prompt of the batch is all padding: give every row at least one token.")
+    return prompts
+
+
 def seeds_of(sample: bool | None, seed: Any, count: int) -> list[int | None]:
     """A seed for each of `count` requests; None where nothing is drawn, or by torch's default generator.
 

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
-from draftree.engine.batch import Row, check_streamer, ended, run_batch, seeds_of
+from draftree.engine.batch import Row, check_streamer, ended, real_tokens, run_batch, seeds_of
 from draftree.engine.config import EngineConfig
 from draftree.engine.constraints import Grammars, compile_grammars
 from draftree.engine.limits import check_prompt, check_source, decoder_start
@@ -149,7 +149,7 @@ def _rows(
 
     An encoder-decoder's encoder reads `input_ids`, and its answers are written behind the decoder's first token.
     """
-    prompts, texts, mask = _real_tokens(input_ids, attention_mask), input_ids, attention_mask
+    prompts, texts, mask = real_tokens(input_ids, attention_mask), input_ids, attention_mask
     sources: list[Tensor | None] = [None] * len(prompts)
     if target.encoder_decoder:
         for source in prompts:
@@ -203,14 +203,3 @@ def _check_ids(input_ids: Any, attention_mask: Tensor | None) -> None:
 
 def _integral(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
-
-
-def _real_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
-    if attention_mask is None:
-        prompts: list[list[int]] = input_ids.tolist()
-    else:
-        real = attention_mask.bool()
-        prompts = [row[keep].tolist() for row, keep in zip(input_ids, real, strict=True)]
-    if any(not prompt for prompt in prompts):
-        raise ValueError("A prompt of the batch is all padding: give every row at least one token.")
-    return prompts

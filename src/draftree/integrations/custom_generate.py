@@ -19,7 +19,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
 from draftree.engine import Recorder, Rules, RunStats
-from draftree.engine.batch import Row, check_streamer, ended, run_batch, seeds_of
+from draftree.engine.batch import Row, check_streamer, ended, real_tokens, run_batch, seeds_of
 from draftree.engine.config import EngineConfig
 from draftree.engine.constraints import Grammars, compile_grammars
 from draftree.engine.limits import check_prompt
@@ -28,7 +28,7 @@ from draftree.integrations.batched_processors import processors_by_request
 from draftree.integrations.caller import given_to_generate
 from draftree.integrations.model_inputs import check_inputs
 from draftree.pruning import EarlyPruning, LossyCALM
-from draftree.runner import Runner, Target, open_current
+from draftree.runner import Runner, open_current
 from draftree.shaping import Shape
 
 
@@ -128,7 +128,8 @@ def custom_generate(
             new = (length if length is not None else generation_config.max_length) - input_ids.shape[1]
             count = input_ids.shape[0]
             check_inputs(input_ids, model_kwargs, encoder_decoder=target.encoder_decoder)
-            prompts = _prompts(target, input_ids, model_kwargs)
+            own_mask = None if target.encoder_decoder else model_kwargs.get("attention_mask")  # else of the source
+            prompts = real_tokens(input_ids, own_mask)
             for prompt in prompts:
                 check_prompt(prompt, new, target.vocab_size, target.max_positions)
             check_streamer(follower, count)
@@ -171,14 +172,6 @@ def custom_generate(
             return kind(sequences=sequences)  # type: ignore[arg-type]  # Hugging Face annotates LongTensor
 
     return loop
-
-
-def _prompts(target: Target, input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[list[int]]:
-    mask = model_kwargs.get("attention_mask")
-    if target.encoder_decoder or mask is None:  # an encoder's mask is about its own source
-        prompts: list[list[int]] = input_ids.tolist()
-        return prompts
-    return [row[keep].tolist() for row, keep in zip(input_ids, mask.bool(), strict=True)]
 
 
 def _states(b: int, model_kwargs: dict[str, Any]) -> Tensor:

@@ -7,6 +7,8 @@ process dies. So every address goes through here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from ctypes import c_void_p
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,13 @@ def address(tensor: Tensor, dtype: torch.dtype, *, strided: bool = False) -> int
 def optional_address(tensor: Tensor | None, dtype: torch.dtype) -> int | None:
     """The same for a tensor that may be missing, which C knows as a null pointer."""
     return None if tensor is None else address(tensor, dtype)
+
+
+def store_addresses(stores: Sequence[tuple[Tensor, Tensor]]) -> tuple[Any, Any]:
+    """Where the float32 keys and values of several layers lie: an array of addresses of each."""
+    at = c_void_p * len(stores)
+    keys, values = ([address(store, torch.float32) for store in own] for own in zip(*stores, strict=True))
+    return at(*keys), at(*values)
 
 
 def array_address(array: NDArray[Any], dtype: Any) -> int:

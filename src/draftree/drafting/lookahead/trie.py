@@ -38,7 +38,8 @@ from numpy.typing import NDArray
 from draftree.drafting.lookahead import trie_file
 from draftree.drafting.lookahead.c_trie import CTrie
 from draftree.drafting.lookahead.python_trie import PythonTrie
-from draftree.drafting.lookahead.twins import MODES, SOURCES, Backend, TrieOptions, check_count, checked_ids, chosen
+from draftree.drafting.lookahead.twins import MAX_TOKEN, MODES, SOURCES, Backend, TrieOptions, checked_ids, chosen
+from draftree.errors import check_least
 from draftree.files import replacing
 
 _BACKENDS = {"auto": "auto", "c": "c", "python": "python"}
@@ -104,9 +105,8 @@ class Trie:
         "single" is one branch. sources: "prompt", "output" or "mix" (table 3).
         """
         most = self.options.branch_length
-        check_count("budget", budget)
         depth = most if depth is None else depth
-        check_count("depth", depth)
+        check_least(1, MAX_TOKEN, budget=budget, depth=depth)
         how = chosen("mode", mode, MODES), chosen("sources", sources, SOURCES)
         with self._lock:
             return Retrieved(*self._backend.retrieve(self._slot(request), budget, min(depth, most), *how))

@@ -10,12 +10,12 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from reprlib import repr
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftree.errors import did_you_mean
+from draftree.errors import check_least, did_you_mean
 
 MODES = {"hierarchical": 0, "parallel": 1, "single": 2}
 FROM_PROMPT, FROM_OUTPUT = 1, 2
@@ -31,9 +31,6 @@ SMOOTHING = 2.0
 MAX_TOKEN = 2**31 - 1
 ONE_HIT = 256  # counts are fixed point, so that halving is exact in both twins
 MAX_COUNT = 1 << 31
-
-LONGEST = 4096
-"""Most tokens of a branch, a query or a draft: longer ones would take memory and are accepted nowhere."""
 
 Arrays = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]
 """tokens, parents, logp, source of a draft."""
@@ -74,11 +71,14 @@ class TrieOptions:
     def __post_init__(self) -> None:
         if self.min_nodes is None:
             object.__setattr__(self, "min_nodes", self.branch_length)
-        for name in ("branch_length", "decoding_length", "max_query_length"):
-            check_count(name, getattr(self, name), LONGEST)
-        check_count("min_nodes", self.min_nodes)
-        check_count("capacity", self.capacity, 2**20)
-        check_count("max_nodes", self.max_nodes, 2**30)  # more could not be numbered
+        for name, value in vars(self).items():
+            if value is None:
+                raise ValueError(f"{name} is None: give a number.")
+        check_least(1, branch_length=self.branch_length, decoding_length=self.decoding_length)
+        check_least(1, max_query_length=self.max_query_length)
+        check_least(1, MAX_TOKEN, min_nodes=self.min_nodes)
+        check_least(1, 2**20, capacity=self.capacity)
+        check_least(1, 2**30, max_nodes=self.max_nodes)  # more could not be numbered
         weight = self.prompt_weight
         if not isinstance(weight, int | float | np.number) or not 1e-6 <= weight <= 1e6:
             raise ValueError(f"prompt_weight={repr(weight)} must be a number from 1e-6 to 1e6; 1 means no weighting.")
@@ -108,12 +108,6 @@ class Backend(Protocol):
     def nodes(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
-
-
-def check_count(name: str, number: Any, most: int = MAX_TOKEN) -> None:
-    """Refuse what is no whole number from 1 to `most`."""
-    if not isinstance(number, int | np.integer) or not 1 <= number <= most:
-        raise ValueError(f"{name}={repr(number)} must be a whole number from 1 to {most}.")
 
 
 def chosen(name: str, value: str, valid: dict[str, _T]) -> _T:

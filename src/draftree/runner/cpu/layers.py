@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.native.addresses import address, optional_address
+from draftree.native.addresses import address, optional_address, store_addresses
 from draftree.native.structures import Layer, Pass
 from draftree.runner.eager.layer import Angles
 from draftree.runner.eager.parts import Norm, Parts
@@ -126,9 +126,7 @@ class CompiledStack:
         for number, layer in zip(self.numbers[first:last], self.layers[first:last], strict=True):
             kv, _, dim = layer.parts.heads
             found.append(cache.stores(number, kv, (dim, dim), like))
-        at = c_void_p * len(found)
-        keys, values = ([address(store, torch.float32) for store in stores] for stores in zip(*found, strict=True))
-        return at(*keys), at(*values)
+        return store_addresses(found)
 
 
 class CompiledAngles:

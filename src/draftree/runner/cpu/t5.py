@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_int64, c_void_p
+from ctypes import c_int64
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftree.native import ABI, load_library
-from draftree.native.addresses import address
+from draftree.native.addresses import address, store_addresses
 from draftree.native.structures import Matrix, Pass, T5Decoder, T5Layer
 from draftree.runner.cpu.layers import threads_for
 from draftree.runner.eager.product import may_copy
@@ -143,12 +143,7 @@ class _Decoder:
     def _stores(self, cache: SlotCache) -> tuple[Any, Any]:
         """Where a cache has the keys and the values of all layers: arrays of addresses."""
         widths, count = (self._dim, self._dim), len(self._layers)
-        stores = [cache.stores(i, self._heads, widths, self._embedding) for i in range(count)]
-        at = c_void_p * count
-        keys, values = (
-            [address(store, torch.float32) for store in of_layers] for of_layers in zip(*stores, strict=True)
-        )
-        return at(*keys), at(*values)
+        return store_addresses([cache.stores(i, self._heads, widths, self._embedding) for i in range(count)])
 
 
 def _described(layer: Any, packed: Sequence[Packed | None]) -> T5Layer:
