@@ -122,6 +122,18 @@ def test_files_do_not_import_in_circles() -> None:
     assert not found, f"these files import each other: {[sorted(circle) for circle in found]}"
 
 
+def room(module: str) -> str:
+    return module.partition(".")[2].partition(".")[0]
+
+
+def test_rooms_do_not_import_in_circles() -> None:
+    graph: dict[str, set[str]] = {room(name): set() for name in MODULES}
+    for name, imported in GRAPH.items():
+        graph[room(name)] |= {room(one) for one in imported} - {"", room(name)}
+    found = circles(graph)
+    assert not found, f"these rooms import each other: {[sorted(circle) for circle in found]}"
+
+
 def test_folders_of_a_room_do_not_import_in_circles() -> None:
     """What a file of the room itself imports is no import of a folder: such files bind the folders together."""
 
@@ -138,9 +150,6 @@ def test_folders_of_a_room_do_not_import_in_circles() -> None:
 
 
 def test_lower_floors_never_import_higher_ones() -> None:
-    def room(module: str) -> str:
-        return module.partition(".")[2].partition(".")[0]
-
     for name in MODULES:
         assert room(name) in FLOORS, f"{room(name)} has no floor: give it one in {Path(__file__).name}"
     wrong = [(a, b) for a in MODULES for b in GRAPH[a] if FLOORS[room(b)] > FLOORS[room(a)]]

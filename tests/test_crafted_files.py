@@ -17,7 +17,7 @@ from few import few
 
 from draftree.drafting import Lookahead
 from draftree.drafting.lookahead import Trie
-from draftree.shaping.static import choices_named
+from draftree.tree.static import choices_named
 
 HERE = Path(__file__).parent
 FORMATS = {"trie": 920, "folder": 600, "trace": 800, "tuned": 600, "data": 800}  # and the cases of the slow suite

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.drafting import Context
+from draftree.drafting.ledger import BINS, CLASSES, HEAVY, WIDTH, Ledger, cells_of
 from draftree.drafting.merge.calibration import Calibration
-from draftree.shaping.ledger import BINS, CLASSES, HEAVY, WIDTH, Ledger, cells_of
 from draftree.tree import TokenTree
 
 

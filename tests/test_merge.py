@@ -28,13 +28,13 @@ from draftree.drafting import (
     PromptLookup,
 )
 from draftree.drafting.base import StepPlan
+from draftree.drafting.ledger import WIDTH
 from draftree.drafting.merge.votes import WEIGHT_FIRST, Votes
 from draftree.engine import Engine, Rules, generate
 from draftree.engine.generate import GenerateOutput
 from draftree.pruning import EarlyHead, EarlyPruning
 from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Fixed
-from draftree.shaping.ledger import WIDTH
 from draftree.tree import TokenTree
 
 Paths = Sequence[Sequence[int]]

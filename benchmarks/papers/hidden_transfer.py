@@ -26,7 +26,7 @@ from benchmarks.papers.ways import COLUMNS, QUICK, compared, sized
 from draftree.drafting.hidden_transfer import default_transfer_layers
 from draftree.drafting.in_model import InModelDrafter
 from draftree.runner import inspect_model
-from draftree.shaping.static import best_choices
+from draftree.tree.static import best_choices
 
 PAPER, DEPTH = "Hidden Transfer", 3
 HEADS = ("hidden-transfer", "medusa")

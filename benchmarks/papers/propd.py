@@ -30,7 +30,7 @@ from benchmarks.shapes.subjects import OPTIONS, batches, heads, trains_heads
 from draftree.drafting.in_model import InModelDrafter
 from draftree.pruning import EarlyPruning
 from draftree.shaping import DynamicTree, Fixed
-from draftree.shaping.static import best_choices, chain
+from draftree.tree.static import best_choices, chain
 
 MEDUSA: dict[str, Any] = {"drafters": ("medusa",)}
 BPD, STATIC, PUBLISHED, OWN = "BPD", "Medusa, static tree", "ProPD as published", "sized by cost"

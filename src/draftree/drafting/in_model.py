@@ -24,8 +24,8 @@ from draftree.errors import check_least, did_you_mean
 from draftree.runner.hooked.probe import probe
 from draftree.runner.target import Target, inspect_model
 from draftree.runner.top_tokens import top_tokens
-from draftree.shaping.static import Choices, choices_named
 from draftree.tree import TokenTree
+from draftree.tree.static import Choices, choices_named
 
 SHAPES = ("hidden_size", "layers", "vocab_size", "kv_heads", "head_dim", "value_dim")
 BEST_FIRST = "best-first"
@@ -49,7 +49,7 @@ class InModelDrafter(Trained, Drafter):
         steps: depths that the weights are made for.
         tree: how candidates become a tree: "best-first" (the most probable nodes under the shape's budget, see
             `TokenTree.from_candidates`), "chain",
-            "full-K", "efficient-K", "efficient-code-K" (see `draftree.shaping.static`), or a choice list, such as
+            "full-K", "efficient-K", "efficient-code-K" (see `draftree.tree.static`), or a choice list, such as
             [(0,), (1,), (0, 0)].
         candidates: tokens kept per depth; a static tree's width where it is wider.
         depth: how many of the trained depths are drafted, from the first; None for all. Fewer cost fewer rows.

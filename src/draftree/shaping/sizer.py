@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from draftree.drafting.base import Context, Drafter, StepPlan
+from draftree.drafting.ledger import FADING_OWN, Ledger, cells_of
 from draftree.shaping.base import Outcome, Sizer
 from draftree.shaping.by_rank import ByRank
-from draftree.shaping.ledger import FADING_OWN, Ledger, cells_of
 from draftree.shaping.modes import PLAIN, PREPARED, UNPREPARED, Modes
 from draftree.shaping.planner import choose, lead
 from draftree.shaping.step_times import Kind, StepTimes

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from draftree.drafting.base import ByRequest, Context
-from draftree.shaping.ledger import FADING_OWN, Ledger, cells_of
+from draftree.drafting.ledger import FADING_OWN, Ledger, cells_of
 from draftree.tree import TokenTree
 
 EVERY = 2  # drafts of a request between two that are compared, once much is known: comparing costs as much as drafting
