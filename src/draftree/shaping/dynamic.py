@@ -13,7 +13,8 @@ from draftree.drafting.base import Drafter
 from draftree.runner.step_cost import StepCost
 from draftree.shaping.base import Shape, Sizer
 from draftree.shaping.cost_line import CostLine
-from draftree.shaping.sizer import DynamicSizer, Learned
+from draftree.shaping.learned import Learned
+from draftree.shaping.sizer import DynamicSizer
 from draftree.shaping.step_times import StepTimes
 
 if TYPE_CHECKING:

@@ -7,20 +7,18 @@ rows that a drafter inside the model attaches, is set against what it brings, fo
 
 from __future__ import annotations
 
-import copy
 import math
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from draftree.drafting.base import Context, Drafter, StepPlan
-from draftree.drafting.ledger import FADING_OWN, Ledger, cells_of
+from draftree.drafting.ledger import cells_of
 from draftree.shaping.base import Outcome, Sizer
-from draftree.shaping.by_rank import ByRank
+from draftree.shaping.learned import Learned, OfRequest
 from draftree.shaping.modes import PLAIN, PREPARED, UNPREPARED, Modes
 from draftree.shaping.planner import choose, lead
 from draftree.shaping.step_times import Kind, StepTimes
@@ -31,44 +29,11 @@ if TYPE_CHECKING:
 
 MORE = 2  # draft tokens that are asked for above the largest of the request's recent trees
 CHEAP = 0.05  # part of a plain step that drafting may take for twice that tree to be asked for
-FIRST_TREE = 4.0  # draft tokens of it, before any
 RECENT = 0.9  # how fast the largest of the recent trees fades, by step
-GAIN_FIRST, GAIN_RATE = 0.5, 0.1  # accepted draft tokens a step, before any was seen; weight of a step in their mean
+GAIN_RATE = 0.1  # weight of a step in the mean of accepted draft tokens
 LEARN_EVERY = 4  # steps that are learned from together: out of cold caches, one takes as long as four in a row
 BARE_FIRST, BARE_LAST = 16, 128  # steps with attached rows after which one goes without
 HARDLY = 0.05  # part of a pass's time that rows at more nodes may take more than rows at the root
-
-
-class Learned:
-    """What is known of a drafter's draft tokens, over all requests and engines; `acceptance` as of `DynamicTree`."""
-
-    def __init__(self, acceptance: str) -> None:
-        self.lock = threading.RLock()  # held while any of it is read or changed
-        self.ledger = Ledger()  # counts of all requests
-        # ProPD's model in its place, if chosen.
-        self.by_rank = None if acceptance == "calibrated" else ByRank(conditional=acceptance == "by-rank")
-        self.modes: Modes | None = None  # what drafting brought; None before the first engine says which ways there are
-        self.gain = GAIN_FIRST  # accepted draft tokens a step
-
-    def __getstate__(self) -> dict[str, Any]:
-        with self.lock:  # copied here, since engines of other threads may go on learning
-            return {name: copy.deepcopy(value) for name, value in vars(self).items() if name != "lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, lock=threading.RLock())
-
-
-class _State:
-    """What is known of one request."""
-
-    __slots__ = ("chances", "gain", "ledger", "modes", "next", "recent")
-
-    def __init__(self, modes: Modes, first: int, gain: float) -> None:
-        self.ledger = Ledger(FADING_OWN)
-        self.modes, self.gain = modes, gain
-        self.next = first  # way of drafting in the next step to be planned
-        self.recent = FIRST_TREE  # draft tokens of the largest tree verified recently
-        self.chances: list[float] | None = None  # by cell, that draft tokens are accepted; None: to be read again
 
 
 class DynamicSizer(Sizer):
@@ -93,7 +58,7 @@ class DynamicSizer(Sizer):
         self._learned, self._times, self._drafter, self._pruner = learned, times, drafter, pruner
         self._max_nodes, self._ways = max_nodes, ways
         self._packed = packed and pruner is None and not can.prepares  # what is done inside a pass is padded
-        self._states: dict[int, _State] = {}
+        self._states: dict[int, OfRequest] = {}
         self._since: dict[int, tuple[int, int]] = {}  # by requests: steps that attached rows, and how many may in a row
         self._unread: list[tuple[StepPlan, Outcome]] = []  # steps that are still to be learned from
         self._seconds_of: dict[tuple[Kind, int, int], tuple[np.ndarray, list[float]]] = {}  # see `_seconds`
@@ -154,7 +119,7 @@ class DynamicSizer(Sizer):
             if self._learned.by_rank is not None:
                 self._learned.by_rank.forget(request)
 
-    def _asked(self, state: _State, way: int, batch: int) -> float:
+    def _asked(self, state: OfRequest, way: int, batch: int) -> float:
         """Draft tokens that the drafter is asked for: more than were worth it lately, so that trees can grow."""
         cheap = self._times.drafting(batch, way) < CHEAP * self._times.plain(batch)
         return (1 + cheap) * state.recent + MORE
@@ -184,11 +149,13 @@ class DynamicSizer(Sizer):
 
     # ---------------------------------------------------------------- what is expected
 
-    def _state(self, request: Context) -> _State:
+    def _state(self, request: Context) -> OfRequest:
         state = self._states.get(request.id)
         if state is None:
             learned = self._learned
-            state = self._states[request.id] = _State(Modes(self._ways, learned.modes), self._first_way, learned.gain)
+            state = self._states[request.id] = OfRequest(
+                Modes(self._ways, learned.modes), self._first_way, learned.gain
+            )
         return state
 
     def _chances(self, plan: StepPlan, logp: Sequence[Sequence[float]]) -> list[list[float]]:
