@@ -133,3 +133,14 @@ def test_drafts_that_were_right_to_the_end_are_learned_from() -> None:
     untouched.remember([alone], tree)
     untouched.forget(alone)
     assert untouched.worth(tree, [alone])[0, 1] == before
+
+
+def test_of_siblings_that_share_a_token_each_is_right() -> None:
+    """A trie may keep branches apart; the text may go on along the second one."""
+    calibration, request = Calibration(), context(0, [1, 5])
+    tree = TokenTree.from_arrays([6, 6, 7], [-1, -1, 1], [-1.0, -2.0, -3.0], root=5)
+    before = calibration.worth(tree, [request])[0]
+    calibration.remember([request], tree)
+    request.tokens += [6, 7]
+    calibration.compare([request])
+    assert (calibration.worth(tree, [request])[0, 1:] > before[1:]).all()

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from draftree.drafting.base import ByRequest, Context
-from draftree.tree import TokenTree
+from draftree.tree import TokenTree, follow
 
 DEPTHS, RANKS = 16, 16  # places that are counted apart; what is beyond counts with the last
 FIRST = 0.5  # share of the best rank before anything is known; of each next rank half of the one before
@@ -146,15 +146,11 @@ def _given_the_parent(drafted: _Awaiting, text: Sequence[int]) -> _Found:
     """
     offered: list[int] = []
     right: list[int] = []
-    reached, place = {0}, drafted.position
-    while below := [node for node, parent in enumerate(drafted.parents) if parent in reached]:
-        if place >= len(text):
-            return None
+    found = [0]
+    for below, found in follow(drafted.tokens, drafted.parents, text[drafted.position :]):
         offered += below
-        reached = {node for node in below if drafted.tokens[node] == text[place]}
-        right += reached
-        place += 1
-    return offered, right
+        right += found
+    return (offered, right) if set(found).isdisjoint(drafted.parents) else None
 
 
 def _by_depth(drafted: _Awaiting, text: Sequence[int]) -> _Found:

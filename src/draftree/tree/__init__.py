@@ -1,7 +1,8 @@
 """Floor 0: the token tree, which every other room uses and which imports none of them."""
 
+from draftree.tree.arrays import follow
 from draftree.tree.layout import Draft
 from draftree.tree.render import to_picture, to_rich, to_text
 from draftree.tree.token_tree import TokenTree
 
-__all__ = ["Draft", "TokenTree", "to_picture", "to_rich", "to_text"]
+__all__ = ["Draft", "TokenTree", "follow", "to_picture", "to_rich", "to_text"]

@@ -8,7 +8,7 @@ device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -212,13 +212,26 @@ class TreeArrays:
     def walk(self, b: int, tokens: Sequence[int]) -> list[int]:
         """The longest path (node ids, root first) of tree b that the continuation `tokens` confirms."""
         known, parents = self.tokens[b, : self.sizes[b]].tolist(), self.parents[b, : self.sizes[b]].tolist()
-        # Siblings may share a token, so several paths can be confirmed at once.
-        reached = {0: [0]}
-        for token in tokens:
-            below = {
-                i: [*reached[parent], i] for i, parent in enumerate(parents) if parent in reached and known[i] == token
-            }
-            if not below:
-                break
-            reached = below
-        return reached[min(reached)]
+        last = 0
+        for _, found in follow(known, parents, tokens):
+            last = min(found, default=last)
+        path = [last]
+        while path[-1] > 0:
+            path.append(parents[path[-1]])
+        return path[::-1]
+
+
+def follow(tokens: Sequence[int], parents: Sequence[int], text: Iterable[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Follow a text from the root through a tree of these nodes, as far as it agrees.
+
+    Yields:
+        for each token of the text, the nodes that might be it, for their parents were found, and those that are it:
+        several where siblings share a token. The last ones found have no children, or the text is at its end.
+    """
+    found = [0]
+    for token in text:
+        below = [node for node, parent in enumerate(parents) if parent in found]
+        if not below:
+            return
+        found = [node for node in below if tokens[node] == token]
+        yield below, found

@@ -15,14 +15,14 @@ import numpy as np
 
 from draftree.drafting.base import ByRequest, Context
 from draftree.drafting.ledger import FADING_OWN, Ledger, cells_of
-from draftree.tree import TokenTree
+from draftree.tree import TokenTree, follow
 
 EVERY = 2  # drafts of a request between two that are compared, once much is known: comparing costs as much as drafting
 KNOWN = 64  # drafts after which that begins
 
 
 class _Draft(NamedTuple):
-    """A draft whose text is still to come: the position behind its root, and its draft tokens in their tree's order."""
+    """A draft whose text is still to come: the position behind its root, its nodes, and its draft tokens' cells."""
 
     position: int
     tokens: list[int]
@@ -57,8 +57,7 @@ class Calibration:
         logp, parents, tokens = trees.logp.tolist(), trees.parents.tolist(), trees.tokens.tolist()
         for b, (request, size) in enumerate(zip(requests, trees.sizes, strict=True)):
             if size > 1:
-                nodes = slice(1, size)
-                draft = _Draft(len(request.tokens), tokens[b][nodes], parents[b][nodes], cells_of(logp[b][nodes]))
+                draft = _Draft(len(request.tokens), tokens[b][:size], parents[b][:size], cells_of(logp[b][1:size]))
                 self._waiting.setdefault(request.id, deque()).append(draft)
 
     def compare(self, requests: Sequence[Context]) -> None:
@@ -87,11 +86,7 @@ class Calibration:
 def _right(draft: _Draft, text: Sequence[int]) -> tuple[list[int], bool]:
     """Draft tokens on the text's path, counted from 0, and whether more text can add none."""
     right: list[int] = []
-    node = 0  # of the tree, whose root is 0
-    for token in text[draft.position :]:
-        children = [i for i, (said, above) in enumerate(zip(draft.tokens, draft.parents, strict=True)) if above == node]
-        node = next((i + 1 for i in children if draft.tokens[i] == token), -1)
-        if node < 0:
-            return right, True
-        right.append(node - 1)
-    return right, node not in draft.parents
+    found = [0]
+    for _, found in follow(draft.tokens, draft.parents, text[draft.position :]):
+        right += [node - 1 for node in found]
+    return right, set(found).isdisjoint(draft.parents)
