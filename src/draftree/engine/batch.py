@@ -40,10 +40,8 @@ def real_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[i
     Raises:
         ValueError: one is all padding.
     """
-    if attention_mask is None:
-        prompts: list[list[int]] = input_ids.tolist()
-    else:
-        prompts = [row[keep].tolist() for row, keep in zip(input_ids, attention_mask.bool(), strict=True)]
+    real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    prompts = [row[keep].tolist() for row, keep in zip(input_ids, real.bool(), strict=True)]
     if not all(prompts):
         raise ValueError("A prompt of the batch is all padding: give every row at least one token.")
     return prompts
