@@ -27,10 +27,10 @@ FIRST = {32: 15, 40: 25}  # t_1 of the paper's models by their layers (section 4
 STRIDE = 5  # layers of theirs from one transfer to the next
 
 
-def default_transfer_layers(layers: int, steps: int = STEPS) -> tuple[int, ...]:
+def default_transfer_layers(layers: int) -> tuple[int, ...]:
     """The paper's layers, scaled from its model of the nearest depth to `layers`; none behind the last but one."""
     theirs = min(FIRST, key=lambda depth: abs(depth - layers))
-    chosen = [round((FIRST[theirs] + STRIDE * i) * layers / theirs) for i in range(steps)]
+    chosen = [round((FIRST[theirs] + STRIDE * i) * layers / theirs) for i in range(STEPS)]
     return tuple(min(max(layer, 1), layers - 1) for layer in chosen)
 
 

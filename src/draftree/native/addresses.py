@@ -17,18 +17,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-def address(tensor: Tensor, dtype: torch.dtype, *, strided: bool = False) -> int:
+def address(tensor: Tensor, dtype: torch.dtype) -> int:
     """Address of a tensor's first element.
 
     Args:
         tensor: what C reads or writes.
         dtype: the type that C knows it by.
-        strided: C receives the strides, so the tensor may have gaps.
 
     Raises:
         RuntimeError: another type, another device, or gaps: C would read something else.
     """
-    if tensor.dtype is not dtype or not tensor.is_cpu or not (strided or tensor.is_contiguous()):
+    if tensor.dtype is not dtype or not tensor.is_cpu or not tensor.is_contiguous():
         raise RuntimeError(
             f"Compiled code reads contiguous {dtype} on the CPU, and this tensor of shape {list(tensor.shape)} is "
             f"{'' if tensor.is_contiguous() else 'not contiguous, '}{tensor.dtype} on {tensor.device}: please report "

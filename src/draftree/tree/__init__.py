@@ -2,7 +2,7 @@
 
 from draftree.tree.arrays import follow
 from draftree.tree.layout import Draft
-from draftree.tree.render import to_picture, to_rich, to_text
+from draftree.tree.render import to_rich
 from draftree.tree.token_tree import TokenTree
 
-__all__ = ["Draft", "TokenTree", "follow", "to_picture", "to_rich", "to_text"]
+__all__ = ["Draft", "TokenTree", "follow", "to_rich"]
