@@ -1,4 +1,4 @@
-"""The import graph of the package: no circle between files or folders, and no import of a higher floor.
+"""The import graph of the package: no circle, no import of a higher floor, no drafter that knows another.
 
 Every import counts: at the top of a file, inside a function, and those made for types alone.
 """
@@ -47,6 +47,20 @@ FLOORS = {
     "chat": 4,
     "cli": 5,
     "__main__": 5,
+}
+
+# Each is a module or a package under drafting/. They share what else is there, and never know each other.
+DRAFTERS = {
+    "lookahead",
+    "prompt_lookup",
+    "jacobi",
+    "bild",
+    "draft_model",
+    "self_speculative",
+    "medusa",
+    "bita",
+    "hidden_transfer",
+    "merge",
 }
 
 
@@ -156,8 +170,17 @@ def test_lower_floors_never_import_higher_ones() -> None:
     assert not wrong, "\n".join(f"{name} imports {imported}" for name, imported in wrong)
 
 
+def test_drafters_do_not_know_each_other() -> None:
+    def drafter(module: str) -> str:
+        return next((name for name in DRAFTERS if f"{module}.".startswith(f"draftree.drafting.{name}.")), "")
+
+    wrong = [(a, b) for a in MODULES for b in GRAPH[a] if drafter(a) and drafter(b) not in ("", drafter(a))]
+    assert not wrong, "\n".join(f"{name} imports {imported}" for name, imported in wrong)
+
+
 def test_every_spelling_of_an_import_is_understood() -> None:
     source = """
+import draftree
 import draftree.engine.loop
 from draftree.tree import TokenTree
 from draftree import runner
@@ -167,6 +190,7 @@ def late():
     from draftree.runner.base import Runner
 """
     assert imports_of("draftree.runner.hooked.probe", source) == {
+        "draftree",
         "draftree.engine.loop",
         "draftree.tree",
         "draftree.runner",
@@ -174,6 +198,7 @@ def late():
         "draftree.runner.kv.cache",
         "draftree.runner.base",
     }
+    assert imports_of("draftree.runner", "from .plan import Plan") == {"draftree.runner.plan"}, "a package is its own"
 
 
 @of_every(sorted(SRC.rglob("*.py")))

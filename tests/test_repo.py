@@ -1,4 +1,4 @@
-"""The walls of the design, held by reading the sources: drafters apart, short files, public names."""
+"""The walls of the design, held by reading the sources: short files, tensors that name their type, public names."""
 
 import ast
 import re
@@ -16,21 +16,6 @@ MODULES = sorted(SRC.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 
-# Each is a module or a package under drafting/. They share what else is there, and never know each other.
-DRAFTERS = {
-    "lookahead",
-    "prompt_lookup",
-    "jacobi",
-    "bild",
-    "draft_model",
-    "self_speculative",
-    "medusa",
-    "bita",
-    "hidden_transfer",
-    "merge",
-}
-
-
 # Calls of torch that make a tensor out of nothing. Those of the first row make floats unless they are told otherwise.
 FLOATS = {"zeros", "ones", "empty", "full", "eye", "rand", "randn", "linspace", "tensor", "as_tensor", "scalar_tensor"}
 FACTORIES = FLOATS | {"arange", "randint", "randperm", "asarray", "logspace", "empty_strided", "range"}
@@ -47,62 +32,6 @@ def name_of(path: Path) -> tuple[str, ...]:
     """The module's name as parts below draftree: runner/cache.py is ("runner", "cache")."""
     parts = path.relative_to(SRC).with_suffix("").parts
     return parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts
-
-
-def imports_of(source: str, module: tuple[str, ...], is_package: bool) -> set[tuple[str, ...]]:
-    """Everything of draftree that a module imports, at any depth of its code and also for types alone."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module.split(".") if node.module else []
-            if node.level:  # relative: climb from the package that holds the module
-                package = ("draftree", *(module if is_package else module[:-1]))
-                base = [*package[: len(package) - node.level + 1], *base]
-            names = [".".join([*base, alias.name]) for alias in node.names]
-        else:
-            continue
-        for name in names:
-            top, *rest = name.split(".")
-            if top == "draftree":
-                # `import draftree` and names of its __init__ mean the public face.
-                known = rest and ((SRC / rest[0]).is_dir() or (SRC / rest[0]).with_suffix(".py").exists())
-                found.add(tuple(rest) if known else ("__init__",))
-    return found
-
-
-def test_imports_of_understands_every_spelling():
-    source = """
-import draftree
-import draftree.engine.loop
-from draftree.tree import TokenTree
-from draftree import runner
-from .cache import SlotCache
-from ..drafting import lookahead
-def late():
-    from ..cli import main
-"""
-    assert imports_of(source, ("runner", "hooked"), is_package=False) == {
-        ("__init__",),
-        ("engine", "loop"),
-        ("tree", "TokenTree"),
-        ("runner",),
-        ("runner", "cache", "SlotCache"),
-        ("drafting", "lookahead"),
-        ("cli", "main"),
-    }
-    assert imports_of("from .a import b", ("runner",), is_package=True) == {("runner", "a", "b")}
-
-
-@of_every(MODULES)
-def test_drafters_do_not_know_each_other(path):
-    module = name_of(path)
-    if module[0] != "drafting" or len(module) == 1:
-        return
-    others = DRAFTERS - {module[1]}
-    for imported in imports_of(path.read_text(encoding="utf-8"), module, path.name == "__init__.py"):
-        assert imported[:1] != ("drafting",) or not others & set(imported[1:2]), ".".join(imported)
 
 
 @of_every(MODULES + TESTS + BENCHMARKS)
