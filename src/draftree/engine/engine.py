@@ -1,6 +1,6 @@
 """The engine: requests in slots that join and leave between the steps of the loop.
 
-`generate`, `stream` and the server are faces of this; there is no second loop anywhere.
+`generate`, `stream` and the server are faces of this. Only `tuning.replay` repeats the loop, on recorded answers.
 """
 
 from __future__ import annotations
