@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ from zoo import build
 
 import draftree
 from draftree.drafting import BiTA
-from draftree.drafting.folder import CONFIG, base_of, load_drafter
 from draftree.engine import generate
 from draftree.runner import EagerRunner, inspect_model
 from draftree.runner.step_cost import StepCost
@@ -135,20 +132,6 @@ def test_shallow_prompts_are_trained_through_the_model(family: str) -> None:
     assert torch.equal(drafter.weights.prompt_keys, held)
     keys.square().sum().backward()
     assert bool(drafter.weights.prompt_embeddings.grad.any(1).all())
-
-
-def test_a_folder_of_an_older_version_is_read(tmp_path: Path) -> None:
-    """`deep` was a yes or no; no stood for prompts of the first layer."""
-    model = build("llama")
-    for deep, prompting in ((True, "deep"), (False, "first-layer")):
-        drafter = BiTA.fresh(model, prompts=2, prompting=prompting)
-        drafter.base = base_of(model)
-        drafter.save_pretrained(tmp_path)
-        config = json.loads((tmp_path / CONFIG).read_text())
-        del config["settings"]["prompting"]
-        config["settings"]["deep"] = deep
-        (tmp_path / CONFIG).write_text(json.dumps(config))
-        assert load_drafter(tmp_path, model).settings["prompting"] == prompting
 
 
 def test_what_a_tree_costs() -> None:

@@ -100,8 +100,7 @@ def drafter(setup: Setup, method: str, settings: dict[str, Any]) -> Any:
     def make(data: Path, out: Path, options: TrainOptions) -> None:
         train(method, setup.small, data, out, settings=settings, options=options, tell=silent)
 
-    about = [settings, None]  # as older versions put it, whose trainings are found by it
-    return setup.trained(str(made(setup, method, about, make)))
+    return setup.trained(str(made(setup, method, settings, make)))
 
 
 def remark(setup: Setup) -> str:

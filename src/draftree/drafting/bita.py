@@ -141,14 +141,6 @@ class BiTA(GroupDrafter):
             s["hidden_size"], s["layers"], s["kv_heads"], s["head_dim"], masks, prompts, prompting, s["value_dim"]
         )
 
-    @classmethod
-    def renamed(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Trained.renamed`: `deep` was a yes or no, and no stood for prompts of the first layer."""
-        now = dict(settings)
-        if "deep" in now:
-            now["prompting"] = DEEP if now.pop("deep") else FIRST_LAYER
-        return now
-
     def deep_prefix(self, target: Target) -> list[tuple[Tensor, Tensor]] | None:
         placed: _Placed = self.placement(target.device, target.dtype)
         return placed.prefix

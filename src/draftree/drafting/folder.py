@@ -85,11 +85,6 @@ class Trained(ABC):
     def fresh(cls, model: Any, **settings: Any) -> Self:
         """Untrained, with shapes taken from `model`."""
 
-    @classmethod
-    def renamed(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of a folder by today's names, where an older version wrote others."""
-        return dict(settings)
-
     @abstractmethod
     def shapes(self) -> dict[str, Any]:
         """What of a model must be equal for these weights to fit."""
@@ -222,7 +217,7 @@ def _load(folder_or_repo: str | Path, model: Any, same_weights: bool) -> Trained
         raise ValueError(f"{folder / CONFIG} is of no use here: {brief(error)}.") from None
     try:
         with _without_tensors():  # no setting of a file takes memory before its tensors are there
-            held = home.fresh(model, **home.renamed(config["settings"]))
+            held = home.fresh(model, **config["settings"])
     except TypeError as error:
         raise ValueError(f"{folder / CONFIG} has settings that this version does not know: {brief(error)}.") from None
     except (ValueError, OverflowError, RuntimeError) as error:
