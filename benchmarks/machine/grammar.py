@@ -33,7 +33,7 @@ HF = "HF generate"
 BOTH = "lookahead+grammar"
 DRAFTERS: dict[str, Any] = {PLAIN: lambda: None, "grammar": GrammarDrafter, "lookahead": Lookahead}
 DRAFTERS[BOTH] = lambda: Merge([Lookahead(), GrammarDrafter()])
-BESIDE = (PLAIN, BOTH)
+WITH_OTHERS = (PLAIN, BOTH)
 Other = tuple[Task, str, int]  # a prompt, the schema of its answer, and how long that is
 ASKED = ("allowed", "forced", "permits")  # of `GrammarState`: all that the engine and drafters ask of a grammar
 
@@ -57,7 +57,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
             setup.watcher.step()
     runs = pd.DataFrame(rows)
     lengths = of(runs, PLAIN)["tokens"].div(setup["rounds"]).astype(int).tolist()
-    yield table(runs, beside(setup, list(zip(tasks, names, lengths, strict=True))))
+    yield table(runs, with_others(setup, list(zip(tasks, names, lengths, strict=True))))
 
 
 def table(runs: pd.DataFrame, mixed: pd.DataFrame) -> pd.DataFrame:
@@ -145,15 +145,15 @@ def timed() -> Iterator[list[float]]:
 # ------------------------------------------------------------------------- beside others
 
 
-def beside(setup: Setup, others: Sequence[Other]) -> pd.DataFrame:
+def with_others(setup: Setup, others: Sequence[Other]) -> pd.DataFrame:
     """Tokens a second of two requests without a grammar, beside others with and without one, in turns."""
     found: dict[tuple[str, bool], list[float]] = {}
     for turn in range(setup["rounds"]):
-        for name in BESIDE:
+        for name in WITH_OTHERS:
             for constrained in (bool(turn % 2), not turn % 2):
                 found.setdefault((name, constrained), []).append(speed(setup, others, name, constrained=constrained))
     rows = []
-    for name in BESIDE:
+    for name in WITH_OTHERS:
         free, held = (pd.Series(found[name, constrained]) for constrained in (False, True))
         rows.append(
             {"way": name, "tokens/s beside others without": free.median()}

@@ -45,21 +45,21 @@ ENVIRONMENTS = {
 
 def python_of(engine: str) -> Path:
     """The interpreter of an engine's environment; where it cannot be made, a RuntimeError has pip's last line."""
-    wanted = ENVIRONMENTS[engine]
-    if not wanted.requirements:
+    needs = ENVIRONMENTS[engine]
+    if not needs.requirements:
         return Path(sys.executable)
     folder = PLACE / engine
     python, made = folder / "bin" / "python", folder / "made.json"
-    held = [*wanted.requirements, *(f"not {name}" for name in wanted.unwanted), *wanted.optional, sys.version]
+    held = [*needs.requirements, *(f"not {name}" for name in needs.unwanted), *needs.optional, sys.version]
     if made.is_file() and json.loads(made.read_text(encoding="utf-8")) == held:
         return python
     _run([sys.executable, "-m", "venv", "--clear", str(folder)])
     pip = [str(python), "-m", "pip"]
-    _run([*pip, "install", "--quiet", wanted.requirements[0]])
-    _run([*pip, "install", "--quiet", *wanted.requirements])  # the pin again, or what comes may bring another torch
-    if wanted.unwanted:
-        _run([*pip, "uninstall", "--quiet", "--yes", *wanted.unwanted])
-    for one in wanted.optional:
+    _run([*pip, "install", "--quiet", needs.requirements[0]])
+    _run([*pip, "install", "--quiet", *needs.requirements])  # the pin again, or what comes may bring another torch
+    if needs.unwanted:
+        _run([*pip, "uninstall", "--quiet", "--yes", *needs.unwanted])
+    for one in needs.optional:
         with suppress(RuntimeError):
             _run([*pip, "install", "--quiet", "--no-deps", one])
     write_text(made, json.dumps(held))

@@ -45,8 +45,8 @@ class Process:
         self.engine, self._work = engine, Path(job.work).parent
         self.plain_peak = 0  # bytes, the most memory that it had had resident after its first plain answers
         said = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8"))  # noqa: SIM115 -- the stack closes it
-        wanted = EIGHT_BITS if job.int8 and engine in (OWN, REFERENCE) else engine
-        command = [str(python_of(wanted)), "-m", f"benchmarks.peers.engines.{engine}"]
+        environment = EIGHT_BITS if job.int8 and engine in (OWN, REFERENCE) else engine
+        command = [str(python_of(environment)), "-m", f"benchmarks.peers.engines.{engine}"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": said}
         alike = {**os.environ, "OMP_NUM_THREADS": str(job.threads)}
         self._process = stack.enter_context(subprocess.Popen(command, cwd=ROOT, env=alike, text=True, **pipes))
@@ -144,7 +144,7 @@ def table(runs: pd.DataFrame, processes: Sequence[Process], left_out: dict[str, 
         remarks += [f"{process.engine} {way} is left out: {why}." for way, why in process.troubles.items()]
     times = {(one.engine, way): whole(of(runs, f"{one.engine} {way}")) for one, way in answered}
     base = next(name for name in ((REFERENCE, PLAIN), (OWN, PLAIN), *times) if name in times)
-    wanted = answers_of(runs, base)
+    expected = answers_of(runs, base)
     rows = []
     for process, way in answered:
         name = (process.engine, way)
@@ -157,8 +157,8 @@ def table(runs: pd.DataFrame, processes: Sequence[Process], left_out: dict[str, 
         if process.engine == OWN and peers:
             best = min(peers, key=lambda peer: times[peer].value)
             row |= (times[best] / times[name]).columns("over_best_peer") | {"best_peer": " ".join(best)}
-        row["differing"] = sum(a != b for a, b in zip(answers_of(runs, name), wanted, strict=True))
-        row["answers"] = len(wanted)
+        row["differing"] = sum(a != b for a, b in zip(answers_of(runs, name), expected, strict=True))
+        row["answers"] = len(expected)
         if way == PLAIN:
             row["peak_gb"] = process.plain_peak / 1e9
         rows.append(row)

@@ -97,10 +97,10 @@ class Placement:
                     )
                     return model.to(dtype=torch.float32)
             return model
-        wanted = getattr(torch, self.dtype)
-        if wanted != stored:  # the embedded model, others were loaded so; buffers stay, as Hugging Face leaves them
+        dtype = getattr(torch, self.dtype)
+        if dtype != stored:  # the embedded model, others were loaded so; buffers stay, as Hugging Face leaves them
             for parameter in model.parameters():
-                parameter.data = parameter.data.to(wanted)
+                parameter.data = parameter.data.to(dtype)
         return model
 
 

@@ -2,7 +2,7 @@
 
 A draft token belongs to a cell: its rank among the tree's draft tokens by the drafter's log-probability (the first, the
 next two, the next three, the rest), and that log-probability itself, in bins. Of each cell is counted how many draft
-tokens were verified and how many of them were accepted. The rank matters beside the log-probability because a drafter
+tokens were verified and how many of them were accepted. The rank matters as well, because a drafter
 such as a trie gives the same number to a branch that is copied and to one that was seen once.
 
 There is one ledger for all requests and one for each; a request's own counts are shrunk towards those of all. Counts

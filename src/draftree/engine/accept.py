@@ -1,4 +1,4 @@
-"""The accept stage: trees are walked by the rule in force, and every token on the way is emitted to its request."""
+"""The accept stage: the rule in force chooses a path of each tree, and its tokens are emitted to the request."""
 
 from __future__ import annotations
 

@@ -158,14 +158,14 @@ class Slots:
 
     def _take_over(self, request: Request, slot: int) -> int:
         """Bring what is known of a prompt into the free `slot`; return how many tokens that is."""
-        wanted, scope = request.context.tokens[:-1], request.rules.scope
+        prompt, scope = request.context.tokens[:-1], request.rules.scope
         held = {
             i: running.context.tokens[: self.cache.lengths[i]]
             for i, running in enumerate(self.running)
             if running.rules.scope == scope
         }
         held |= {i: kept.tokens for i, kept in self._kept.items() if kept.scope == scope}
-        common = {i: _common(tokens, wanted) for i, tokens in held.items()}
+        common = {i: _common(tokens, prompt) for i, tokens in held.items()}
         source = max(common, key=common.__getitem__, default=slot)
         length = common.get(source, 0)
         if length == 0:

@@ -39,8 +39,8 @@ def _as_sentence(error: ValidationError, text: bytes) -> ApiError:
     if not place:
         return ApiError("The body is no JSON object: send one with the fields of the request.")
     first, *others = dict.fromkeys(one["msg"] for one in found)
-    wanted = " or ".join([first, *(other.removeprefix("Input should be ") for other in others)])
-    return ApiError(f"The field {place!r} has a wrong value: {wanted}.", place)
+    expected = " or ".join([first, *(other.removeprefix("Input should be ") for other in others)])
+    return ApiError(f"The field {place!r} has a wrong value: {expected}.", place)
 
 
 def _of_best_branch(errors: list[ErrorDetails], body: Any) -> tuple[list[str | int], list[ErrorDetails]]:

@@ -10,7 +10,7 @@ from draftree.serve.parts import Delta, Part
 
 
 class Silence:
-    """Calls back whenever nothing has been heard for a while; belongs to the running event loop.
+    """Calls back whenever nothing has been sent for a while; belongs to the running event loop.
 
     One timer serves for many tokens: a timeout around each wait for one would cost as much as the token's JSON.
 
@@ -26,7 +26,7 @@ class Silence:
         self._timer = self._loop.call_later(seconds, self._look)
 
     def broken(self) -> None:
-        """Something has been heard."""
+        """Something has been sent."""
         self._since = self._loop.time()
 
     def end(self) -> None:

@@ -103,25 +103,25 @@ class _Rules:
 
 def _form(body: Sampling) -> _Rules | None:
     """What `response_format` or `structured_outputs` asks for."""
-    wanted, more = body.response_format, body.structured_outputs
-    if wanted is not None and (wanted.json_schema is None) == (wanted.type == "json_schema"):
-        advice = "leave it out" if wanted.json_schema is not None else "give one with a schema in it"
+    form, more = body.response_format, body.structured_outputs
+    if form is not None and (form.json_schema is None) == (form.type == "json_schema"):
+        advice = "leave it out" if form.json_schema is not None else "give one with a schema in it"
         raise ApiError(f"json_schema belongs to the type 'json_schema': {advice}.", "response_format.json_schema")
-    if wanted is not None and wanted.type == "text":
-        wanted = None
+    if form is not None and form.type == "text":
+        form = None
     if more is not None:
         given = [name for name in FORMS if getattr(more, name) is not None]
-        if len(given) != 1 or wanted is not None:
+        if len(given) != 1 or form is not None:
             raise ApiError(
                 "Give one of json, json_object, regex, choice and grammar, and no response_format beside it.",
                 "structured_outputs",
             )
         with refused("structured_outputs"):
             return _Rules("@content", (), {"content": FORMS[given[0]](getattr(more, given[0]))}, "structured_outputs")
-    if wanted is None:
+    if form is None:
         return None
     with refused("response_format"):
-        schema = None if wanted.json_schema is None else wanted.json_schema.schema_
+        schema = None if form.json_schema is None else form.json_schema.schema_
         content = Grammar.json() if schema is None else Grammar.json_schema(schema)
     return _Rules("@content", (), {"content": content}, "response_format")
 
@@ -133,10 +133,10 @@ def _calls(body: Chat, tools: Sequence[dict[str, Any]], tokenizer: Any, form: _R
     if not tools:
         return None
     if isinstance(choice, NamedTool):
-        wanted, single = choice.function.name, True
-        tools = [tool for tool in tools if tool["function"]["name"] == wanted]
+        name, single = choice.function.name, True
+        tools = [tool for tool in tools if tool["function"]["name"] == name]
         if not tools:
-            raise ApiError(f"tool_choice names {wanted[:100]!r}, which is not among the tools.", "tool_choice")
+            raise ApiError(f"tool_choice names {name[:100]!r}, which is not among the tools.", "tool_choice")
     strict = any(tool["function"].get("strict") for tool in tools)
     if not (forced or single or strict or form):
         return None
@@ -161,8 +161,8 @@ def _calls(body: Chat, tools: Sequence[dict[str, Any]], tokenizer: Any, form: _R
     if forced or form is not None:
         more = "" if single else '("\\n"? call)*'
         rules = f"calls: call {more}", f"call: {begin} {call}"
-        beside = {} if forced or form is None else form.parts
-        return _Rules("@content | calls" if beside else "calls", rules, parts | beside, "tools")
+        others = {} if forced or form is None else form.parts
+        return _Rules("@content | calls" if others else "calls", rules, parts | others, "tools")
     often = "?" if single else "*"
     if begin.startswith("<"):  # a token of its own is no part of any text
         return _Rules(f"({ANYTHING} {begin} {call}){often} {ANYTHING}", (), parts, "tools")

@@ -52,14 +52,14 @@ def _best(chances: Sequence[float], seconds: Sequence[float], batch: int) -> int
     return best
 
 
-def lead(rooms: Sequence[int], paces: Sequence[float]) -> list[bool]:
+def lead(rooms: Sequence[int], lengths: Sequence[float]) -> list[bool]:
     """Which requests of a batch that nobody joins are so far ahead that draft tokens for them save no time.
 
     The batch is done when its last request is. One that is done sooner even token by token need not hurry.
 
     Args:
         rooms: tokens that each request may still emit.
-        paces: tokens a step that each gets where it drafts.
+        lengths: the acceptance length of each where it drafts.
     """
-    last = max(room / pace for room, pace in zip(rooms, paces, strict=True))
+    last = max(room / length for room, length in zip(rooms, lengths, strict=True))
     return [room < last for room in rooms]

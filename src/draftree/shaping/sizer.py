@@ -77,7 +77,7 @@ class DynamicSizer(Sizer):
                 state.next = next_way
             most = min(self._max_nodes, most)
             budgets = [
-                min(int(self._asked(state, way, len(states))), most) if take and way != PLAIN else 0
+                min(int(self._budget(state, way, len(states))), most) if take and way != PLAIN else 0
                 for state, way, take in zip(states, ways, takes, strict=True)
             ]
             return StepPlan(requests, budgets, [take and next_way == PREPARED for take in takes], ways=ways)
@@ -119,8 +119,8 @@ class DynamicSizer(Sizer):
             if self._learned.by_rank is not None:
                 self._learned.by_rank.forget(request)
 
-    def _asked(self, state: OfRequest, way: int, batch: int) -> float:
-        """Draft tokens that the drafter is asked for: more than were worth it lately, so that trees can grow."""
+    def _budget(self, state: OfRequest, way: int, batch: int) -> float:
+        """Draft tokens that the drafter may propose: more than were worth it lately, so that trees can grow."""
         cheap = self._times.drafting(batch, way) < CHEAP * self._times.plain(batch)
         return (1 + cheap) * state.recent + MORE
 

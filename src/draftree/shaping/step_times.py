@@ -16,7 +16,7 @@ STALL = 3.0  # times the usual, as a single step counts
 
 
 class Kind(Enum):
-    """What is in a pass beside the rows of the trees."""
+    """What is in a pass besides the rows of the trees."""
 
     TREES = "trees"
     ATTACHED = "attached"
