@@ -152,8 +152,8 @@ def agreement(small: LlamaForCausalLM, dev: list[Text]) -> dict[str, float]:
         surprise -= logq.gather(-1, next_tokens[:, None]).sum().item()
         count += len(next_tokens)
     share = (hits.cumsum(0) / count).tolist()
-    told = {f"top {k}": round(share[k - 1], 4) for k in (1, 2, 4, 8)}
-    return told | {"perplexity": round(math.exp(surprise / count), 2)}
+    shares = {f"top {k}": round(share[k - 1], 4) for k in (1, 2, 4, 8)}
+    return shares | {"perplexity": round(math.exp(surprise / count), 2)}
 
 
 def main() -> None:

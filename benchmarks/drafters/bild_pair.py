@@ -90,8 +90,8 @@ def _causal(setup: Setup, place: Path, data: Path, minutes: float) -> dict[str, 
     template = template_of(setup.tokenizer, setup["template"] or None)
     answers = AnswerOptions(on_demand.ANSWER, skip_long=True)
     about: dict[str, Any] = {"template": template, "options": answers}
-    told = partial(on_demand.references, setup, template)
-    make_data(setup.small, setup.tokenizer, questions, learned, **about, answer=told)
+    answer = partial(on_demand.references, setup, template)
+    make_data(setup.small, setup.tokenizer, questions, learned, **about, answer=answer)
     setup.watcher.step()
     given = {"--data": learned, "--out": place / SMALL, "--minutes": minutes, "--hard": 1, "--prompt-weight": 0}
     _run("small_causal.py", place / SMALL, given, "--unaligned")

@@ -57,8 +57,8 @@ def answers(setup: Setup) -> Path:
     out = place_of(setup) / f"answers-{_digest(setup, questions)}"
     template = template_of(setup.tokenizer, None)
     setup.watcher.stage("answers to learn from", len(questions))
-    told = partial(references, setup, template) if field else None
-    given: dict[str, Any] = {"template": template, "options": AnswerOptions(ANSWER, skip_long=True), "answer": told}
+    answer = partial(references, setup, template) if field else None
+    given: dict[str, Any] = {"template": template, "options": AnswerOptions(ANSWER, skip_long=True), "answer": answer}
     make_data(setup.small, setup.tokenizer, questions, out, **given, progress=lambda *_: setup.watcher.step())
     return out
 

@@ -120,7 +120,7 @@ def answer_one(engine: Engine, tokenizer: Any, request: Request, *, as_json: boo
         if not as_json:
             console.print(piece, end="")
     if as_json:
-        print(json.dumps(_told(request, tokenizer) | {"seconds": time.perf_counter() - begin}))
+        print(json.dumps(_described(request, tokenizer) | {"seconds": time.perf_counter() - begin}))
     else:
         console.print(coloured.rest())
 
@@ -140,12 +140,12 @@ def answer_file(
                     pass  # the others advance as well
             except Exception as error:  # of this answer; the others go on
                 failed, about["error"] = failed + 1, str(error)
-            print(json.dumps(about | _told(request, tokenizer), ensure_ascii=False), file=lines, flush=True)
+            print(json.dumps(about | _described(request, tokenizer), ensure_ascii=False), file=lines, flush=True)
     if failed:
         raise ValueError(f"{failed} of {len(prompts)} answers ended with an error: their lines say which.")
 
 
-def _told(request: Request, tokenizer: Any) -> dict[str, Any]:
+def _described(request: Request, tokenizer: Any) -> dict[str, Any]:
     return {
         "text": tokenizer.decode(request.tokens, skip_special_tokens=True),
         "token_ids": request.tokens,

@@ -243,11 +243,11 @@ async def stream(call: Call, answers: Answers | NoAnswers, prompts: int) -> Asyn
         if last:
             yield sse(envelope | {"choices": []} | last)
     except Exception as error:
-        yield sse(told(error).body())
+        yield sse(api_error(error).body())
     yield b"data: [DONE]\n\n"
 
 
-def told(error: BaseException) -> ApiError:
+def api_error(error: BaseException) -> ApiError:
     """What the client is told of an error that has ended its answer; one that is the server's own is logged."""
     if isinstance(error, ApiError):
         return error

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from draftree.engine import Engine
-from draftree.serve.answers import told
+from draftree.serve.answers import api_error
 from draftree.serve.description import add_description, described
 from draftree.serve.errors import ApiError, StoppingError
 from draftree.serve.extras import add_extras
@@ -129,11 +129,11 @@ class Watch:
             await self._app(scope, receive, watched)
         except asyncio.CancelledError:  # by an ASGI server that stops, or that has lost the client
             alive = self._server.worker.alive
-            failed = ApiError(GONE, status=499) if alive else told(StoppingError())
+            failed = ApiError(GONE, status=499) if alive else api_error(StoppingError())
         except UnreadError:  # the answers end, and the connection breaks off
             status = 499
         except Exception as error:
-            failed = told(error)
+            failed = api_error(error)
         try:
             if failed is not None and not status:  # else the connection breaks off, as the response is not complete
                 await JSONResponse(failed.body(), failed.status, failed.headers())(scope, receive, watched)

@@ -18,7 +18,7 @@ from draftree.drafting.lookahead import Lookahead
 from draftree.drafting.merge import parts_of
 from draftree.engine import Engine
 from draftree.engine.request import TokenScores
-from draftree.serve.answers import Call, NoAnswers, best, collect, statistics, stream, told, usage, whole_choice
+from draftree.serve.answers import Call, NoAnswers, api_error, best, collect, statistics, stream, usage, whole_choice
 from draftree.serve.bodies import Body, read_body
 from draftree.serve.calls import CallReader
 from draftree.serve.delivery import Answers
@@ -160,7 +160,7 @@ class Server:
             answers.cancel()
             if not isinstance(error, Exception):
                 raise
-            raise told(error) from None
+            raise api_error(error) from None
 
 
 @contextlib.contextmanager
@@ -171,7 +171,7 @@ def _refusals() -> Iterator[None]:
     except FullError as error:
         raise ApiError(str(error), status=429, code="queue_full", retry_after=error.retry_after) from None
     except StoppingError as error:
-        raise told(error) from None
+        raise api_error(error) from None
     except TimeoutError as error:
         raise ApiError(str(error), status=408, code="timeout") from None
 

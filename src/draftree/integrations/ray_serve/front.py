@@ -53,7 +53,7 @@ class Front:
         self._exchanging: asyncio.Task[None] | None = None
         self._texts: deque[HttpRequest] = deque()  # which all replicas there were have taken
         self._kept = 0  # bytes of these
-        self._told: set[str] = set()  # replicas that have them all
+        self._informed: set[str] = set()  # replicas that have them all
         self._telling = asyncio.Lock()
         self._catching_up: asyncio.Task[None] | None = None
 
@@ -115,7 +115,7 @@ class Front:
         first: list[dict[str, Any]] = []
         names = set()
         async with self._telling:
-            await self._tell_new()
+            await self._inform_new()
             async for number, name in self._numbers():
                 found = [message async for message in self._from_one(request, None, number)]
                 if not first or found[0]["status"] >= 400:
@@ -130,7 +130,7 @@ class Front:
 
     def _keep(self, request: HttpRequest, names: set[str]) -> None:
         """Keep texts that the replicas `names` have taken, for those that start later."""
-        self._told = self._told & names if self._texts else names
+        self._informed = self._informed & names if self._texts else names
         self._texts.append(request)
         self._kept += len(request.body)
         while self._kept > MOST_TEXTS:
@@ -141,17 +141,17 @@ class Front:
     async def catch_up(self) -> None:
         """Tell replicas that have started since the first texts came all that are kept."""
         async with self._telling:
-            await self._tell_new()
+            await self._inform_new()
 
-    async def _tell_new(self) -> None:
+    async def _inform_new(self) -> None:
         there = set()
         async for number, name in self._numbers():
             there.add(name)
-            if name not in self._told and await self._tell(number):
-                self._told.add(name)
-        self._told &= there
+            if name not in self._informed and await self._inform(number):
+                self._informed.add(name)
+        self._informed &= there
 
-    async def _tell(self, number: int) -> bool:
+    async def _inform(self, number: int) -> bool:
         """Whether replica `number` has taken all texts that are kept; else it is told them again later."""
         for request in self._texts:
             found = [message async for message in self._from_one(request, None, number)]
