@@ -69,8 +69,8 @@ def run(case, out, **changes):
     kind, large, data = case
     optimizer = changes.pop("optimizer", "adafactor")
     small = changes.pop("small", None) or small_model(kind)
-    told = changes.pop("tell", lambda line: None)
-    return align(large, small, data, out, optimizer=optimizer, options=replace(OPTIONS, **changes), tell=told)
+    told = changes.pop("report", lambda line: None)
+    return align(large, small, data, out, optimizer=optimizer, options=replace(OPTIONS, **changes), report=told)
 
 
 def weights(folder):
@@ -171,7 +171,7 @@ def test_answers_outlive_a_kill_and_references_give_bleu(demo, tmp_path, monkeyp
         if done == 20:
             raise KeyboardInterrupt
 
-    more = {"answers": AnswerOptions(8, 8), "options": options, "tell": lambda line: None}
+    more = {"answers": AnswerOptions(8, 8), "options": options, "report": lambda line: None}
     with pytest.raises(KeyboardInterrupt):
         align_on_inputs(demo.model, demo.tokenizer, small, inputs, out, progress=stop, **more)
     assert len((out / "answers" / JOURNAL).read_bytes().splitlines()) == 20

@@ -29,7 +29,7 @@ def test_the_exit_learns_and_the_model_is_another(tmp_path: Path) -> None:
     before = [p.clone() for p in model.parameters()]
     options = replace(OPTIONS, steps=24, learning_rate=1e-2)
     told: list[str] = []
-    recipe = train_early_exit(model, data, tmp_path / "out", 2, options=options, tell=told.append)
+    recipe = train_early_exit(model, data, tmp_path / "out", 2, options=options, report=told.append)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert recipe["agreement"]["before"]["model"] == 1.0, "the data is its own"
     assert recipe["agreement"]["after"]["exit"] > recipe["agreement"]["before"]["exit"]

@@ -57,10 +57,10 @@ def zoo_data(tmp_path_factory):
 
 def run(zoo_data, out, method="medusa", **changes):
     model, data = zoo_data
-    quiet = changes.pop("tell", lambda line: None)
+    quiet = changes.pop("report", lambda line: None)
     more = {name: changes.pop(name) for name in ("training", "splits") if name in changes}
     options = replace(OPTIONS, **changes)
-    return train(method, model, data, out, settings=METHODS[method], options=options, tell=quiet, **more)
+    return train(method, model, data, out, settings=METHODS[method], options=options, report=quiet, **more)
 
 
 def weights_of(folder):
@@ -82,7 +82,7 @@ def test_a_run_learns_and_says_what_it_did(zoo_data, tmp_path, method):
     before = model_hash(model)
     flags = [p.requires_grad for p in model.parameters()]
     lines = []
-    recipe = run(zoo_data, tmp_path, method, steps=30, learning_rate=1e-2, dev_rows=100, tell=lines.append)
+    recipe = run(zoo_data, tmp_path, method, steps=30, learning_rate=1e-2, dev_rows=100, report=lines.append)
     assert model_hash(model) == before
     assert [p.requires_grad for p in model.parameters()] == flags
     assert all(p.grad is None for p in model.parameters())

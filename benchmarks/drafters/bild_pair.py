@@ -110,7 +110,7 @@ def _align(
     if not (out / RECIPE).is_file():
         shutil.rmtree(out, ignore_errors=True)  # what a run that was killed has left is begun anew
         small = DraftModel.from_pretrained(str(start), tokenizer, dtype=large.dtype).model
-        align_on_inputs(large, tokenizer, small, inputs, out, answers=answers, options=options, tell=on_demand.silent)
+        align_on_inputs(large, tokenizer, small, inputs, out, answers=answers, options=options, report=on_demand.silent)
     return out
 
 

@@ -98,7 +98,7 @@ def drafter(setup: Setup, method: str, settings: dict[str, Any]) -> Any:
     """A drafter (or early head) of `method`, trained for the model by these settings; see `draftree.training.run`."""
 
     def make(data: Path, out: Path, options: TrainOptions) -> None:
-        train(method, setup.small, data, out, settings=settings, options=options, tell=silent)
+        train(method, setup.small, data, out, settings=settings, options=options, report=silent)
 
     return setup.trained(str(made(setup, method, settings, make)))
 

@@ -118,7 +118,7 @@ def _trained_exit(setup: Setup, layer: int, *, every_layer: bool = False) -> Any
 
     def make(data: Path, out: Path, options: TrainOptions) -> None:
         given: dict[str, Any] = {"every_layer": every_layer, "tokenizer": setup.tokenizer, "options": options}
-        train_early_exit(setup.small, data, out, layer, **given, tell=on_demand.silent)
+        train_early_exit(setup.small, data, out, layer, **given, report=on_demand.silent)
 
     name = "calm" if every_layer else "early-exit"
     return _opened(str(on_demand.made(setup, name, [layer, every_layer], make)), setup)

@@ -68,12 +68,12 @@ class Placement:
             there = [name for name, found in counts.items() if found]
             raise ValueError(f"This machine has no device {self.device!r}: give one of {', '.join(there)}, or auto.")
 
-    def put(self, model: Any, tell: Callable[[str], None]) -> Any:
+    def put(self, model: Any, report: Callable[[str], None]) -> Any:
         """`model` on the device and in the type; one that is quantised or spread keeps its own.
 
         Args:
             model: as it was loaded.
-            tell: is given a sentence where the type is not the one that is stored.
+            report: is given a sentence where the type is not the one that is stored.
         """
         import torch
 
@@ -90,7 +90,7 @@ class Placement:
                 size, free = model.num_parameters(), free_bytes(model.device)
                 if size < SMALL and (free is None or 6 * size < free):  # what is stored stays until the copy is whole
                     name = str(stored).removeprefix("torch.")
-                    tell(
+                    report(
                         f"The weights are stored in {name} and are computed in float32, in which no text changes: "
                         f"--dtype {name} leaves them as they are, in half the memory"
                         + (" and about twice as fast." if stored == torch.bfloat16 else ".")
@@ -127,14 +127,14 @@ def free_bytes(device: Any) -> int | None:
 
 
 def load_model(
-    name: str | None, placement: Placement | None = None, tell: Callable[[str], None] = lambda line: None
+    name: str | None, placement: Placement | None = None, report: Callable[[str], None] = lambda line: None
 ) -> tuple[Any, Any]:
     """(model, tokenizer) of a folder or hub name; the embedded model where there is none.
 
     Args:
         name: of the model.
         placement: device and type; the defaults of `Placement` where there is none.
-        tell: is given a sentence about a type that is not the one that is stored.
+        report: is given a sentence about a type that is not the one that is stored.
 
     Raises:
         ValueError: a folder that does not exist or cannot be loaded, or a device or type that is not there.
@@ -155,7 +155,7 @@ def load_model(
             )
         tokenizer = _tokenizer(path, name)  # before the model, which takes long
         model = _loaded(path, placement, placement.dtype)
-    return placement.put(model.eval(), tell), tokenizer
+    return placement.put(model.eval(), report), tokenizer
 
 
 def _loaded(name: str, placement: Placement, dtype: str) -> Any:

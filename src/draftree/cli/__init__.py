@@ -20,7 +20,7 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 
 
-def _tell_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         from draftree.version import __version__
 
@@ -32,7 +32,9 @@ def _tell_version(asked: bool) -> None:
 def draftree(
     version: Annotated[
         bool,
-        typer.Option("--version", help="Tell the version, and do nothing else.", callback=_tell_version, is_eager=True),
+        typer.Option(
+            "--version", help="Show the version, and do nothing else.", callback=_print_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     """Several tokens per forward pass from any Hugging Face model, without changing what it says."""

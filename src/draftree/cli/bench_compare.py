@@ -60,7 +60,7 @@ def compare(
     from draftree.bench.files import write_all
     from draftree.bench.inputs import Settings
     from draftree.bench.samples import samplings_of
-    from draftree.cli.screen import StageBar, tell_written, wide_console
+    from draftree.cli.screen import StageBar, report_written, wide_console
 
     names = tuple(dict.fromkeys(method)) if method else METHODS
     for name in names:
@@ -84,4 +84,4 @@ def compare(
     written = write_all(comparison, reports, out)
     for line in [] if judge is None else judge.agreement(other, judge.read_result(written[0])):
         console.print(line, markup=False)
-    tell_written(console, written)
+    report_written(console, written)

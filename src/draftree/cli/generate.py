@@ -92,7 +92,7 @@ def generate(
         else:
             answer_one(engine, tokenizer, requests[0], as_json=as_json)
     if stats and not as_json:
-        tell_stats(requests)
+        report_stats(requests)
 
 
 @contextmanager
@@ -155,7 +155,7 @@ def _described(request: Request, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def tell_stats(requests: Sequence[Request]) -> None:
+def report_stats(requests: Sequence[Request]) -> None:
     """Print what the colours mean, and how drafting went."""
     from draftree.cli.colours import legend
     from draftree.cli.screen import line_console

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PIPED_WIDTH = 120  # columns of tables in a file or pipe
 REFRESH = 0.2  # seconds between drawings of a progress bar
 NO_PICTURE = f"No picture: it needs matplotlib, which comes by {escape(install('bench'))}."
-TELL = 15.0  # seconds between lines of progress where output is piped
+LINES = 15.0  # seconds between lines of progress where output is piped
 
 
 def wide_console() -> Console:
@@ -45,15 +45,15 @@ def show_report(console: Console, report: Report, out: Path) -> None:
     written = report.write(out)
     if len(written) == 1:
         console.print(NO_PICTURE)
-    tell_written(console, written)
+    report_written(console, written)
 
 
-def tell_written(console: Console, paths: Sequence[Path]) -> None:
+def report_written(console: Console, paths: Sequence[Path]) -> None:
     """Say which files there are now; names are not broken, so that they can be copied."""
     console.print("Written: " + ", ".join(str(path) for path in paths), markup=False, soft_wrap=True)
 
 
-def tell_stopped(kept: str) -> None:
+def report_stopped(kept: str) -> None:
     """Say on standard error that Ctrl-C has ended the command, and what is left of its work."""
     print(f"draftree: stopped; {kept}.", file=sys.stderr)
 
@@ -64,7 +64,7 @@ def resumable(out: Path) -> Iterator[Callable[[str], None]]:
     try:
         yield line_console().print
     except KeyboardInterrupt:
-        tell_stopped(f"its checkpoints so far are kept in {out}, and --resume goes on from the last one")
+        report_stopped(f"its checkpoints so far are kept in {out}, and --resume goes on from the last one")
         raise
 
 
@@ -96,7 +96,7 @@ class _Bar:
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         self._progress.stop()
         if kind is KeyboardInterrupt:
-            tell_stopped(self._kept)
+            report_stopped(self._kept)
 
 
 class StageBar(_Bar, Watcher):
@@ -142,7 +142,7 @@ class DataBar(_Bar):
             self._first = done - 1
             self._task = self._progress.add_task("answering", total=total, completed=self._first, speed=0)
         self._progress.update(self._task, completed=done, speed=round(tokens / seconds))
-        if not self._console.is_terminal and now - self._reported > TELL:
+        if not self._console.is_terminal and now - self._reported > LINES:
             self._reported = now
             left = (total - done) * seconds / (done - self._first)
             print(f"{done} of {total} answered, {tokens / seconds:.0f} tokens/s, {left:.0f} s left", flush=True)

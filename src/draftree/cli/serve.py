@@ -105,7 +105,7 @@ def serve(
     app = launch.app()
     start_logging(log_format)
     with listening(host, port) as opened:
-        tell(host, opened.getsockname()[1], settings.model_name, app.state.server.engine)
+        report(host, opened.getsockname()[1], settings.model_name, app.state.server.engine)
         # Without a configuration of its own, uvicorn logs as all else does.
         GracefulServer(app.state.server.worker, app=app, log_level="warning", log_config=None).run(sockets=[opened])
 
@@ -141,7 +141,7 @@ def listening(host: str, port: int) -> socket.socket:
         raise ValueError(f"The server cannot listen on {host} port {port} ({error.strerror}): give another.") from error
 
 
-def tell(host: str, port: int, name: str, engine: Engine) -> None:
+def report(host: str, port: int, name: str, engine: Engine) -> None:
     """Say where the server is, and what it serves."""
     drafter = engine.config.drafter
     drafts = "no drafter" if drafter is None else f"drafter {drafter.name}"

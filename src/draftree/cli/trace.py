@@ -67,7 +67,7 @@ def trace(
     if trie is not None and not trie.is_file():
         raise ValueError(f"There is no trie {trie}: make one by draftree generate --trie, or leave it out.")
 
-    from draftree.cli.screen import tell_written, wide_console
+    from draftree.cli.screen import report_written, wide_console
     from draftree.cli.trace_view import outline
     from draftree.engine.engine import Engine
     from draftree.engine.recorder import Recorder
@@ -95,7 +95,7 @@ def trace(
     written = [out]
     if html is not None:
         written.append(write_trace_page(recorded, html, f"draftree trace: {out.name}"))
-    tell_written(console, written)
+    report_written(console, written)
 
 
 def _refuse_recording(context: typer.Context) -> None:
@@ -112,7 +112,7 @@ def show_recorded(replay: Path, html: Path | None, steps: list[int]) -> None:
 
     No such run is a ValueError, and a step that no request has.
     """
-    from draftree.cli.screen import tell_written, wide_console
+    from draftree.cli.screen import report_written, wide_console
     from draftree.cli.trace_view import show
     from draftree.trace.file import read_trace
     from draftree.trace.page import write_trace_page
@@ -124,4 +124,4 @@ def show_recorded(replay: Path, html: Path | None, steps: list[int]) -> None:
         show(recorded, console, steps)
     if html is not None:
         write_trace_page(recorded, html, f"draftree trace: {replay.name}")
-        tell_written(console, [html])
+        report_written(console, [html])

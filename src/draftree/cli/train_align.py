@@ -59,7 +59,7 @@ def align(
             optimizer=optimizer,
             options=run,
             progress=bar,
-            tell=console.print,
+            report=console.print,
         )
     loss, agreement, bleu = recipe["loss"], recipe["agreement"], recipe["bleu"]
     console.print(

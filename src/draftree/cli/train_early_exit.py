@@ -34,7 +34,7 @@ def early_exit(
     from draftree.training.early_exit import train_early_exit
 
     target, tokenizer = where.load(material.model)
-    with resumable(material.out) as tell:
+    with resumable(material.out) as report:
         recipe = train_early_exit(
             target,
             material.data,
@@ -43,10 +43,10 @@ def early_exit(
             every_layer=every_layer,
             tokenizer=tokenizer,
             options=run,
-            tell=tell,
+            report=report,
         )
     before, after = recipe["agreement"]["before"], recipe["agreement"]["after"]
-    tell(
+    report(
         f"{recipe['steps']} steps in {recipe['seconds'] / 60:.1f} min. The exit predicts the answers' next token in "
         f"{after['exit']:.1%} of places ({before['exit']:.1%} before), the whole model in {after['model']:.1%} "
         f"({before['model']:.1%} before). Another model than the one it was made of is in {material.out}."

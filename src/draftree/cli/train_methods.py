@@ -90,7 +90,7 @@ def _train(
     from draftree.training.run import train
 
     target, _ = where.load(material.model)
-    with resumable(material.out) as tell:
+    with resumable(material.out) as report:
         recipe = train(
             method,
             target,
@@ -101,12 +101,12 @@ def _train(
             options=run,
             splits=run.splits,
             dtype=torch.float16 if run.half else None,
-            tell=tell,
+            report=report,
         )
     if int(os.environ.get("RANK", "0")):  # under accelerate launch the first process speaks for all
         return
     top = ", ".join(f"{depth} {shares[0]:.1%}" for depth, shares in recipe["accuracy"].items())
-    tell(
+    report(
         f"{recipe['parameters']:,} parameters, {recipe['steps']} steps in {recipe['seconds'] / 60:.1f} min; top-1 on "
         f"the dev rows: {top}. Written to {material.out}."
     )

@@ -38,7 +38,7 @@ def tune(
     check: Annotated[bool, "Only compare what replay predicts with real runs; writes nothing."] = False,
 ) -> None:
     """Find what is fastest for MODEL on PROMPTS and this machine; write it to a file that --drafter takes."""
-    from draftree.cli.screen import StageBar, tell_written, wide_console
+    from draftree.cli.screen import StageBar, report_written, wide_console
     from draftree.prompts import embedded_prompts, read_prompts
     from draftree.tuning.check import check_replay
     from draftree.tuning.prepare import TuningOptions
@@ -74,7 +74,7 @@ def tune(
     console.print(render(choice))
     for line in why(choice):
         console.print(line, markup=False)
-    tell_written(console, written)
+    report_written(console, written)
 
 
 def _spec(name: str) -> Any:

@@ -24,7 +24,7 @@ from draftree.training.quality import quality
 from draftree.training.questions import Question, Template
 from draftree.training.rows import read_data
 from draftree.training.session import Session
-from draftree.training.trainer import Tell
+from draftree.training.trainer import Report
 from draftree.training.whole_model import AlignObjective, save_model
 
 OPTIMIZERS = {"adafactor": ("adafactor", 1e-3), "adamw": ("adamw_torch", 3e-4)}  # Hugging Face's name, learning rate
@@ -72,7 +72,7 @@ def align(
     optimizer: str = "adafactor",
     options: TrainOptions | None = None,
     exam: Exam | None = None,
-    tell: Tell = print,
+    report: Report = print,
 ) -> dict[str, Any]:
     """Fine-tune `small` on what `large` wrote, and save it into `out`; returns the recipe.
 
@@ -90,7 +90,7 @@ def align(
         optimizer: "adafactor" or "adamw"; the learning rate stays as it is from the first step to the last.
         options: of the run.
         exam: questions with references; None for no BLEU.
-        tell: gets lines of progress.
+        report: gets lines of progress.
 
     Raises:
         ValueError: a pair that does not fit, bad data or options, or a loss that is no number any more.
@@ -110,8 +110,8 @@ def align(
     scores: dict[str, float] = {}
     if exam is not None:
         scores = {"large": exam.bleu(large), "before": exam.bleu(small)}
-        tell(f"BLEU on {len(exam.questions)} questions: large model {scores['large']}, small one {scores['before']}")
-    scored = session.fit(AlignObjective(small.train()), None, tell)
+        report(f"BLEU on {len(exam.questions)} questions: large model {scores['large']}, small one {scores['before']}")
+    scored = session.fit(AlignObjective(small.train()), None, report)
     small.eval().to("cpu", dtype)
     if exam is not None:
         scores["after"] = exam.bleu(small)

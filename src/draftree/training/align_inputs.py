@@ -16,7 +16,7 @@ from draftree.training.options import Inputs, TrainOptions
 from draftree.training.quality import check_metric
 from draftree.training.questions import PLACE, Question, Template, read_questions
 from draftree.training.rows import kept_out
-from draftree.training.trainer import Tell
+from draftree.training.trainer import Report
 
 ANSWERS = "answers"
 
@@ -32,7 +32,7 @@ def align_on_inputs(
     optimizer: str = "adafactor",
     options: TrainOptions | None = None,
     progress: Progress | None = None,
-    tell: Tell = print,
+    report: Report = print,
 ) -> dict[str, Any]:
     """Let `large` answer the inputs, fine-tune `small` on that, and save it into `out`; see `align`.
 
@@ -43,7 +43,7 @@ def align_on_inputs(
         out: folder to write.
         answers: how the large model answers, and both for BLEU.
         progress: called after every answer.
-        optimizer, options, tell: as of `align`.
+        optimizer, options, report: as of `align`.
 
     Raises:
         ValueError: anything of these that cannot be used.
@@ -59,7 +59,7 @@ def align_on_inputs(
     if questions:
         data = out / ANSWERS
         make_data(large, tokenizer, questions, data, template=template, options=answers, progress=progress)
-    run: dict[str, Any] = {"optimizer": optimizer, "options": options, "tell": tell}
+    run: dict[str, Any] = {"optimizer": optimizer, "options": options, "report": report}
     return align(large, small, data, out, tokenizer=tokenizer, exam=exam, **run)
 
 

@@ -19,7 +19,7 @@ from draftree.runner.target import inspect_model
 from draftree.training.options import TrainOptions
 from draftree.training.rows import read_data
 from draftree.training.session import Session
-from draftree.training.trainer import Tell
+from draftree.training.trainer import Report
 from draftree.training.whole_model import EarlyExitObjective, save_model
 
 
@@ -47,7 +47,7 @@ def train_early_exit(
     every_layer: bool = False,
     tokenizer: Any = None,
     options: TrainOptions | None = None,
-    tell: Tell = print,
+    report: Report = print,
 ) -> dict[str, Any]:
     """Fine-tune a copy of the whole `model` so that its head reads layer `exit_layer`, save it; returns the recipe.
 
@@ -62,7 +62,7 @@ def train_early_exit(
         every_layer: train every layer to be read (for `LossyCALM`), not this one alone.
         tokenizer: saved with the model; None for none.
         options: of the run.
-        tell: gets lines of progress.
+        report: gets lines of progress.
 
     Raises:
         ValueError: an exit that is not there, bad data or options, or a loss that is no number any more.
@@ -78,7 +78,7 @@ def train_early_exit(
     session = Session(out, made_of, rows, options, target.device, EarlyExitObjective.learning_rate)
     trained = copy.deepcopy(target.model).eval()
     objective = EarlyExitObjective(trained.float(), weights).train()  # half types lose small steps
-    scored = session.fit(objective, None, tell)
+    scored = session.fit(objective, None, report)
     trained.eval().to("cpu", dtype)
     agreement = {
         when: {"exit": entry["eval_accuracy"][0][0], "model": entry["eval_accuracy"][1][0]}

@@ -18,7 +18,7 @@ from draftree.training.objective import RANKS
 from draftree.training.options import TrainOptions
 from draftree.training.rows import read_data
 from draftree.training.session import Session
-from draftree.training.trainer import Tell
+from draftree.training.trainer import Report
 
 
 def train(
@@ -32,7 +32,7 @@ def train(
     options: TrainOptions | None = None,
     splits: int | None = None,
     dtype: torch.dtype | None = None,
-    tell: Tell = print,
+    report: Report = print,
 ) -> dict[str, Any]:
     """Train `method` for `model` on the answers in `data`, and save the drafter into `out`; returns its recipe.
 
@@ -49,7 +49,7 @@ def train(
         options: of the run.
         splits: split points of a row and pass; None for the method's own, 0 for all.
         dtype: type to store the weights in; None for fp32.
-        tell: gets lines of progress.
+        report: gets lines of progress.
 
     Raises:
         ValueError: bad data or options, a loss that is no number any more, a base model that has changed.
@@ -68,7 +68,7 @@ def train(
     session = Session(out, made_of, rows, options, target.device, objective.learning_rate)
     with _frozen(target.model):
         target.model.to(session.args.device)
-        final = session.fit(objective, splits, tell)[-1]
+        final = session.fit(objective, splits, report)[-1]
     if model_hash(target.model) != trained.base.hash:
         raise ValueError("The base model's weights have changed in training, so the drafter is of no use: report this.")
     recipe = {

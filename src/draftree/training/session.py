@@ -26,7 +26,7 @@ from draftree.training.curve import write_curve
 from draftree.training.objective import Objective
 from draftree.training.options import RECIPE, TrainOptions, check_out
 from draftree.training.rows import Data
-from draftree.training.trainer import DrafterTrainer, Tell
+from draftree.training.trainer import DrafterTrainer, Report
 
 CHECKPOINTS = "checkpoints"
 RUN = "run.json"
@@ -93,20 +93,20 @@ class Session:
         write_json(folder / RUN, record)
         return None
 
-    def fit(self, objective: Objective, splits: int | None, tell: Tell) -> list[dict[str, Any]]:
+    def fit(self, objective: Objective, splits: int | None, report: Report) -> list[dict[str, Any]]:
         """Train; the log's entries with scores of the dev rows, in order.
 
         Args:
             objective: what is trained.
             splits: split points of a row and pass; None for all.
-            tell: gets lines of progress.
+            report: gets lines of progress.
 
         Raises:
             BadLossError: a loss or weight is no number any more.
         """
         begin, worked = time.perf_counter(), time.process_time()
         dev = self.data.dev[: self.options.dev_rows]
-        self.trainer = DrafterTrainer(objective, self.args, self.data.train, dev, splits, tell)
+        self.trainer = DrafterTrainer(objective, self.args, self.data.train, dev, splits, report)
         scored = self.trainer.train_and_score(self._checkpoint)
         self._seconds = {
             "seconds": round(time.perf_counter() - begin, 1),

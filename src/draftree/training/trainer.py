@@ -21,7 +21,7 @@ from draftree.training.rows import ByLength, Row, RowSet, collate
 
 TELL_EVERY = 20.0  # seconds between lines of progress
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 class BadLossError(ValueError):
@@ -31,7 +31,7 @@ class BadLossError(ValueError):
 class DrafterTrainer(Trainer):
     """Trains a drafter's weights, or a small model, on `train` rows, and scores it on `dev` rows.
 
-    `splits` are split points of a row and pass, None for all; `tell` gets a line of progress now and then.
+    `splits` are split points of a row and pass, None for all; `report` gets a line of progress now and then.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class DrafterTrainer(Trainer):
         train: Sequence[Row],
         dev: Sequence[Row],
         splits: int | None,
-        tell: Tell,
+        report: Report,
     ) -> None:
         self.rows, self.dev, self.learner = train, dev, objective
         super().__init__(
@@ -50,7 +50,7 @@ class DrafterTrainer(Trainer):
             train_dataset=RowSet(train, windows=True),
             eval_dataset=RowSet(dev, windows=False),
             data_collator=partial(collate, most=splits),
-            callbacks=[_Lines(tell)],
+            callbacks=[_Lines(report)],
         )
         self.remove_callback(PrinterCallback)
 
@@ -136,8 +136,8 @@ class DrafterTrainer(Trainer):
 class _Lines(TrainerCallback):
     """Prints how far it is: a line for every scoring, and now and then one in between."""
 
-    def __init__(self, tell: Tell) -> None:
-        self.tell = tell
+    def __init__(self, report: Report) -> None:
+        self.report = report
         self.reported = time.monotonic()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -148,11 +148,11 @@ class _Lines(TrainerCallback):
             return
         if "eval_accuracy" in logs:
             top = " ".join(f"{depth[0]:.1%}" for depth in logs["eval_accuracy"])
-            self.tell(f"step {state.global_step}: dev loss {logs['eval_loss']:.4f}, top-1 by depth {top}")
+            self.report(f"step {state.global_step}: dev loss {logs['eval_loss']:.4f}, top-1 by depth {top}")
         elif "loss" in logs and time.monotonic() - self.reported > TELL_EVERY:
             self.reported = time.monotonic()
             done = state.global_step - self.first
             left = (state.max_steps - state.global_step) * (self.reported - self.begin) / max(done, 1)
-            self.tell(
+            self.report(
                 f"step {state.global_step} of {state.max_steps}: loss {logs['loss']:.4f}, {left / 60:.1f} min left"
             )
