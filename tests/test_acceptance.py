@@ -1,4 +1,4 @@
-"""Acceptance rules against slow obvious ones: greedy walks, lazy walks, and noise that is torch.multinomial's."""
+"""Acceptance rules against slow obvious ones: greedy paths, lazy paths, and noise that is torch.multinomial's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
-from draftree.acceptance import PrefixChooser, ScoredTree, greedy_walks, lazy_walk
+from draftree.acceptance import PrefixChooser, ScoredTree, greedy_paths, lazy_walk
 from draftree.tree import TokenTree
 
 VOCABULARY = 4  # small, so that random draft tokens are often accepted; id 0 is one of them
@@ -58,28 +58,28 @@ def check_path(tree: TokenTree, b: int, nodes: list[int]) -> None:
 def test_greedy_walks_are_the_longest(case: tuple[TokenTree, Tensor]) -> None:
     """Also where siblings share a token."""
     tree, logits = case
-    for b, walk in enumerate(greedy_walks(tree, logits)):
+    for b, path in enumerate(greedy_paths(tree, logits)):
         best = dict(enumerate(logits[b].argmax(-1).tolist()[: tree.sizes[b]]))
         wanted = texts(tree, b, best)
-        assert len(walk.tokens) == len(wanted[-1])
-        assert walk.tokens in wanted
-        check_path(tree, b, walk.nodes)
-        assert walk.tokens == [best[node] for node in walk.nodes]
-        assert walk.drafted_by == [*walk.nodes[1:], None]
-        assert walk.accepted == len(walk.nodes) - 1
+        assert len(path.tokens) == len(wanted[-1])
+        assert path.tokens in wanted
+        check_path(tree, b, path.nodes)
+        assert path.tokens == [best[node] for node in path.nodes]
+        assert path.drafted_by == [*path.nodes[1:], None]
+        assert path.accepted == len(path.nodes) - 1
 
 
 def test_padding_never_matches_a_live_token_zero() -> None:
     tree = TokenTree.stack([TokenTree.from_arrays([1, 0], [-1, 0], root=9), TokenTree.roots(torch.tensor([9]))])
     for says, nodes in (([[0, 0, 0], [0, 0, 0]], [[0], [0]]), ([[1, 0, 0], [0, 0, 0]], [[0, 1, 2], [0]])):
         logits = torch.eye(4)[torch.tensor(says)]
-        assert [walk.nodes for walk in greedy_walks(tree, logits)] == nodes
+        assert [path.nodes for path in greedy_paths(tree, logits)] == nodes
 
 
 def test_the_right_one_of_equal_siblings_is_found() -> None:
     tree = TokenTree.from_arrays([7, 7, 3], [-1, -1, 1], root=1)
     for says, nodes in (([[7, 0, 3, 0]], [0, 2, 3]), ([[7, 3, 0, 0]], [0, 1])):
-        assert greedy_walks(tree, torch.eye(8)[torch.tensor(says)])[0].nodes == nodes
+        assert greedy_paths(tree, torch.eye(8)[torch.tensor(says)])[0].nodes == nodes
 
 
 @settings(max_examples=300, deadline=None)
@@ -103,12 +103,12 @@ def test_greedy_walks_after_pruning(case: tuple[TokenTree, Tensor], seed: int) -
         place = [0, *range(2, len(alive) + 1)]  # a foreign row in between
         rows[b, place] = torch.tensor(alive)
         scored[b, place] = logits[b, alive]
-    for b, walk in enumerate(greedy_walks(tree, scored, rows)):
+    for b, path in enumerate(greedy_paths(tree, scored, rows)):
         best = {node: int(logits[b, node].argmax()) for node in kept[b]}
         wanted = texts(tree, b, best)
-        assert len(walk.tokens) == len(wanted[-1])
-        assert walk.tokens in wanted
-        check_path(tree, b, walk.nodes)
+        assert len(path.tokens) == len(wanted[-1])
+        assert path.tokens in wanted
+        check_path(tree, b, path.nodes)
 
 
 class Last(LogitsProcessor):

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from zoo import build
 
 import draftree
-from draftree.acceptance.base import Walk
+from draftree.acceptance.base import AcceptedPath
 from draftree.cli import app
 from draftree.drafting import Merge, PromptLookup
 from draftree.engine import Engine, Recorder, Rules, generate
@@ -188,14 +188,14 @@ def test_trees_of_other_devices_and_trees_with_gaps_are_told_alike():
     tree = TokenTree.from_choices(roots, torch.tensor([[[2, 3]], [[4, 6]]]), [(0,), (1,)])
     assert not tree.parents.is_contiguous(), "one row for all requests"
     requests = [Request([5], Rules(), device=tree.device), Request([1], Rules(), device=tree.device)]
-    walks = [Walk([0, 2], [3, 8], [2, None]), Walk([0], [4], [1])]
+    paths = [AcceptedPath([0, 2], [3, 8], [2, None]), AcceptedPath([0], [4], [1])]
     held = (tree.tokens, tree.parents, tree.logp, tree.source)
     far = TokenTree(*map(Far, held), tree.sizes)  # type: ignore[arg-type]
     told = []
     for trees in (tree, far):
         track = Track({}, None)
         track.drafted([2, 3], trees, 1.5, 1.75)
-        track.step(requests, trees, None, walks, [1.0, 2.0, 3.0])
+        track.step(requests, trees, None, paths, [1.0, 2.0, 3.0])
         *_, step = track.records(0)
         told.append(step)
     assert told[0]["members"] == told[1]["members"]

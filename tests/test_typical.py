@@ -13,7 +13,7 @@ from transformers import LogitsProcessorList
 from zoo import build
 
 import draftree
-from draftree.acceptance import LossyTypical, PrefixChooser, ScoredTree, greedy_walks
+from draftree.acceptance import LossyTypical, PrefixChooser, ScoredTree, greedy_paths
 from draftree.engine import Engine, Rules, generate
 from draftree.shaping import Fixed
 from draftree.tree import TokenTree
@@ -124,7 +124,7 @@ def test_greedy_walks_go_at_least_as_far_as_the_lossless_ones() -> None:
         paths = torch.randint(0, 8, (12, 4), generator=generator).tolist()
         tree = TokenTree.from_paths(1, paths)
         logits = 2 * torch.randn(1, tree.width, 8, generator=generator)
-        lossless = len(greedy_walks(tree, logits)[0].nodes)
+        lossless = len(greedy_paths(tree, logits)[0].nodes)
         lossy = len(list(LossyTypical().walk(ScoredTree(tree, 0, logits[0], None), None)))
         assert lossy >= lossless
         further += lossy > lossless

@@ -15,8 +15,8 @@ Choice = tuple[int, int, int | None]
 
 
 @dataclass(slots=True)
-class Walk:
-    """The way through one request's tree.
+class AcceptedPath:
+    """The accepted path of one request's tree, and the token after it.
 
     Attributes:
         nodes: node numbers whose following token has been chosen, root first.

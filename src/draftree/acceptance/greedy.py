@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from draftree.acceptance.base import Walk
+from draftree.acceptance.base import AcceptedPath
 from draftree.tree import TokenTree
 
 
-def greedy_walks(tree: TokenTree, logits: Tensor, rows: Tensor | None = None) -> list[Walk]:
+def greedy_paths(tree: TokenTree, logits: Tensor, rows: Tensor | None = None) -> list[AcceptedPath]:
     """The longest confirmed path of every tree under argmax.
 
     Args:
@@ -23,14 +23,14 @@ def greedy_walks(tree: TokenTree, logits: Tensor, rows: Tensor | None = None) ->
     best = best_tokens(logits).cpu().tolist()  # where trees are on the CPU, the one copy from the device
     tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
     numbers = None if rows is None else rows.tolist()
-    walks = []
+    paths = []
     for b, size in enumerate(tree.sizes):
         # By node; one that no row stands for is missing, and so never reached.
         row_of = {node: row for row, node in enumerate(range(size) if numbers is None else numbers[b]) if node >= 0}
         choices = {node: best[b][row] for node, row in row_of.items()}
         path = _longest_path(tokens[b][:size], parents[b], choices)
-        walks.append(Walk(path, [choices[node] for node in path], [*path[1:], None]))
-    return walks
+        paths.append(AcceptedPath(path, [choices[node] for node in path], [*path[1:], None]))
+    return paths
 
 
 def best_tokens(logits: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from draftree.acceptance.base import Choice, ScoredTree, Walk, lazy_walk
-from draftree.acceptance.greedy import greedy_walks
+from draftree.acceptance.base import AcceptedPath, Choice, ScoredTree, lazy_walk
+from draftree.acceptance.greedy import greedy_paths
 from draftree.engine.config import EngineConfig
 from draftree.engine.passes import TreePass
 from draftree.engine.request import Request, TokenScores
@@ -26,8 +26,8 @@ class Acceptance:
             return [None] * len(requests)
         return [self.rule.closes(trees, b, request.rules.eos_token_ids) for b, request in enumerate(requests)]
 
-    def close(self, requests: list[Request], trees: TokenTree, ends: Sequence[int | None]) -> list[Walk]:
-        """The walks of a step without a pass: every text ends in its draft tokens, at the node of `ends`."""
+    def close(self, requests: list[Request], trees: TokenTree, ends: Sequence[int | None]) -> list[AcceptedPath]:
+        """The paths of a step without a pass: every text ends in its draft tokens, at the node of `ends`."""
         sources = trees.source.tolist()
         return [
             self._emit(request, sources[b], _unreviewed(trees, b, end))
@@ -37,15 +37,15 @@ class Acceptance:
 
     def walk(
         self, requests: list[Request], turn: TreePass, result: PassResult, ends: Sequence[int | None]
-    ) -> list[Walk]:
+    ) -> list[AcceptedPath]:
         """Walk the trees of a pass and emit the tokens; a text with a node in `ends` ends there, unverified."""
         trees, rule = turn.trees, self.rule
         rows = turn.node_rows(result)
         logits = result.logits if rows is not None else result.logits[:, : trees.width]
-        greedy: list[Walk] = []
+        greedy: list[AcceptedPath] = []
         if rule is None and any(r.context.chooser is None for r in requests):
-            greedy = greedy_walks(trees, logits, rows)
-        walks, sources = [], trees.source.tolist()  # one wait for the device
+            greedy = greedy_paths(trees, logits, rows)
+        paths, sources = [], trees.source.tolist()  # one wait for the device
         for b, (request, end) in enumerate(zip(requests, ends, strict=True)):
             where = None
             if rows is not None:
@@ -61,28 +61,28 @@ class Acceptance:
                 choices = lazy_walk(scored, request.context.chooser)
             else:
                 choices = greedy[b].choices()
-            walks.append(self._emit(request, sources[b], choices, scored))
-        return walks
+            paths.append(self._emit(request, sources[b], choices, scored))
+        return paths
 
     def _emit(
         self, request: Request, sources: Sequence[int], choices: Iterator[Choice], scored: ScoredTree | None = None
-    ) -> Walk:
+    ) -> AcceptedPath:
         """Emit choices up to where the text ends; whatever lies behind is cut off.
 
         `scored` has what the model says after the tree's nodes; None where no pass was made.
         """
-        walk, count = Walk(), request.rules.logprobs
+        path, count = AcceptedPath(), request.rules.logprobs
         if request.finish_reason is not None:  # cancelled by another request's callback
-            return walk
+            return path
         try:
             for node, token, child in choices:
                 source = None
                 if child is not None and self.drafter is not None:
                     source = self.drafter.source_name(sources[child])
                     request.stats.accepted_by_source[source] += 1
-                walk.nodes.append(node)
-                walk.tokens.append(token)
-                walk.drafted_by.append(child)
+                path.nodes.append(node)
+                path.tokens.append(token)
+                path.drafted_by.append(child)
                 scores = None
                 if count is not None and scored is not None:
                     scores = TokenScores.of(scored.after(node), token, count)
@@ -90,7 +90,7 @@ class Acceptance:
                     break
         except Exception as error:  # one request's criteria or callback must not stop the others
             request.error, request.finish_reason = error, "error"
-        return walk
+        return path
 
 
 def _unreviewed(trees: TokenTree, b: int, end: int) -> Iterator[Choice]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from draftree.acceptance.base import Walk
+from draftree.acceptance.base import AcceptedPath
 from draftree.drafting.base import Attachment, Capabilities, Context, Step, StepPlan
 from draftree.engine.accept import Acceptance
 from draftree.engine.config import EngineConfig
@@ -87,18 +87,18 @@ class Loop:
             return
         turn, result = self._verify(first, plan, self._unread(first, plan.requests), bare=alone)
         marks.append(clock())
-        walks = self.acceptance.walk(requests, turn, result, ends)
+        paths = self.acceptance.walk(requests, turn, result, ends)
         marks.append(clock())
-        self.cache.commit(turn.committed([walk.nodes for walk in walks]), result.segments)
+        self.cache.commit(turn.committed([path.nodes for path in paths]), result.segments)
         marks.append(clock())
         timed = turn.offset == 0 and preparations() == prepared
         seconds = marks[-1] - marks[1] if timed else None
-        self._observe(plan, turn, result, walks, seconds, own_rows=not alone)
+        self._observe(plan, turn, result, paths, seconds, own_rows=not alone)
         left = None if result.rows is None else (result.rows, turn.offset, result.logits.shape[1])
-        self._account(requests, trees, walks, left, marks)
+        self._account(requests, trees, paths, left, marks)
         if self.sizer is not None and not alone:
             whole = clock() - marks[0] if timed else None
-            self.sizer.observe(plan, self._outcome(turn, walks, whole, marks[1] - marks[0]))
+            self.sizer.observe(plan, self._outcome(turn, paths, whole, marks[1] - marks[0]))
 
     def _draft(self, requests: list[Request], *, alone: bool, closed: bool) -> StepPlan:
         """What this step verifies: drafted trees, or the roots alone."""
@@ -132,12 +132,12 @@ class Loop:
             trees = replace(trees, logp=trees.logp.nan_to_num(nan=-torch.inf, neginf=-torch.inf).clamp(max=0.0))
         return trees
 
-    def _outcome(self, turn: TreePass, walks: list[Walk], seconds: float | None, drafting: float) -> Outcome:
+    def _outcome(self, turn: TreePass, paths: list[AcceptedPath], seconds: float | None, drafting: float) -> Outcome:
         plan, trees = turn.plan, turn.trees
         attached = bool(plan.taps or plan.surgeries or plan.embeddings is not None)
         packed = self.runner.packs and plan.sizes is not None and plan.width == trees.width and not plan.surgeries
         return Outcome(
-            accepted=[walk.nodes for walk in walks],
+            accepted=[path.nodes for path in paths],
             rows=sum(trees.sizes) if packed else trees.batch * trees.width,
             seconds=seconds,
             drafting=drafting,
@@ -197,16 +197,16 @@ class Loop:
         chunks = [trunk[:count] for trunk, count in zip(trunks, counts, strict=True)]
         plan = self._undrafted(contexts, [chunk[-1] for chunk in chunks])  # the chunk's last token plays the root
         turn, result = self._verify(first, plan, [chunk[:-1] for chunk in chunks], bare=True)
-        walks = [Walk(nodes=[0]) for _ in chunks]
-        self.cache.commit(turn.committed([walk.nodes for walk in walks]), result.segments)
-        self._observe(plan, turn, result, walks, None, own_rows=False)
+        paths = [AcceptedPath(nodes=[0]) for _ in chunks]
+        self.cache.commit(turn.committed([path.nodes for path in paths]), result.segments)
+        self._observe(plan, turn, result, paths, None, own_rows=False)
 
     def _observe(
         self,
         plan: StepPlan,
         turn: TreePass,
         result: PassResult,
-        walks: list[Walk],
+        paths: list[AcceptedPath],
         seconds: float | None,
         *,
         own_rows: bool,
@@ -220,8 +220,8 @@ class Loop:
                 result,
                 turn.trunk,
                 turn.offset,
-                accepted=[walk.nodes for walk in walks],
-                emitted=[walk.tokens for walk in walks],
+                accepted=[path.nodes for path in paths],
+                emitted=[path.tokens for path in paths],
                 attach_to=plan.attach_to,
                 own_rows=own_rows,
                 seconds=seconds,
@@ -232,31 +232,31 @@ class Loop:
         self,
         requests: list[Request],
         trees: TokenTree,
-        walks: list[Walk],
+        paths: list[AcceptedPath],
         left: tuple[Tensor, int, int] | None,
         marks: list[float],
     ) -> None:
         """Count the step and record it; `left` as of `Track.step`."""
         share = 1 / len(requests)
-        for b, (request, walk) in enumerate(zip(requests, walks, strict=True)):
+        for b, (request, path) in enumerate(zip(requests, paths, strict=True)):
             stats = request.stats
-            stats.count(walk.drafted_by, trees.sizes[b] - 1, passed=len(marks) > len(STAGES))
+            stats.count(path.drafted_by, trees.sizes[b] - 1, passed=len(marks) > len(STAGES))
             for stage, begin, end in zip(STAGES, marks, marks[1:], strict=False):
                 stats.seconds[stage] += (end - begin) * share
             if request.rules.keep_trees:
-                request.trees.append(self._tree_of(trees, b, walk))
+                request.trees.append(self._tree_of(trees, b, path))
         if self.track is not None:
-            self.track.step(requests, trees, left, walks, marks)
+            self.track.step(requests, trees, left, paths, marks)
 
-    def _tree_of(self, trees: TokenTree, b: int, walk: Walk) -> StepTree:
+    def _tree_of(self, trees: TokenTree, b: int, path: AcceptedPath) -> StepTree:
         size, drafter = trees.sizes[b], self.drafter
         sources = trees.source[b, 1:size].tolist()
         return StepTree(
             trees.tokens[b, :size].tolist(),
             [-1, *trees.parents[b, 1:size].tolist()],
             ["", *("" if drafter is None else drafter.source_name(source) for source in sources)],
-            [0, *(node for node in walk.drafted_by if node is not None)],
-            list(walk.tokens),
+            [0, *(node for node in path.drafted_by if node is not None)],
+            list(path.tokens),
         )
 
 

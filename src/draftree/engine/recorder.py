@@ -1,6 +1,6 @@
 """Records what a run does, step by step, at next to no cost while it runs.
 
-A step hands over its trees, its walks and its times, and they are kept as they are: nothing is computed, copied or
+A step hands over its trees, its paths and its times, and they are kept as they are: nothing is computed, copied or
 turned into text before the records are read. `docs/trace.md` describes the records.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from draftree.acceptance.base import Walk
+from draftree.acceptance.base import AcceptedPath
 from draftree.drafting.base import Drafter
 from draftree.engine.passes import nodes_behind
 from draftree.engine.request import Request
@@ -35,9 +35,9 @@ class _Drafting(NamedTuple):
 class _Step(NamedTuple):
     """What is kept of a step."""
 
-    # requests, walks: in slot order.
+    # requests, paths: in slot order.
     requests: list[Request]
-    walks: list[Walk]
+    paths: list[AcceptedPath]
     sizes: tuple[int, ...]  # of the trees that were verified
     # tokens, parents, source, logp: of these trees, each [B, N], on the device where they were; see `TokenTree`.
     tokens: Tensor
@@ -74,7 +74,7 @@ class Track:
         requests: list[Request],
         trees: TokenTree,
         left: tuple[Tensor, int, int] | None,
-        walks: list[Walk],
+        paths: list[AcceptedPath],
         marks: list[float],
     ) -> None:
         """A step is over; arguments as in `_Step`, none of which may change any more."""
@@ -82,7 +82,7 @@ class Track:
         if drafted is not None and drafted.began < marks[0]:  # of a step that failed
             drafted = None
         columns = trees.tokens, trees.parents, trees.source, trees.logp
-        self._steps.append(_Step(requests, walks, trees.sizes, *columns, left, marks, drafted))
+        self._steps.append(_Step(requests, paths, trees.sizes, *columns, left, marks, drafted))
 
     # ---------------------------------------------------------------- afterwards
 
@@ -131,7 +131,7 @@ class Track:
         alive = None if step.left is None else nodes_behind(*step.left, len(tokens[0])).tolist()
         drafted = step.drafted
         members = []
-        for b, (request, walk, size) in enumerate(zip(step.requests, step.walks, step.sizes, strict=True)):
+        for b, (request, path, size) in enumerate(zip(step.requests, step.paths, step.sizes, strict=True)):
             left = set(range(size)) if alive is None else set(alive[b])
             members.append(
                 {
@@ -143,9 +143,9 @@ class Track:
                     "logp": [round(p, DIGITS) if math.isfinite(p) else None for p in logp[b][:size]],
                     "sources": [None, *(self._name(bits, names) for bits in source[b][1:size])],
                     "pruned": [node for node in range(size) if node not in left],
-                    "path": walk.nodes,
-                    "emitted": walk.tokens,
-                    "accepted": walk.drafted_by,
+                    "path": path.nodes,
+                    "emitted": path.tokens,
+                    "accepted": path.drafted_by,
                 }
             )
         return members
