@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from tree_paths import path_of
 
 from draftree.drafting import Attachment, Context, Drafter, Step
 from draftree.drafting.base import Capabilities, StepPlan
@@ -99,12 +100,12 @@ class Watching(RandomTree):
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         trees = super().draft(requests, budgets)
-        self.offered.append({tuple(trees.path(0, node)) for node in range(1, trees.sizes[0])})
+        self.offered.append({tuple(path_of(trees, 0, node)) for node in range(1, trees.sizes[0])})
         return trees
 
     def observe(self, step: Step) -> None:
         super().observe(step)
-        verified = {n: tuple(step.trees.path(0, n)) for n in range(1, step.trees.sizes[0])}
+        verified = {n: tuple(path_of(step.trees, 0, n)) for n in range(1, step.trees.sizes[0])}
         own = {path for n, path in verified.items() if int(step.trees.source[0, n]) & self.source}
         if verified:
             self.shown.append((own, self.offered[-1] & set(verified.values())))

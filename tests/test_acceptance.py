@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
+from tree_paths import children_of, path_of
 
 from draftree.acceptance import PrefixChooser, ScoredTree, greedy_paths, lazy_walk
 from draftree.tree import TokenTree
@@ -37,7 +38,7 @@ def texts(tree: TokenTree, b: int, best: dict[int, int]) -> list[list[int]]:
 
     def follow(node: int, said: list[int]) -> None:
         token = best[node]
-        after = [n for n in tree.children(b, node) if n in best and int(tree.tokens[b, n]) == token]
+        after = [n for n in children_of(tree, b, node) if n in best and int(tree.tokens[b, n]) == token]
         if not after:
             found.append([*said, token])
         for child in after:
@@ -152,12 +153,12 @@ def test_lazy_walks_choose_once_a_token_at_the_true_prefix(
             last = token
         assert [token for _, token, _ in choices] == said
         assert notes.prefixes == plain_notes.prefixes == [[3, 1, *said[:n]] for n in range(len(said))]
-        reached = {tuple(tree.path(b, node)[1:]) for node in range(tree.sizes[b])}
+        reached = {tuple(path_of(tree, b, node)[1:]) for node in range(tree.sizes[b])}
         assert tuple(said[:-1]) in reached
         assert tuple(said) not in reached
         for node, token, after in choices:
             assert after is None or int(tree.tokens[b, after]) == token
-            assert tuple(tree.path(b, node)[1:]) == tuple(said[: int(tree.depth[b, node])])
+            assert tuple(path_of(tree, b, node)[1:]) == tuple(said[: int(tree.depth[b, node])])
 
 
 def test_lazy_walks_leave_pruned_nodes_out() -> None:

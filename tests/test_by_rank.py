@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from tree_paths import children_of, path_of
 
 from draftree.drafting import Context
 from draftree.shaping.by_rank import DEPTHS, RANKS, ByRank
@@ -64,7 +65,7 @@ def test_the_papers_product_overrates_what_lies_below_a_second_choice() -> None:
     tree = full_tree()
     model, _ = taught(ByRank())
     product, _ = taught(ByRank(conditional=False))
-    place = {tuple(tree.path(0, n)[1:]): n for n in range(1, tree.width)}
+    place = {tuple(path_of(tree, 0, n)[1:]): n for n in range(1, tree.width)}
     ours, theirs = model.worth(tree)[0], product.worth(tree)[0]
     below_second = place[11, 20]
     assert ours[below_second] == pytest.approx(ON[0][1] * OFF[0], abs=0.02)
@@ -84,7 +85,7 @@ def test_figure_6_of_the_paper(conditional: bool) -> None:
     tree = TokenTree.from_paths(a, [[b, d], [c]], [[-0.1, -0.2], [-1.0]])
     assert 1 + model.worth(tree).sum() == pytest.approx(1.88)
     whole = TokenTree.from_paths(a, [[b, d], [b, e], [c]], [[-0.1, -0.2], [-0.1, -0.9], [-1.0]])
-    place = {tuple(whole.path(0, n)[1:]): n for n in range(1, whole.width)}
+    place = {tuple(path_of(whole, 0, n)[1:]): n for n in range(1, whole.width)}
     worth = model.worth(whole)[0]
     assert worth[place[b,]] == pytest.approx(0.6)
     assert worth[place[b, e]] == pytest.approx(0.06)
@@ -99,7 +100,7 @@ def slow_places(tree: TokenTree, b: int) -> list[tuple[int, int, bool]]:
             chain.append(int(tree.parents[b, chain[-1]]))
         ranks = []
         for child, parent in itertools.pairwise(chain):
-            siblings = sorted(tree.children(b, parent), key=lambda n: (-float(tree.logp[b, n]), n))
+            siblings = sorted(children_of(tree, b, parent), key=lambda n: (-float(tree.logp[b, n]), n))
             ranks.append(siblings.index(child))
         found.append((len(ranks), ranks[0], not any(ranks[1:])))
     return found

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from generate_driver import LENGTHS, NEW, SAMPLED, hf, left_pad, noisy, prompts, same
+from tree_paths import children_of, path_of
 from zoo import build
 
 from draftree.drafting import Context, DraftModel
@@ -81,7 +82,7 @@ def test_draft_tokens_have_the_probabilities_of_the_small_model(name: str, runne
     checked = 0
     for text, tree in drafter.drafted[::3]:
         for node in range(1, tree.sizes[0]):
-            logp = path_logp(drafter.model, text, tree.path(0, node)[1:])
+            logp = path_logp(drafter.model, text, path_of(tree, 0, node)[1:])
             assert float(tree.logp[0, node]) == pytest.approx(logp, abs=tolerance)
             checked += 1
     assert checked > 30
@@ -148,8 +149,8 @@ def test_trees_keep_to_their_limits() -> None:
         tree = drafted(drafter, text, budget, room)
         assert 0 < tree.sizes[0] - 1 <= budget
         assert tree.height <= min(depth, room - 1)
-        inner = [node for node in range(tree.sizes[0]) if tree.children(0, node)]
-        assert all(len(tree.children(0, node)) <= branching for node in inner)
+        inner = [node for node in range(tree.sizes[0]) if children_of(tree, 0, node)]
+        assert all(len(children_of(tree, 0, node)) <= branching for node in inner)
         by_depth = [sum(int(tree.depth[0, node]) == d for node in inner) for d in range(1, depth)]
         assert max(by_depth, default=0) <= beam
         assert (tree.logp[0, 1:].diff() <= 0).all()  # likeliest first, so that cutting to size is cheap
@@ -164,7 +165,7 @@ def test_the_best_nodes_of_the_beam_are_the_tree() -> None:
     model, text = noisy("llama"), prompts((12,))[0]
     tree = drafted(DraftModel(model, depth=3, branching=97, beam=97, confidence=0), text, budget=20)
     worst = float(tree.logp[0, 1 : tree.sizes[0]].min())
-    inside = {tuple(tree.path(0, node)[1:]) for node in range(1, tree.sizes[0])}
+    inside = {tuple(path_of(tree, 0, node)[1:]) for node in range(1, tree.sizes[0])}
     with torch.no_grad():
         for path in [(), *inside]:
             if len(path) == 3:
@@ -194,7 +195,7 @@ def test_nothing_is_drafted_behind_an_eos() -> None:
     tree = drafted(DraftModel(model, confidence=0), text, eos=(likely,))
     ends = [node for node in range(1, tree.sizes[0]) if tree.tokens[0, node] == likely]
     assert ends
-    assert not any(tree.children(0, node) for node in ends)
+    assert not any(children_of(tree, 0, node) for node in ends)
 
 
 def test_without_a_confidence_the_measured_times_decide() -> None:

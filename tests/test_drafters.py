@@ -11,6 +11,7 @@ import pytest
 import torch
 from drafters_for_tests import InModel
 from generate_driver import prompts
+from tree_paths import path_of
 from zoo import MEMBERS, build, construct
 
 from draftree.drafting import Context, Lookahead, PromptLookup
@@ -135,7 +136,7 @@ def lookahead(**options: Any) -> tuple[Lookahead, Context]:
 
 
 def paths(tree: TokenTree) -> set[tuple[int, ...]]:
-    return {tuple(tree.path(0, node)[1:]) for node in range(1, tree.sizes[0])}
+    return {tuple(path_of(tree, 0, node)[1:]) for node in range(1, tree.sizes[0])}
 
 
 def test_lookahead_drafts_from_prompt_and_answers() -> None:
@@ -170,7 +171,7 @@ def test_lookahead_reads_the_news_of_a_batch_before_it_drafts() -> None:
         drafter.begin(request)
     second.tokens += [5, 6, 22, 23]
     trees = drafter.draft([first, second, third], [12, 12, 12])
-    assert {(22,), (22, 23)} <= {tuple(trees.path(0, node)[1:]) for node in range(1, trees.sizes[0])}
+    assert {(22,), (22, 23)} <= {tuple(path_of(trees, 0, node)[1:]) for node in range(1, trees.sizes[0])}
     assert trees.sizes[2] == 1  # it has room for the target's own token alone
     for b, request in enumerate((first, second)):
         alone = drafter.draft([request], [12])

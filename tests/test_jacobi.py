@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from generate_driver import NEW, SHAPES, hf, prompts, same
+from tree_paths import path_of
 from zoo import build
 
 from draftree.drafting import Context, Jacobi, Step
@@ -132,12 +133,12 @@ def drafted(drafter: Jacobi, text: list[int], budget: int = 20, room: int = 20, 
 def test_draft_tokens_are_the_pools() -> None:
     text = [1, 2, 3, 4, 1, 2, 5, 9, 1, 2, 3, 7, 1]
     tree = drafted(Jacobi(3, 4, 5, from_prompt=True), text)
-    assert {tuple(tree.path(0, n)[1:]) for n in range(1, tree.sizes[0])} == {
+    assert {tuple(path_of(tree, 0, n)[1:]) for n in range(1, tree.sizes[0])} == {
         *((2,), (2, 3), (2, 3, 4), (2, 3, 7)),
         *((2, 5), (2, 5, 9)),
     }
-    newest = tree.logp[0, [n for n in range(1, tree.sizes[0]) if tree.path(0, n)[1:] == [2, 3, 7]]]
-    oldest = tree.logp[0, [n for n in range(1, tree.sizes[0]) if tree.path(0, n)[1:] == [2, 5, 9]]]
+    newest = tree.logp[0, [n for n in range(1, tree.sizes[0]) if path_of(tree, 0, n)[1:] == [2, 3, 7]]]
+    oldest = tree.logp[0, [n for n in range(1, tree.sizes[0]) if path_of(tree, 0, n)[1:] == [2, 5, 9]]]
     assert newest > oldest
     assert drafted(Jacobi(3, 4, 1, from_prompt=True), text).parents.tolist() == [[-1, 0, 1, 2]]
     assert drafted(Jacobi(3, 4, 5), text).sizes == (1,)  # nothing is known before the first pass
@@ -146,7 +147,7 @@ def test_draft_tokens_are_the_pools() -> None:
     assert drafted(Jacobi(3, 4, 5, from_prompt=True), text, room=1).sizes == (1,)
     ending = Jacobi(3, 4, 5, from_prompt=True)
     tree = drafted(ending, text, eos=(3,))
-    paths = [tree.path(0, n) for n in range(1, tree.sizes[0])]
+    paths = [path_of(tree, 0, n) for n in range(1, tree.sizes[0])]
     assert [2, 3] in [path[1:] for path in paths]
     assert all(3 not in path[1:-1] for path in paths)
 

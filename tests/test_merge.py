@@ -14,6 +14,7 @@ from drafters_for_tests import InModel, Raising, RandomTree, Watching
 from few import crossed
 from generate_driver import NEW, hf, left_pad, prompts, references_of, same
 from in_model_driver import make, recorded
+from tree_paths import path_of
 from zoo import build
 
 from draftree.drafting import (
@@ -52,7 +53,7 @@ def tree(paths: Paths, steps: Sequence[Sequence[float]], root: int = 9) -> Token
 def nodes(tree: TokenTree, b: int = 0) -> dict[tuple[int, ...], tuple[float, int]]:
     """Probability and source by path."""
     rows = (tree.logp[b].exp().tolist(), tree.source[b].tolist())
-    return {tuple(tree.path(b, n)[1:]): (rows[0][n], rows[1][n]) for n in range(1, tree.sizes[b])}
+    return {tuple(path_of(tree, b, n)[1:]): (rows[0][n], rows[1][n]) for n in range(1, tree.sizes[b])}
 
 
 # ------------------------------------------------------------------------------- who may be merged

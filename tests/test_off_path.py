@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tree_paths import path_of
 
 from draftree.drafting.off_path import FIRST, OffPath
 from draftree.tree import TokenTree
@@ -55,7 +56,7 @@ def test_the_best_nodes_of_the_whole_product(case: tuple[np.ndarray, np.ndarray,
         known = everything(tokens[b], logp[b], off_path)
         size = tree.sizes[b]
         assert size - 1 == min(budget, len(known))
-        paths = [tuple(tree.path(b, node)[1:]) for node in range(1, size)]
+        paths = [tuple(path_of(tree, b, node)[1:]) for node in range(1, size)]
         assert len(set(paths)) == len(paths)
         scores = tree.logp[b, 1:size].tolist()
         assert scores == pytest.approx([known[path] for path in paths], abs=1e-5)

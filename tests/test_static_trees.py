@@ -10,6 +10,7 @@ from generate_driver import NEW, prompts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_model_driver import randomised
+from tree_paths import path_of
 from zoo import build
 
 from draftree.drafting import BiTA, Context, Medusa
@@ -103,7 +104,7 @@ def test_a_draft_is_the_named_tree(tree: str | list[list[int]]) -> None:
         depth = min(room - 1, 3)
         wanted = [c for c in choices_named(tree, 3) if len(c) <= depth]
         paths = [tuple(tokens[d, rank].item() for d, rank in enumerate(c)) for c in wanted]
-        assert [tuple(drafted.path(0, n)[1:]) for n in range(1, drafted.sizes[0])] == paths
+        assert [tuple(path_of(drafted, 0, n)[1:]) for n in range(1, drafted.sizes[0])] == paths
         assert int(drafted.tokens[0, 0]) == 6
     assert drafter.draft([Context(7, [4, 5, 6, 6], 2, 9)], [99]).sizes == (1,)  # the text has gone on: stale
 

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tree_model import TOKENS, batches, models, read
+from tree_paths import children_of, path_of
 
 from draftree.tree import TokenTree
 from draftree.tree.structure import LARGEST, _kept, on_cpu, on_device, structure_of
@@ -77,19 +78,12 @@ def test_the_cache_of_structures_is_bounded():
 def test_paths_and_children_of_one_tree(model, data):
     tree = TokenTree.stack([TokenTree.roots(torch.tensor([2])), model.tree()])
     node = data.draw(st.integers(0, len(model) - 1))
-    assert tuple(tree.path(1, node)) == model.path(node)
-    assert tree.children(1, node) == model.children(node)
+    assert tuple(path_of(tree, 1, node)) == model.path(node)
+    assert children_of(tree, 1, node) == model.children(node)
     truth = data.draw(st.lists(TOKENS, max_size=6))
     matching = [i for i in range(len(model)) if model.matches(i, truth)]
     assert tree.walk(1, truth) == model.above(max(matching, key=lambda i: (model.depth(i), -i)))
     assert tree.walk(0, truth) == [0]
-
-
-def test_a_node_outside_the_tree_has_no_path():
-    tree = TokenTree.stack([TokenTree.roots(torch.tensor([2])), TokenTree.from_arrays([1], [-1], root=0)])
-    for node in (1, -1):
-        with pytest.raises(IndexError, match=r"0\.\.0"):
-            tree.path(0, node)
 
 
 def test_to_its_own_device_is_the_same_tree():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tree_paths import path_of
 
 from draftree.drafting.lookahead import Trie
 from draftree.drafting.lookahead.c_trie import load_library
@@ -68,7 +69,7 @@ def check_order(tree, draft):
             at = int(draft.parents[at])
         paths.append(([7, *reversed(path)], float(draft.logp[row]), int(draft.source[row])))
     nodes = range(1, tree.width)
-    assert sorted(paths) == sorted((tree.path(0, n), float(tree.logp[0, n]), int(tree.source[0, n])) for n in nodes)
+    assert sorted(paths) == sorted((path_of(tree, 0, n), float(tree.logp[0, n]), int(tree.source[0, n])) for n in nodes)
 
 
 def check_tree(draft, budget, depth, mode, eos):

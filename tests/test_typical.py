@@ -10,6 +10,7 @@ from drafters_for_tests import RandomTree
 from generate_driver import NEW, SAMPLED, left_pad, prompts
 from torch import Tensor
 from transformers import LogitsProcessorList
+from tree_paths import path_of
 from zoo import build
 
 import draftree
@@ -51,7 +52,7 @@ def test_ruled_out_tokens_and_no_tokens_are_not_kept() -> None:
 def test_the_longest_path_is_accepted_then_the_likelier() -> None:
     """The model's best token (3) ends early; less likely ones (2, then 5 or 6) lead further."""
     tree = TokenTree.from_paths(1, [[3], [2, 5], [2, 6], [4, 7]])
-    by_path = {tuple(tree.path(0, n)): n for n in range(tree.width)}
+    by_path = {tuple(path_of(tree, 0, n)): n for n in range(tree.width)}
     rows = [{0: 0.9}] * tree.width
     rows[0] = {3: 0.6, 2: 0.2, 4: 0.01}
     rows[by_path[1, 2]] = {5: 0.3, 6: 0.4}

@@ -198,17 +198,6 @@ class TreeArrays:
             found.append(path[::-1])
         return found
 
-    def path(self, b: int, node: int) -> list[int]:
-        """Token ids from the root of tree b to `node`, both included."""
-        if not 0 <= node < self.sizes[b]:
-            raise IndexError(f"Tree {b} has nodes 0..{self.sizes[b] - 1}, not {node}.")
-        path: list[int] = self.tokens[b, self.ancestors[b, node]].tolist()
-        return path
-
-    def children(self, b: int, node: int) -> list[int]:
-        """Node ids of the children of `node` in tree b, ascending."""
-        return [i for i, parent in enumerate(self.parents[b, : self.sizes[b]].tolist()) if parent == node >= 0]
-
     def walk(self, b: int, tokens: Sequence[int]) -> list[int]:
         """The longest path (node ids, root first) of tree b that the continuation `tokens` confirms."""
         known, parents = self.tokens[b, : self.sizes[b]].tolist(), self.parents[b, : self.sizes[b]].tolist()
