@@ -19,7 +19,7 @@ from draftree.engine import generate
 from draftree.prompts import embedded_prompts
 from draftree.pruning.early_head import EarlyHead
 from draftree.shaping import Fixed
-from draftree.shaping.static import efficient
+from draftree.tree.static import efficient
 
 NEW = 12
 
