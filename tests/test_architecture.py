@@ -34,6 +34,7 @@ FLOORS = {
     "pruning": 2,
     "acceptance": 2,
     "engine": 3,
+    "drafter_names": 3,
     "training": 4,
     "tuning": 4,
     "bench": 4,

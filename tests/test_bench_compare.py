@@ -23,8 +23,8 @@ from draftree.bench.methods import Draftree, HuggingFace, Method
 from draftree.bench.names import LABELS, check_name
 from draftree.bench.report import number
 from draftree.bench.samples import Answer, Sample, Sampling, Task
-from draftree.by_name import TRAINED, UNTRAINED
 from draftree.cli import app, main
+from draftree.drafter_names import TRAINED, UNTRAINED
 from draftree.drafting import Lookahead, PromptLookup
 from draftree.models import encode_prompt
 from draftree.progress import Watcher
@@ -64,17 +64,6 @@ def test_spec_bench_questions_are_read_as_they_are(questions):
     assert (prompts[0].id, prompts[0].set, prompts[0].text) == ("81", "writing", "List all files.")
     assert prompts[0].later == ("Now also the hidden ones.",)
     assert prompts[1].later == ()
-
-
-@pytest.mark.parametrize("turns", [[], ["ok", " "], "text", [3]])
-def test_turns_that_are_no_texts_are_named_with_their_line(tmp_path, turns):
-    path = tmp_path / "question.jsonl"
-    path.write_text(json.dumps({"question_id": 1, "category": "a", "turns": turns}))
-    with pytest.raises(
-        ValueError,
-        match=r"line 1, has no 'turns' or 'prompt' or 'question' with text, but question_id, category, turns",
-    ):
-        read_prompts(path)
 
 
 def test_a_later_turn_has_the_methods_own_answer_in_its_prompt(demo, questions):

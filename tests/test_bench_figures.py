@@ -197,8 +197,9 @@ def test_a_folder_of_files_is_read_and_names_its_sets(tmp_path):
         Prompt("7", "own", "b", warm=True),
         Prompt("two-1", "two", "c"),
     ]
-    (tmp_path / "one.jsonl").write_text('{"question": "a"}\n{"turns": ["b", "c"]}\n')  # as training's questions
-    assert [(prompt.text, prompt.later) for prompt in read_prompts(tmp_path)] == [("a", ()), ("b", ("c",)), ("c", ())]
+    (tmp_path / "one.jsonl").write_text('{"question": "a"}\n{"turns": ["b", "c"]}\n{"turns": "d"}\n')  # as questions
+    found = [(prompt.text, prompt.later) for prompt in read_prompts(tmp_path)]
+    assert found == [("a", ()), ("b", ("c",)), ("d", ()), ("c", ())]
 
 
 @pytest.mark.parametrize(
@@ -210,6 +211,12 @@ def test_a_folder_of_files_is_read_and_names_its_sets(tmp_path):
         ('{"prompt": "a"}\n["b"]\n', "line 2, has no 'turns' or 'prompt'"),
         ('{"prompt": "  "}\n', "line 1, has no 'turns' or 'prompt'"),
         (json.dumps({"prompt": 3}), "line 1, has no 'turns' or 'prompt'"),
+        (
+            json.dumps({"id": 1, "turns": []}),
+            "line 1, has no 'turns' or 'prompt' or 'question' with text, but id, turns",
+        ),
+        (json.dumps({"turns": ["ok", " "]}), "line 1, has no 'turns'"),
+        (json.dumps({"turns": [3]}), "line 1, has no 'turns'"),
         (b"\xff\xfe\x00", "is not UTF-8"),
     ],
 )

@@ -15,7 +15,8 @@ import torch
 from serve_driver import MESSAGES, Running, ids_of, serving
 
 from draftree import Fixed, Merge
-from draftree.by_name import TRAINED, make_drafter
+from draftree.by_name import make_drafter
+from draftree.drafter_names import TRAINED
 from draftree.drafting import Context, Drafter
 from draftree.drafting.base import Capabilities
 from draftree.serve.token_bytes import TokenBytes

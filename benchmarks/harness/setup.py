@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import draftree
-from draftree import by_name
+from draftree import drafter_names
 from draftree.bench.inputs import Settings, Subject, Texts, encode_all
 from draftree.bench.methods import Draftree
 from draftree.bench.samples import Task
@@ -30,8 +30,8 @@ from draftree.prompts import Prompt, embedded_prompts
 from draftree.runner import inspect_model
 
 TRIE, COLD = "lookahead", "lookahead-cold"  # warmed by the answers to other prompts, or empty
-TRAINED = (*by_name.TRAINED, "early-head")
-KNOWN = (*by_name.UNTRAINED, COLD, *TRAINED)
+TRAINED = (*drafter_names.TRAINED, "early-head")
+KNOWN = (*drafter_names.UNTRAINED, COLD, *TRAINED)
 
 
 @dataclass
@@ -152,7 +152,7 @@ class Setup:
 
     def drafter(self, name: str) -> Drafter:
         """A drafter of that name as it is before the first prompt; several, joined by +, are merged."""
-        made: Drafter = by_name.make_parts(name, {TRIE: self.trie, COLD: draftree.Lookahead}, self.trained)
+        made: Drafter = drafter_names.make_parts(name, {TRIE: self.trie, COLD: draftree.Lookahead}, self.trained)
         return made
 
     @cached_property
@@ -170,7 +170,7 @@ class Setup:
                 raise ValueError(f"A drafter is given as {entry!r}: give NAME, FOLDER or NAME=FOLDER.")
             if name in found:
                 raise ValueError(f"Two drafters are called {name!r}: give each a name of its own, as NAME=FOLDER.")
-            for part in by_name.names_in(folder):
+            for part in drafter_names.names_in(folder):
                 if part not in KNOWN and not Path(part).is_dir():
                     known = ", ".join(KNOWN)
                     raise ValueError(f"There is no drafter {part!r}: choose {known}, or the folder of a trained one.")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from draftree.drafter_names import TRAINED, UNTRAINED, make_parts, names_in
 from draftree.errors import did_you_mean
 
-# Drafters that need no training, with their classes in `draftree.drafting`, and the embedded model's trained ones.
-UNTRAINED = {"lookahead": "Lookahead", "prompt-lookup": "PromptLookup", "jacobi": "Jacobi", "grammar": "GrammarDrafter"}
-TRAINED = ("medusa", "bita", "hidden-transfer", "self-speculative", "draft-model")
 SMALL_ONES = ("demo", "small")  # names of the embedded model's small one in --bild
 TUNED = ".json"  # ends the name of a file that draftree tune wrote
 DRAFTERS = ("none", *UNTRAINED, *TRAINED)
@@ -19,11 +17,6 @@ CHOICE = (
     f"{', '.join(DRAFTERS)}, several joined by +, the folder of a drafter or small model, or a .json file that "
     "draftree tune wrote"
 )
-
-
-def names_in(name: str) -> list[str]:
-    """The drafters that a name joins by +; the name of a folder may hold one."""
-    return [name] if Path(name).is_dir() else name.split("+")
 
 
 def check_drafter(name: str, trie: Path | None = None) -> None:
@@ -50,25 +43,6 @@ def check_drafter(name: str, trie: Path | None = None) -> None:
         raise ValueError(f"There is no drafter {name!r}: choose {CHOICE}.{did_you_mean(name, DRAFTERS)}")
     if trie is not None and name != "lookahead":
         raise ValueError(f"--trie belongs to the lookahead drafter, not to {name!r}: leave one of them out.")
-
-
-def make_parts(name: str, own: Mapping[str, Callable[[], Any]], trained: Callable[[str], Any]) -> Any:
-    """The drafter called `name`, merged where it joins several by +.
-
-    Args:
-        name: of `DRAFTERS`, or what the caller knows.
-        own: makes drafters that the caller has by name, in the place of those of `UNTRAINED` as well.
-        trained: makes what neither has, such as a trained drafter or one of a folder.
-    """
-    from draftree import drafting
-
-    made = []
-    for part in names_in(name):
-        if part in own:
-            made.append(own[part]())
-        else:
-            made.append(getattr(drafting, UNTRAINED[part])() if part in UNTRAINED else trained(part))
-    return made[0] if len(made) == 1 else drafting.Merge(made)
 
 
 def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = None) -> Any:

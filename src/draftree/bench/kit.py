@@ -16,7 +16,7 @@ from typing import Any
 from draftree.bench import names
 from draftree.bench.inputs import Settings, Subject
 from draftree.bench.methods import CompiledHuggingFace, Draftree, HuggingFace, Method, teach
-from draftree.by_name import TRAINED, make_parts, names_in
+from draftree.drafter_names import TRAINED, make_parts, names_in
 from draftree.drafting import Drafter, DraftModel, Lookahead
 from draftree.drafting.folder import demo_drafter, load_drafter
 from draftree.engine.limits import eos_token_ids

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from draftree.by_name import names_in
+from draftree.drafter_names import names_in
 from draftree.errors import did_you_mean
 
 REFERENCE, COMPILED, PROMPT_LOOKUP, ASSISTED = "hf-generate", "hf-compiled", "hf-prompt-lookup", "hf-assisted"

@@ -79,7 +79,8 @@ def tune(
 
 def _spec(name: str) -> Any:
     """What --drafters names: a folder that training wrote, one of a small model, or one of the embedded model's own."""
-    from draftree.by_name import TRAINED, check_drafter
+    from draftree.by_name import check_drafter
+    from draftree.drafter_names import TRAINED
     from draftree.drafting.folder import SMALL, is_small_model
     from draftree.tuning.file import Spec
 
