@@ -134,9 +134,9 @@ def cut_alone(case: Case, model: Any, prompt: list[int]) -> list[int]:
 # ------------------------------------------------------------------ where two answers part
 
 
-def compare(case: Case, found: Answers, wanted: Answers, what: str) -> Iterator[dict[str, Any]]:
+def compare(case: Case, found: Answers, expected: Answers, what: str) -> Iterator[dict[str, Any]]:
     """Each row that differs: where, and how far the two tokens are from a tie."""
-    for b, (one, other) in enumerate(zip(found, wanted, strict=True)):
+    for b, (one, other) in enumerate(zip(found, expected, strict=True)):
         if one == other:
             continue
         at = next((i for i, (x, y) in enumerate(zip(one, other, strict=False)) if x != y), min(len(one), len(other)))
@@ -267,11 +267,11 @@ def outcome(found: dict[str, Any]) -> str:
 def run(seed: int, numbers: Iterable[int], out: Path | None, say: Any = print) -> list[dict[str, Any]]:
     """Attempt the cases that `out` does not hold yet, write a line for each, and give all of them."""
     done = {found["number"]: found for found in (read(out) if out is not None and out.exists() else ())}
-    wanted = list(numbers)
+    expected = list(numbers)
     began, new = time.monotonic(), 0
     with contextlib.ExitStack() as stack:
         file = None if out is None else stack.enter_context(out.open("a", encoding="utf-8"))
-        for number in wanted:
+        for number in expected:
             if number in done:
                 continue
             found = done[number] = attempt(draw(seed, number)) | {"seed": seed}
@@ -283,7 +283,7 @@ def run(seed: int, numbers: Iterable[int], out: Path | None, say: Any = print) -
                 say(f"case {number}: {json.dumps(found)}")
             if new % 200 == 0:
                 say(f"{new} cases in {time.monotonic() - began:.0f} s")
-    return [done[number] for number in wanted]
+    return [done[number] for number in expected]
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -61,9 +61,9 @@ def test_greedy_walks_are_the_longest(case: tuple[TokenTree, Tensor]) -> None:
     tree, logits = case
     for b, path in enumerate(greedy_paths(tree, logits)):
         best = dict(enumerate(logits[b].argmax(-1).tolist()[: tree.sizes[b]]))
-        wanted = texts(tree, b, best)
-        assert len(path.tokens) == len(wanted[-1])
-        assert path.tokens in wanted
+        expected = texts(tree, b, best)
+        assert len(path.tokens) == len(expected[-1])
+        assert path.tokens in expected
         check_path(tree, b, path.nodes)
         assert path.tokens == [best[node] for node in path.nodes]
         assert path.drafted_by == [*path.nodes[1:], None]
@@ -106,9 +106,9 @@ def test_greedy_walks_after_pruning(case: tuple[TokenTree, Tensor], seed: int) -
         scored[b, place] = logits[b, alive]
     for b, path in enumerate(greedy_paths(tree, scored, rows)):
         best = {node: int(logits[b, node].argmax()) for node in kept[b]}
-        wanted = texts(tree, b, best)
-        assert len(path.tokens) == len(wanted[-1])
-        assert path.tokens in wanted
+        expected = texts(tree, b, best)
+        assert len(path.tokens) == len(expected[-1])
+        assert path.tokens in expected
         check_path(tree, b, path.nodes)
 
 
@@ -178,9 +178,9 @@ def test_noise_is_that_of_multinomial(seed: int) -> None:
     logits = torch.randn(60, 50, generator=torch.Generator().manual_seed(1))
     for row in logits:
         scores = LogitsProcessorList(processors)(torch.tensor([[3]]), row[None].clone())
-        wanted = int(torch.multinomial(scores.softmax(-1), 1, generator=generator))
-        assert chooser.choose(row) == wanted
-        chooser.push(wanted)
+        expected = int(torch.multinomial(scores.softmax(-1), 1, generator=generator))
+        assert chooser.choose(row) == expected
+        chooser.push(expected)
 
 
 def test_choosing_leaves_the_logits_alone() -> None:

@@ -220,14 +220,16 @@ def test_altered_models_answer_as_they_are(when: str, name: str, drafter: str, m
     if when == "between":
         assert text(model, drafter) == stock_text(model)
     ALTERATIONS[name](model, monkeypatch)
-    wanted = stock_text(model)
+    expected = stock_text(model)
     if name == "forward of the model" and drafter == "jacobi":  # its heads read what the model's head reads
         with pytest.raises(ValueError, match="Cannot follow a 'llama' model from its head to its logits"):
             text(model, drafter)
         return
-    assert text(model, drafter) == wanted
+    assert text(model, drafter) == expected
     if "configuration" not in name:
-        assert wanted != stock_text(fresh()) or name.startswith(("hook", "class", "function", "torch", "transformers"))
+        assert expected != stock_text(fresh()) or name.startswith(
+            ("hook", "class", "function", "torch", "transformers")
+        )
 
 
 @pytest.mark.parametrize("name", [name for name in ALTERATIONS if name != "inverse frequencies"])
@@ -329,7 +331,7 @@ def altered_anywhere(family: str, number: int) -> None:
         assert text(model, drafter) == stock_text(model)
     ANYWHERE[alter](rng.choice(modules), rng)
     try:
-        wanted = stock_text(model)
+        expected = stock_text(model)
     except (RuntimeError, ValueError):  # a family may not run like that at all
         return
     try:
@@ -337,7 +339,7 @@ def altered_anywhere(family: str, number: int) -> None:
     except ValueError:  # longrope's angles are our own, and a rotary module that gives others is refused
         assert family == "phi3-longrope"
         return
-    assert found == wanted, (family, number, alter)
+    assert found == expected, (family, number, alter)
 
 
 # Their short rows of a left-padded batch are not read as Hugging Face reads them.

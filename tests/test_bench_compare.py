@@ -73,9 +73,9 @@ def test_a_later_turn_has_the_methods_own_answer_in_its_prompt(demo, questions):
     first, second = (s for s in samples if s.task == 0)
     assert (first.turn, second.turn) == (0, 1)
     said = demo.tokenizer.decode(first.answer.ids, skip_special_tokens=True)
-    wanted = encode_prompt(demo.tokenizer, QUESTIONS[0]["turns"][1], history=[(QUESTIONS[0]["turns"][0], said)])
-    assert second.ids == wanted
-    assert len(wanted) > len(texts.tasks[0].ids)
+    expected = encode_prompt(demo.tokenizer, QUESTIONS[0]["turns"][1], history=[(QUESTIONS[0]["turns"][0], said)])
+    assert second.ids == expected
+    assert len(expected) > len(texts.tasks[0].ids)
     assert sum(s.turn for s in samples) == 1, "one of the questions has a second turn"
 
 

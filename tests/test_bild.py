@@ -96,16 +96,16 @@ def test_texts_and_counts_are_the_references(name: str, case: str) -> None:
     """In ragged batches whose requests join and leave, and alone."""
     rows, settings = prompts(LENGTHS), CASES[case]
     models = pair(name, ())
-    wanted = [reference(name, models, row, **settings) for row in rows]
+    expected = [reference(name, models, row, **settings) for row in rows]
     for slots in (1, 2):
-        for request, told in zip(ours(name, models, rows, slots, **settings), wanted, strict=True):
+        for request, told in zip(ours(name, models, rows, slots, **settings), expected, strict=True):
             stats = request.stats
             assert request.tokens == told.tokens
             assert (stats.steps, stats.accepted, stats.drafted) == (told.calls, told.kept, told.drafted)
             assert stats.rollbacks == told.rollbacks
-    assert sum(told.kept for told in wanted) > 5
-    assert case in ("greedy", "no-rollback") or sum(told.rollbacks for told in wanted) > 0
-    assert case == "no-fallback" or sum(told.fallbacks for told in wanted) > 0
+    assert sum(told.kept for told in expected) > 5
+    assert case in ("greedy", "no-rollback") or sum(told.rollbacks for told in expected) > 0
+    assert case == "no-fallback" or sum(told.fallbacks for told in expected) > 0
 
 
 @pytest.mark.filterwarnings("ignore:The small model is no smaller")
@@ -119,14 +119,14 @@ def test_the_small_models_end_is_reviewed_or_not(name: str) -> None:
     models = pair(name, ends)
     texts = []
     for review in (True, False):
-        wanted = [reference(name, models, row, ends=ends, review=review, rollback=2.0, **settings) for row in rows]
+        expected = [reference(name, models, row, ends=ends, review=review, rollback=2.0, **settings) for row in rows]
         for slots in (1, 3):
             made = ours(name, models, rows, slots, ends=ends, review=review, rollback=2.0, **settings)
-            for request, told in zip(made, wanted, strict=True):
+            for request, told in zip(made, expected, strict=True):
                 assert request.tokens == told.tokens
                 if slots == 1:  # in a batch the pass of another request is this one's as well
                     assert request.stats.steps == told.calls
-        texts.append([told.tokens for told in wanted])
+        texts.append([told.tokens for told in expected])
         assert any(tokens[-1] in ends for tokens in texts[-1])
     assert texts[0] != texts[1]
 
@@ -139,11 +139,11 @@ def test_lossless_is_the_large_models_text(name: str, options: dict[str, Any]) -
     if MEMBERS[name].encoder_decoder:
         ids, mask = ids.flip(1), mask.flip(1)
     options = options | {"max_new_tokens": NEW, "no_repeat_ngram_size": 3}
-    wanted = generate(build(name), ids, mask, **options)
+    expected = generate(build(name), ids, mask, **options)
     for fallback in (0.0, 0.1):
         drafter = BiLD(noisy(name), fallback, rollback_threshold=None, lossless=True, num_draft_tokens=4)
         out = generate(build(name), ids, mask, drafter=drafter, **options)
-        same(out.sequences, wanted.sequences)
+        same(out.sequences, expected.sequences)
         assert out.stats.total.accepted > 0
         assert set(out.stats.total.accepted_by_source) == {"bild-lossless"}
 
@@ -186,12 +186,12 @@ def test_hugging_faces_door() -> None:
             ids, mask = ids.flip(1), mask.flip(1)
         options = {"max_new_tokens": 12, "no_repeat_ngram_size": 3, "do_sample": False}
         drafter = BiLD(noisy(name), 0.05, 2.0)
-        wanted = generate(build(name), ids, mask, drafter=drafter, **options)
+        expected = generate(build(name), ids, mask, drafter=drafter, **options)
         seen = []
         loop = draftree.custom_generate(drafter, on_stats=seen.append)
         out = build(name).generate(ids, attention_mask=mask, custom_generate=loop, **options)
-        same(out, wanted.sequences)
-        assert seen[0].total.accepted == wanted.stats.total.accepted > 0
+        same(out, expected.sequences)
+        assert seen[0].total.accepted == expected.stats.total.accepted > 0
         assert set(seen[0].total.accepted_by_source) == {"bild-lossy"}
         twice = build(name).generate(
             ids, attention_mask=mask, custom_generate=loop, **options | {"do_sample": True}, num_return_sequences=2

@@ -27,10 +27,10 @@ def test_threshold_1_changes_nothing(name: str) -> None:
     ids, mask = left_pad(prompts())
     if name == "t5":
         ids, mask = ids.flip(1), mask.flip(1)
-    wanted = draftree.generate(build(name), ids, mask, max_new_tokens=NEW).sequences
+    expected = draftree.generate(build(name), ids, mask, max_new_tokens=NEW).sequences
     rule = draftree.LossyCALM(1.0)
     out = draftree.generate(build(name), ids, mask, max_new_tokens=NEW, early_exit=rule)
-    assert out.sequences.tolist() == wanted.tolist()
+    assert out.sequences.tolist() == expected.tolist()
     assert set(rule.layers_run) == {4}
     assert rule.mean_layers == 4
 

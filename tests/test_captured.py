@@ -51,11 +51,11 @@ def test_logits_over_all_buckets(name: str, lengths: tuple[int, ...]) -> None:
     runs = [Run(runner, lengths).prefill() for runner in (tensors, captured)]
     for number, size in enumerate((1, 2, 3, 5, 8, 13, 1, 32, 60, 100, 2, 1)):
         trees = [Tree.random(max(1, size - 3 * b), 7 * number + b) for b in range(len(lengths))]
-        wanted, found = (run.step(trees) for run in runs)
-        assert far(trees, found.logits, wanted.logits) < CLOSE, size
+        expected, found = (run.step(trees) for run in runs)
+        assert far(trees, found.logits, expected.logits) < CLOSE, size
         if size == 13:
             assert runs[1].error(trees, found) < 1e-4  # and the stock model's
-        for run, result in zip(runs, (wanted, found), strict=True):
+        for run, result in zip(runs, (expected, found), strict=True):
             run.commit(trees, [tree.branches[-1] for tree in trees], result)
     assert passes(captured).recorded == 8  # one for each bucket, however often it is used
     assert tape(captured).replayed == 12
@@ -66,8 +66,8 @@ def test_the_same_bits_where_shapes_are_the_same() -> None:
     tensors, captured = both("llama")
     runs = [Run(runner, (256 - 16,), capacity=256).prefill() for runner in (tensors, captured)]
     tree = Tree.random(16, 3)
-    wanted, found = (run.step([tree]).logits for run in runs)
-    assert torch.equal(wanted, found)
+    expected, found = (run.step([tree]).logits for run in runs)
+    assert torch.equal(expected, found)
 
 
 def test_what_padding_holds_does_not_matter() -> None:
@@ -122,9 +122,9 @@ def test_a_cache_that_grows_drops_what_reads_the_old_one() -> None:
     capacities = set()
     for number in range(10):
         trees = [Tree.random(16, 2 * number + b) for b in range(2)]
-        wanted, found = (run.step(trees) for run in runs)
-        assert far(trees, found.logits, wanted.logits) < CLOSE, number
-        for run, result in zip(runs, (wanted, found), strict=True):
+        expected, found = (run.step(trees) for run in runs)
+        assert far(trees, found.logits, expected.logits) < CLOSE, number
+        for run, result in zip(runs, (expected, found), strict=True):
             run.commit(trees, [list(range(16))] * 2, result)
         capacities.add(runs[1].cache.capacity)
     assert len(capacities) > 1
@@ -150,7 +150,7 @@ def test_stores_and_recordings_serve_the_next_cache() -> None:
     _, captured = both("llama")
     trees = [Tree.random(5, 1)]
     first = Run(captured, (40,)).prefill()
-    wanted = first.step(trees).logits
+    expected = first.step(trees).logits
     stores = {t.data_ptr() for t in first.cache._keys if t is not None}
     first.cache.commit([list(range(5))], [Segment(0, None, torch.zeros(1, 5), torch.zeros(1, 5, 5))])
     other = Run(captured, (30,), seed=9)  # beside it, so on stores of its own
@@ -161,7 +161,7 @@ def test_stores_and_recordings_serve_the_next_cache() -> None:
     assert passes(captured).nbytes["kept stores"] == other.cache.nbytes
     again = Run(captured, (40,)).prefill()
     assert {t.data_ptr() for t in again.cache._keys if t is not None} == stores
-    assert torch.equal(again.step(trees).logits, wanted)
+    assert torch.equal(again.step(trees).logits, expected)
     assert passes(captured).recorded == 2
     assert passes(captured).nbytes["kept stores"] == 0
     wide = captured.new_cache(2)  # another number of slots is another memory
@@ -221,17 +221,17 @@ def test_rows_that_join_leave_are_tapped_or_left_out(name: str) -> None:
     }
     for kind, options in plans.items():
         runs = [Run(runner, (21, 30)).prefill() for runner in (tensors, captured)]
-        wanted, found = (run.step(trees, **options) for run in runs)
-        assert difference(found.logits, wanted.logits) < CLOSE, kind
-        assert set(found.hidden) == set(wanted.hidden), kind
-        for layer, states in wanted.hidden.items():
+        expected, found = (run.step(trees, **options) for run in runs)
+        assert difference(found.logits, expected.logits) < CLOSE, kind
+        assert set(found.hidden) == set(expected.hidden), kind
+        for layer, states in expected.hidden.items():
             assert difference(found.hidden[layer], states) < 10 * CLOSE, (kind, layer)
-        for theirs, ours in zip(wanted.segments, found.segments, strict=True):
+        for theirs, ours in zip(expected.segments, found.segments, strict=True):
             assert theirs.start == ours.start
             assert (theirs.rows is None) == (ours.rows is None)
             assert theirs.rows is None or torch.equal(theirs.rows, ours.rows), kind
         stays = [[0], [0]] if kind != "left out" else [[], []]
-        for run, result in zip(runs, (wanted, found), strict=True):
+        for run, result in zip(runs, (expected, found), strict=True):
             run.commit(trees, stays, result)
         one = [Tree((-1,), 5), Tree((-1,), 6)]
         assert difference(runs[1].step(one).logits, runs[0].step(one).logits) < CLOSE, kind
@@ -252,8 +252,8 @@ def test_embeddings_and_a_deep_prefix(name: str) -> None:
     for runner in (tensors, captured):
         run = Run(runner, (21, 30), prefix=prefix).prefill()
         results.append([run.step(trees, embeddings=extra, prefix_rows=on).logits, run.step(trees).logits])
-    for wanted, found in zip(*results, strict=True):
-        assert difference(found, wanted) < CLOSE
+    for expected, found in zip(*results, strict=True):
+        assert difference(found, expected) < CLOSE
     assert difference(results[0][0], results[0][1]) > 0.1
 
 
@@ -332,10 +332,10 @@ def test_stores_that_come_back_while_others_are_lent() -> None:
     def stores(slots: int) -> tuple[list[Any], list[Any], dict[Any, Any]]:
         return [torch.zeros(slots, 1, 256, 2)], [torch.zeros(slots, 1, 256, 2)], {}
 
-    wanted, late = stores(2), stores(3)
+    expected, late = stores(2), stores(3)
     coming = [late]
     pool._take_back(*stores(1))
-    pool._take_back(*wanted)
+    pool._take_back(*expected)
 
     class Late(SlotCache):
         @property  # type: ignore[override]
@@ -351,6 +351,6 @@ def test_stores_that_come_back_while_others_are_lent() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("draftree.runner.kv.pool.SlotCache", Late)
         cache = pool.lend(1, 2, 200)
-    assert cache.stores_and_notes[0] is wanted[0]
-    assert not any(held[0] is wanted[0] for held in pool._held)
+    assert cache.stores_and_notes[0] is expected[0]
+    assert not any(held[0] is expected[0] for held in pool._held)
     assert any(held[0] is late[0] for held in pool._held)

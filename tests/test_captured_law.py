@@ -39,18 +39,18 @@ def test_token_ids_are_those_of_hugging_face(name: str, sampled: bool, batch: in
     ids, mask = left_pad(rows)
     options: dict[str, Any] = SAMPLED | {"seed": 11} if sampled else {}
     if sampled and batch > 1:  # request b draws from seed + b
-        wanted = generate(model, ids, mask, runner="hooked", max_new_tokens=NEW, **options).sequences
+        expected = generate(model, ids, mask, runner="hooked", max_new_tokens=NEW, **options).sequences
     else:
-        wanted = hf(model, ids, mask, **options)
+        expected = hf(model, ids, mask, **options)
     runner = open_runner(model, "cuda_graphs")
     accepted = 0
-    for number, (kind, new) in enumerate(drafters(references_of(rows, wanted)).items()):
+    for number, (kind, new) in enumerate(drafters(references_of(rows, expected)).items()):
         shape = list(SHAPES.values())[number % len(SHAPES)]()
         out = generate(model, ids, mask, drafter=new(), shape=shape, runner=runner, max_new_tokens=NEW, **options)
-        same(out.sequences, wanted, kind)
+        same(out.sequences, expected, kind)
         accepted += out.stats.total.accepted
-    assert accepted > wanted.shape[1] - ids.shape[1]
-    assert tape(runner).replayed > 5 * (wanted.shape[1] - ids.shape[1])
+    assert accepted > expected.shape[1] - ids.shape[1]
+    assert tape(runner).replayed > 5 * (expected.shape[1] - ids.shape[1])
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -58,11 +58,11 @@ def test_drafters_inside_the_model(kind: str) -> None:
     """Rows that enter as embeddings, join behind a layer or are only looked at, in a ragged batch."""
     model, rows = build("llama"), prompts()
     ids, mask = left_pad(rows)
-    wanted = hf(model, ids, mask)
+    expected = hf(model, ids, mask)
     runner = open_runner(model, "cuda_graphs")
     before = tape(runner).replayed
     out = generate(model, ids, mask, drafter=make(kind, model), shape=Fixed(12), runner=runner, max_new_tokens=NEW)
-    same(out.sequences, wanted, kind)
+    same(out.sequences, expected, kind)
     eager = open_runner(model, "eager")
     plain = generate(model, ids, mask, drafter=make(kind, model), shape=Fixed(12), runner=eager, max_new_tokens=NEW)
     assert out.stats.total.steps == plain.stats.total.steps  # the same draft tokens, so the same rows

@@ -61,10 +61,10 @@ def test_what_is_dear_is_recorded_when_it_comes_again(dear: Callable[[], float])
     trees, prepared = [Tree.random(6, 1), Tree.random(5, 2)], []
     for _ in range(4):
         before = preparations()
-        wanted, found = (run.step(trees) for run in runs)
+        expected, found = (run.step(trees) for run in runs)
         prepared.append(preparations() - before)
-        assert difference(found.logits[0], wanted.logits[0]) < CLOSE
-        assert difference(found.logits[1, :5], wanted.logits[1, :5]) < CLOSE
+        assert difference(found.logits[0], expected.logits[0]) < CLOSE
+        assert difference(found.logits[1, :5], expected.logits[1, :5]) < CLOSE
     assert prepared == [1, 1, 0, 0]
     assert passes(captured).recorded == 1
     assert tape(captured).replayed == 3

@@ -24,7 +24,7 @@ from draftree.cli import app
 TURNS = ("Tell me about the sea.", "And what about the sky?", "Tell me about the sea.")
 
 
-def wanted(demo: Any, messages: list[dict[str, str]], **options: Any) -> str:
+def expected(demo: Any, messages: list[dict[str, str]], **options: Any) -> str:
     inputs = demo.tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
@@ -41,7 +41,7 @@ def test_answers_are_those_of_generate(demo: Any, drafter: Any, drawn: dict[str,
         for turn, text in enumerate(TURNS):
             answer = "".join(chat.send(text))
             messages.append({"role": "user", "content": text})
-            assert answer == wanted(demo, messages, **drawn, **({"seed": 3 + turn} if drawn else {}))
+            assert answer == expected(demo, messages, **drawn, **({"seed": 3 + turn} if drawn else {}))
             messages.append({"role": "assistant", "content": answer})
             assert chat.messages == messages
         assert len(chat.stats().requests) == 3
@@ -55,9 +55,9 @@ def test_a_broken_answer_stays_as_far_as_it_came(demo: Any) -> None:
         stream.close()
         held = chat.messages[-1]["content"]
         assert held.startswith(said)
-        assert "".join(chat.send(TURNS[1])) == wanted(demo, chat.messages[:-1])
+        assert "".join(chat.send(TURNS[1])) == expected(demo, chat.messages[:-1])
         chat.reset()
-        assert "".join(chat.send(TURNS[0])) == wanted(demo, [{"role": "user", "content": TURNS[0]}])
+        assert "".join(chat.send(TURNS[0])) == expected(demo, [{"role": "user", "content": TURNS[0]}])
 
 
 def test_a_dialogue_that_is_reset_or_overlapped(demo: Any) -> None:

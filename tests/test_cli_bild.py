@@ -58,9 +58,9 @@ def test_encoder_decoders_from_a_folder(folders: tuple[Path, Path]) -> None:
 
     large, small = map(str, folders)
     ids = torch.tensor([[5, 9, 40, 7, 61, 12, 33]])
-    wanted = generate(build("t5"), ids, max_new_tokens=8).sequences[0, 1:].tolist()
+    expected = generate(build("t5"), ids, max_new_tokens=8).sequences[0, 1:].tolist()
     shared = ["--model", large, "--max-new-tokens", "8", WORDS]
-    assert told("--drafter", "none", *shared)["token_ids"] == wanted
+    assert told("--drafter", "none", *shared)["token_ids"] == expected
     for options in (
         ("--drafter", small),
         ("--bild", small, "--lossless", "--fallback-threshold", "0"),
@@ -74,7 +74,7 @@ def test_encoder_decoders_from_a_folder(folders: tuple[Path, Path]) -> None:
         ),  # every difference is taken back
     ):
         answer = told(*options, *shared)
-        assert answer["token_ids"] == wanted
+        assert answer["token_ids"] == expected
     free = told("--bild", small, "--rollback-threshold", "inf", "--fallback-threshold", "0", *shared)
     assert free["stats"]["steps"] == 2  # the first token, and one for the rest
     done = CliRunner().invoke(app, ["generate", "--bild", large, "hello"])

@@ -79,11 +79,11 @@ class Cut(httpx.SyncByteStream):
 @pytest.mark.parametrize("fields", CASES, ids=str)
 def test_broken_streams_change_nothing(server: Running, times: int, fields: dict[str, Any]) -> None:
     body = {"prompt": "The sea is a wide thing", "max_tokens": 60, "stop": ["of the s"]} | fields
-    wanted = server.complete(**body, return_token_ids=True)
+    expected = server.complete(**body, return_token_ids=True)
     with Client([server.url, server.url]) as client:
         client._http = httpx.Client(transport=Breaking(times), timeout=20)
         answer = client.complete(**body)
-    choice = wanted["choices"][0]
+    choice = expected["choices"][0]
     assert (answer.token_ids, answer.text) == (choice["token_ids"], choice["text"])
     assert answer.finish_reason == choice["finish_reason"]
     assert answer.resumed
@@ -137,7 +137,7 @@ def start(log: Path) -> tuple[subprocess.Popen[str], str]:
 @pytest.mark.slow
 def test_a_killed_server_loses_no_answer(server: Running, tmp_path: Path) -> None:
     """One of two servers is killed in the middle of a stream; the other one finishes it."""
-    wanted = server.complete("The sea", max_tokens=1500, ignore_eos=True, temperature=1.0, seed=3)
+    expected = server.complete("The sea", max_tokens=1500, ignore_eos=True, temperature=1.0, seed=3)
     servers = [start(tmp_path / f"{i}.log") for i in range(2)]
     try:
         with Client([url for _, url in servers]) as client:
@@ -147,7 +147,7 @@ def test_a_killed_server_loses_no_answer(server: Running, tmp_path: Path) -> Non
                     victim = servers[client._next % 2][0]
                     os.kill(victim.pid, signal.SIGKILL)
                     time.sleep(0.1)
-        assert answer.text == wanted["choices"][0]["text"]
+        assert answer.text == expected["choices"][0]["text"]
         assert answer.resumed == 1
     finally:
         for process, _ in servers:

@@ -99,17 +99,17 @@ def test_pictures_and_report_pages_have_these_colours():
     new = pytest.importorskip("matplotlib.figure").Figure
     drafted = [name for name, drafter in NAMES.items() if drafter]
     table = pd.DataFrame({"drafter": [*drafted, "none"], "nodes": 4, "x": 1.0})
-    wanted = [colour_of(name) for name in drafted]
+    expected = [colour_of(name) for name in drafted]
     drawn = {plot: new() for plot in (bars, points, lines)}
     bars("x", label="drafter")(drawn[bars], table)
     points("x", label="drafter")(drawn[points], table)
     lines("nodes", "x", by="drafter")(drawn[lines], table)
-    assert [hexed(bar.get_facecolor()) for bar in drawn[bars].axes[0].patches] == [*wanted, PLAIN]
+    assert [hexed(bar.get_facecolor()) for bar in drawn[bars].axes[0].patches] == [*expected, PLAIN]
     marks = [line for line in drawn[points].axes[0].lines if line.get_marker() == "o"]
-    assert [hexed(mark.get_color()) for mark in marks] == [*wanted, PLAIN]
+    assert [hexed(mark.get_color()) for mark in marks] == [*expected, PLAIN]
     shown = {c.get_label(): hexed(c.lines[0].get_color()) for c in drawn[lines].axes[0].containers}
     single = [name for name in drafted if drafter_of(name) != "several"]
     assert {name: shown[name] for name in single} == {name: colour_of(name) for name in single}
     assert {name: method_colour(name) for name in single} == {name: colour_of(name) for name in single}
-    assert [swatch("drafter", name) for name in drafted] == wanted
+    assert [swatch("drafter", name) for name in drafted] == expected
     assert swatch("drafter", "none") is swatch("nodes", "medusa") is None

@@ -79,12 +79,12 @@ def test_logits_over_all_buckets(name: str, lengths: tuple[int, ...]) -> None:
     runs = [Run(r, lengths).prefill() for r in (HookedRunner(target), EagerRunner(far), CudaGraphRunner(far))]
     for number, size in enumerate((1, 2, 3, 5, 8, 13, 1, 32, 60, 100, 2, 1)):
         trees = [Tree.random(max(1, size - 3 * b), 7 * number + b) for b in range(len(lengths))]
-        wanted, *found = (run.step(trees) for run in runs)
+        expected, *found = (run.step(trees) for run in runs)
         for result in found:
             for b, tree in enumerate(trees):
                 ours = result.logits[b, : tree.size].cpu()
-                assert difference(ours, wanted.logits[b, : tree.size]) < CLOSE, (size, b)
-        for run, result in zip(runs, (wanted, *found), strict=True):
+                assert difference(ours, expected.logits[b, : tree.size]) < CLOSE, (size, b)
+        for run, result in zip(runs, (expected, *found), strict=True):
             run.commit(trees, [tree.branches[-1] for tree in trees], result)
     captured = runs[-1].runner
     assert isinstance(captured, CudaGraphRunner)
@@ -99,9 +99,9 @@ def test_products_by_the_stock_weights(name: str, monkeypatch: pytest.MonkeyPatc
     runs = [Run(r, (40, 19)).prefill() for r in (HookedRunner(target), CudaGraphRunner(far))]
     for seed in range(4):
         trees = [Tree.random(7, seed), Tree.random(5, 10 + seed)]
-        wanted, found = (run.step(trees).logits for run in runs)
+        expected, found = (run.step(trees).logits for run in runs)
         for b, tree in enumerate(trees):
-            assert difference(found[b, : tree.size].cpu(), wanted[b, : tree.size]) < CLOSE
+            assert difference(found[b, : tree.size].cpu(), expected[b, : tree.size]) < CLOSE
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
@@ -112,10 +112,10 @@ def test_other_types_are_near(name: str, dtype: torch.dtype) -> None:
     runs = [Run(r, (21, 30)).prefill() for r in (HookedRunner(target), CudaGraphRunner(far))]
     trees = [Tree.random(9, 1), Tree.random(5, 2)]
     for _ in range(3):
-        wanted, found = (run.step(trees).logits for run in runs)
+        expected, found = (run.step(trees).logits for run in runs)
         for b, tree in enumerate(trees):
-            off = (found[b, : tree.size].cpu().float() - wanted[b, : tree.size]).abs().max()
-            assert off < 0.1 * wanted.abs().max()
+            off = (found[b, : tree.size].cpu().float() - expected[b, : tree.size]).abs().max()
+            assert off < 0.1 * expected.abs().max()
 
 
 def test_what_cannot_be_recorded_is_done_anew_and_the_next_is_recorded() -> None:
@@ -158,9 +158,9 @@ def test_hooked_passes(name: str) -> None:
     target, far = inspect_model(build(name)), inspect_model(there(name))
     runs = [Run(HookedRunner(t), (21, 30)).prefill() for t in (target, far)]
     trees = [Tree.random(9, 1), Tree.random(5, 2)]
-    wanted, found = (run.step(trees).logits for run in runs)
+    expected, found = (run.step(trees).logits for run in runs)
     for b, tree in enumerate(trees):
-        assert difference(found[b, : tree.size].cpu(), wanted[b, : tree.size]) < 5 * CLOSE
+        assert difference(found[b, : tree.size].cpu(), expected[b, : tree.size]) < 5 * CLOSE
 
 
 def test_recordings_go_when_too_many_and_when_stores_move(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,9 +169,9 @@ def test_recordings_go_when_too_many_and_when_stores_move(monkeypatch: pytest.Mo
     run, eager = (Run(r, (60,)).prefill() for r in (runner, EagerRunner(inspect_model(there("llama")))))
     for number in range(40):
         trees = [Tree.random(1 + number % 16, number)]
-        found, wanted = run.step(trees), eager.step(trees)
-        assert difference(found.logits, wanted.logits) < CLOSE, number
-        for one, result in ((run, found), (eager, wanted)):
+        found, expected = run.step(trees), eager.step(trees)
+        assert difference(found.logits, expected.logits) < CLOSE, number
+        for one, result in ((run, found), (eager, expected)):
             one.commit(trees, [list(range(trees[0].size))], result)
     assert run.cache.capacity > 300
     assert runner._captured.recorded > 5
@@ -187,18 +187,18 @@ def check_all(name: str, sampled: bool, runner: str, kinds: Callable[[Any], dict
     rows, model = prompts(), there(name)
     ids, mask = (t.to("cuda") for t in left_pad(rows))
     options: dict[str, Any] = {"max_new_tokens": NEW} | (SAMPLED | {"seed": 11} if sampled else {})
-    wanted = generate(model, ids, mask, **options).sequences
+    expected = generate(model, ids, mask, **options).sequences
     if sampled:
         for b, row in enumerate(rows):
             alone = hf(model, ids_of(row), **(options | {"seed": 11 + b}))[0, len(row) :]
-            same(wanted[b : b + 1, ids.shape[1] : ids.shape[1] + len(alone)], alone[None], f"{name}, row {b} alone")
+            same(expected[b : b + 1, ids.shape[1] : ids.shape[1] + len(alone)], alone[None], f"{name}, row {b} alone")
     else:
-        same(wanted, hf(model, ids, mask), f"{name} without a drafter")
+        same(expected, hf(model, ids, mask), f"{name} without a drafter")
     accepted = 0
-    for number, (kind, maker) in enumerate(kinds(references_of(rows, wanted)).items()):
+    for number, (kind, maker) in enumerate(kinds(references_of(rows, expected)).items()):
         shape = list(SHAPES)[number % 2]
         drafted = generate(model, ids, mask, drafter=maker(), shape=SHAPES[shape](), runner=runner, **options)
-        same(drafted.sequences, wanted, f"{name} on {runner} with {kind}, {shape}")
+        same(drafted.sequences, expected, f"{name} on {runner} with {kind}, {shape}")
         accepted += drafted.stats.total.accepted
     assert accepted > 0
 
@@ -233,21 +233,21 @@ def test_other_families(name: str, sampled: bool) -> None:
 def test_drafters_inside_the_model(kind: str, runner: str) -> None:
     rows, model = prompts(), there("llama")
     ids, mask = (t.to("cuda") for t in left_pad(rows))
-    wanted = generate(model, ids, mask, max_new_tokens=NEW).sequences
+    expected = generate(model, ids, mask, max_new_tokens=NEW).sequences
     for made_on in (build("llama"), model):  # weights that are on the CPU, and on the device
         drafter = make(kind, made_on)
         out = generate(model, ids, mask, drafter=drafter, runner=runner, max_new_tokens=NEW)
-        same(out.sequences, wanted, kind)
+        same(out.sequences, expected, kind)
 
 
 @pytest.mark.parametrize("name", [member.id for member in ENCODER_DECODER][:6])
 def test_encoder_decoders(name: str) -> None:
     model = there(name)
     ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11], [9, 8, 7, 6, 5, 4, 3]], device="cuda")
-    wanted = hf(model, ids)
+    expected = hf(model, ids)
     out = generate(model, ids, drafter=Lookahead(), max_new_tokens=NEW).sequences
-    width = min(wanted.shape[1], out.shape[1])
-    same(out[:, :width], wanted[:, :width], name)
+    width = min(expected.shape[1], out.shape[1])
+    same(out[:, :width], expected[:, :width], name)
 
 
 @pytest.mark.parametrize("kind", [*OF_DEMO])
@@ -257,11 +257,11 @@ def test_the_embedded_model(kind: str, pruned: bool) -> None:
     texts = ["Write a poem about the sea.", "What is the capital of France?", "def add(a, b):"]
     for text in texts:
         ids = tokenizer(text, return_tensors="pt").input_ids.to("cuda")
-        wanted = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=60)
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=60)
         pruner = draftree.EarlyPruning(draftree.demo_early_head(model), always=True) if pruned else None
         drafter = OF_DEMO[kind](model)
         out = generate(model, ids, drafter=drafter, pruner=pruner, shape=DynamicTree(), max_new_tokens=60)
-        same(out.sequences, wanted, f"{kind}: {text}")
+        same(out.sequences, expected, f"{kind}: {text}")
 
 
 # ---------------------------------------------------------------- 16 bits
@@ -302,8 +302,8 @@ def test_requests_that_come_and_go() -> None:
     """Arrivals in the middle, long prompts in chunks, cancelled requests: every answer is that of its prompt alone."""
     model = there("llama")
     rows = prompts((19, 150, 7, 12, 90, 33, 5, 61), seed=8)
-    wanted = [generate(model, ids_of(row), max_new_tokens=NEW).sequences[0, len(row) :].tolist() for row in rows]
-    references = {tuple(row): answer for row, answer in zip(rows, wanted, strict=True)}
+    expected = [generate(model, ids_of(row), max_new_tokens=NEW).sequences[0, len(row) :].tolist() for row in rows]
+    references = {tuple(row): answer for row, answer in zip(rows, expected, strict=True)}
     for kind in ("random", "lookahead", "in-model"):
         engine = Engine(model, drafter=drafters(references)[kind](), slots=3)
         requests = []
@@ -312,7 +312,7 @@ def test_requests_that_come_and_go() -> None:
             engine.step()
             engine.step()
         engine.run()
-        for request, answer in zip(requests, wanted, strict=True):
+        for request, answer in zip(requests, expected, strict=True):
             assert request.error is None
             assert request.tokens == answer, kind
 
@@ -348,9 +348,9 @@ def test_weights_that_change_and_models_that_move() -> None:
 
     def check() -> list[int]:
         where = ids.to(model.device)
-        wanted = hf(model, where)
-        same(generate(model, where, drafter=Lookahead(), max_new_tokens=NEW).sequences, wanted)
-        answer: list[int] = wanted[0].tolist()
+        expected = hf(model, where)
+        same(generate(model, where, drafter=Lookahead(), max_new_tokens=NEW).sequences, expected)
+        answer: list[int] = expected[0].tolist()
         return answer
 
     first = check()

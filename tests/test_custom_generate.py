@@ -38,12 +38,12 @@ def through(
 def test_alone(name: str, options: dict[str, Any]) -> None:
     rows = prompts(LENGTHS[:1])
     ids = torch.tensor(rows)
-    wanted = hf(build(name), ids, seed=SEED, **options)
-    for kind, make in drafters(references_of(rows, wanted)).items():
+    expected = hf(build(name), ids, seed=SEED, **options)
+    for kind, make in drafters(references_of(rows, expected)).items():
         torch.manual_seed(SEED)
         loop = custom_generate(make(), shape=SHAPES["fixed-16"]())
         out = build(name).generate(ids, custom_generate=loop, **{"max_new_tokens": NEW, "do_sample": False} | options)
-        same(out, wanted, kind)
+        same(out, expected, kind)
 
 
 @pytest.mark.parametrize(
@@ -62,17 +62,17 @@ def test_left_padded_batch(options: dict[str, Any]) -> None:
     """Also processors that hold one entry a row of the batch."""
     rows = prompts()
     ids, mask = left_pad(rows)
-    wanted = hf(build("llama"), ids, mask, **options)
-    same(through("llama", ids, mask, references_of(rows, wanted), **options), wanted)
+    expected = hf(build("llama"), ids, mask, **options)
+    same(through("llama", ids, mask, references_of(rows, expected), **options), expected)
 
 
 def test_sampled_batch_equals_our_own_generate() -> None:
     rows = prompts()
     ids, mask = left_pad(rows)
-    wanted = generate(build("llama"), ids, mask, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences
-    loop = custom_generate(RandomTree(references_of(rows, wanted)), shape=Fixed(16), seed=SEED)
+    expected = generate(build("llama"), ids, mask, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences
+    loop = custom_generate(RandomTree(references_of(rows, expected)), shape=Fixed(16), seed=SEED)
     out = build("llama").generate(ids, attention_mask=mask, custom_generate=loop, max_new_tokens=NEW, **SAMPLED)
-    same(out, wanted)
+    same(out, expected)
 
 
 def test_num_return_sequences() -> None:
@@ -105,8 +105,8 @@ def test_streamer_under_our_name() -> None:
     rows = prompts(LENGTHS[:1])
     ids = torch.tensor(rows)
     theirs, ours, direct = Everything(), Everything(), Everything()
-    wanted = hf(build("llama"), ids, streamer=theirs)
-    references = references_of(rows, wanted)
+    expected = hf(build("llama"), ids, streamer=theirs)
+    references = references_of(rows, expected)
     loop = custom_generate(RandomTree(references), shape=Fixed(16), streamer=ours)
     build("llama").generate(ids, custom_generate=loop, max_new_tokens=NEW, do_sample=False)
     generate(build("llama"), ids, drafter=RandomTree(references), shape=Fixed(16), max_new_tokens=NEW, streamer=direct)
@@ -169,8 +169,8 @@ def test_who_reads_from_a_streamer_is_released_by_an_error(options: dict[str, An
 def test_a_drafter_is_a_decoding_loop(make: Any) -> None:
     ids = torch.tensor(prompts(LENGTHS[:1])).repeat(2, 1)
     drafter, heard = make(), Everything()
-    wanted = hf(build("llama"), ids)
-    same(build("llama").generate(ids, custom_generate=drafter, max_new_tokens=NEW, do_sample=False), wanted)
+    expected = hf(build("llama"), ids)
+    same(build("llama").generate(ids, custom_generate=drafter, max_new_tokens=NEW, do_sample=False), expected)
     build("llama").generate(ids[:1], custom_generate=drafter, max_new_tokens=NEW, do_sample=False, streamer=heard)
     assert heard.ended == 1
     source = ids[:1]
@@ -185,7 +185,7 @@ def test_forgotten_parentheses() -> None:
     with pytest.raises(TypeError, match="makes a decoding loop and is none itself: call it"):
         build("llama").generate(ids, custom_generate=custom_generate, max_new_tokens=4)
     for kind in (draftree.Lookahead, draftree.DraftModel, draftree.Merge):
-        told = f"is the class {kind.__name__}, and one of its objects is wanted"
+        told = f"is the class {kind.__name__}, and one of its objects is expected"
         with pytest.raises(TypeError, match=f"custom_generate {told}"):
             build("llama").generate(ids, custom_generate=kind, max_new_tokens=4)
         with pytest.raises(TypeError, match=f"drafter {told}"):
@@ -194,7 +194,7 @@ def test_forgotten_parentheses() -> None:
             generate(build("llama"), ids, drafter=kind, max_new_tokens=4)
         with pytest.raises(TypeError, match=f"A part is no drafter but the class {kind.__name__}"):
             draftree.Merge([kind])
-    with pytest.raises(TypeError, match="shape is the class Fixed, and one of its objects is wanted"):
+    with pytest.raises(TypeError, match="shape is the class Fixed, and one of its objects is expected"):
         generate(build("llama"), ids, drafter=draftree.Lookahead(), shape=Fixed, max_new_tokens=4)
 
 
@@ -214,9 +214,9 @@ def test_encoder_decoder(name: str) -> None:
     ids, mask = left_pad(prompts())
     ids, mask = ids.flip(1), mask.flip(1)
     options = {"no_repeat_ngram_size": 3}
-    wanted = hf(build(name), ids, mask, **options)
-    start = int(wanted[0, 0])
-    same(through(name, ids, mask, {(start,): wanted[0, 1:].tolist()}, **options), wanted)
+    expected = hf(build(name), ids, mask, **options)
+    start = int(expected[0, 0])
+    same(through(name, ids, mask, {(start,): expected[0, 1:].tolist()}, **options), expected)
     alone = ids[:1]
     sampled = hf(build(name), alone, seed=SEED, do_sample=True)
     same(through(name, alone, None, {(start,): sampled[0, 1:].tolist()}, seed=SEED, do_sample=True), sampled)
@@ -249,10 +249,10 @@ def test_the_users_own_processors_and_criteria(count: int) -> None:
     rows = prompts(LENGTHS[:count])
     ids, mask = left_pad(rows)
     stop = StoppingCriteriaList([AfterFive(ids.shape[1] + 11)])
-    wanted = hf(build("llama"), ids, mask, logits_processor=[Alternating()], stopping_criteria=stop)
+    expected = hf(build("llama"), ids, mask, logits_processor=[Alternating()], stopping_criteria=stop)
     references = references_of(rows, hf(build("llama"), ids, mask, logits_processor=[Alternating()]))
     out = through("llama", ids, mask, references, logits_processor=[Alternating()], stopping_criteria=stop)
-    same(out, wanted)
+    same(out, expected)
     assert out.shape[1] == ids.shape[1] + 11
 
 
@@ -263,17 +263,17 @@ def test_prefix_constraint_of_each_row() -> None:
     def allowed(batch: int, prefix: Tensor) -> list[int]:
         return [t for t in range(3, 97) if t % 3 == batch]
 
-    wanted = hf(build("llama"), ids, mask, prefix_allowed_tokens_fn=allowed)
-    out = through("llama", ids, mask, references_of(rows, wanted), prefix_allowed_tokens_fn=allowed)
-    same(out, wanted)
+    expected = hf(build("llama"), ids, mask, prefix_allowed_tokens_fn=allowed)
+    out = through("llama", ids, mask, references_of(rows, expected), prefix_allowed_tokens_fn=allowed)
+    same(out, expected)
     assert all(t % 3 == b for b in range(3) for t in out[b, ids.shape[1] :].tolist())
 
 
 def test_guidance_alone_and_refused_in_a_batch() -> None:
     rows = prompts(LENGTHS[:1])
     ids = torch.tensor(rows)
-    wanted = hf(build("llama"), ids, guidance_scale=1.7)
-    same(through("llama", ids, None, references_of(rows, wanted), guidance_scale=1.7), wanted)
+    expected = hf(build("llama"), ids, guidance_scale=1.7)
+    same(through("llama", ids, None, references_of(rows, expected), guidance_scale=1.7), expected)
     batch, mask = left_pad(prompts())
     with pytest.raises(ValueError, match="batch of 1"):
         through("llama", batch, mask, {}, guidance_scale=1.7)
@@ -291,8 +291,8 @@ def test_statistics_arrive() -> None:
     got: list[RunStats] = []
     rows = prompts(LENGTHS[:1])
     ids = torch.tensor(rows)
-    wanted = hf(build("llama"), ids)
-    loop = custom_generate(RandomTree(references_of(rows, wanted)), shape=Fixed(8), on_stats=got.append)
+    expected = hf(build("llama"), ids)
+    loop = custom_generate(RandomTree(references_of(rows, expected)), shape=Fixed(8), on_stats=got.append)
     build("llama").generate(ids, custom_generate=loop, max_new_tokens=NEW, do_sample=False)
-    assert got[0].total.emitted == wanted.shape[1] - ids.shape[1]
+    assert got[0].total.emitted == expected.shape[1] - ids.shape[1]
     assert got[0].total.accepted > 0

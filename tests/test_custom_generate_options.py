@@ -56,8 +56,8 @@ def test_pruner(name: str) -> None:
     ids, mask = left_pad(prompts())
     if name == "t5":
         ids, mask = ids.flip(1), mask.flip(1)
-    wanted = hf(build(name), ids, mask)
-    start = {(int(wanted[0, 0]),): wanted[0, 1:].tolist()} if name == "t5" else references_of(prompts(), wanted)
+    expected = hf(build(name), ids, mask)
+    start = {(int(expected[0, 0]),): expected[0, 1:].tolist()} if name == "t5" else references_of(prompts(), expected)
     got: list[RunStats] = []
     out = through(
         name,
@@ -68,7 +68,7 @@ def test_pruner(name: str) -> None:
         shape=Fixed(16),
         on_stats=got.append,
     )
-    same(out, wanted)
+    same(out, expected)
     assert got[0].total.pruned > 0
 
 
@@ -83,16 +83,16 @@ def test_lossy_acceptance(options: dict[str, Any]) -> None:
         rule = LossyTypical(0.01, 0.3)
         return {"drafter": RandomTree(references, 1), "shape": Fixed(16), "acceptance": rule, "seed": 3}
 
-    wanted = own("llama", ids, mask, options=options, **given())
-    same(through("llama", ids, mask, options=options, **given()), wanted)
-    assert wanted.tolist() != plain.tolist(), "nothing is shown where the rule changes nothing"
+    expected = own("llama", ids, mask, options=options, **given())
+    same(through("llama", ids, mask, options=options, **given()), expected)
+    assert expected.tolist() != plain.tolist(), "nothing is shown where the rule changes nothing"
 
 
 def test_bild() -> None:
     ids = torch.tensor(prompts(LENGTHS[:1]))
-    wanted = own("llama", ids, drafter=BiLD(noisy("llama"), 0.05, 3.0))
-    same(through("llama", ids, drafter=BiLD(noisy("llama"), 0.05, 3.0)), wanted)
-    assert wanted.tolist() != own("llama", ids).tolist()
+    expected = own("llama", ids, drafter=BiLD(noisy("llama"), 0.05, 3.0))
+    same(through("llama", ids, drafter=BiLD(noisy("llama"), 0.05, 3.0)), expected)
+    assert expected.tolist() != own("llama", ids).tolist()
 
 
 def test_early_exit() -> None:
@@ -106,20 +106,20 @@ def test_early_exit() -> None:
 def test_recorder() -> None:
     """Every token of the texts stands in the record."""
     ids, mask = left_pad(prompts())
-    wanted = hf(build("llama"), ids, mask)
+    expected = hf(build("llama"), ids, mask)
     recorder = Recorder()
     got: list[RunStats] = []
-    references = references_of(prompts(), wanted)
+    references = references_of(prompts(), expected)
     out = through(
         "llama", ids, mask, drafter=RandomTree(references), shape=Fixed(8), recorder=recorder, on_stats=got.append
     )
-    same(out, wanted)
+    same(out, expected)
     said: dict[int, list[int]] = {}
     for record in recorder.records():
         for member in record.get("members", ()):
             said.setdefault(member["request"], []).extend(member["emitted"])
     assert sum(map(len, said.values())) == got[0].total.emitted
-    assert [row[: NEW // 2] for row in said.values()] == wanted[:, ids.shape[1] :][:, : NEW // 2].tolist()
+    assert [row[: NEW // 2] for row in said.values()] == expected[:, ids.shape[1] :][:, : NEW // 2].tolist()
 
 
 @pytest.mark.parametrize("name", ["llama", "t5"])
@@ -204,12 +204,12 @@ def test_inputs_that_would_be_lost_are_refused(name: str, made: Callable[[Tensor
 def test_inputs_that_say_what_the_ids_say_are_taken() -> None:
     ids, mask = left_pad(prompts())
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    wanted = hf(build("llama"), ids, mask)
-    same(through("llama", ids, mask, options={"position_ids": positions}), wanted)
+    expected = hf(build("llama"), ids, mask)
+    same(through("llama", ids, mask, options={"position_ids": positions}), expected)
     source = ids[:1]
-    wanted = hf(build("t5"), source)
+    expected = hf(build("t5"), source)
     loop = custom_generate()
     out = build("t5").generate(
         inputs_embeds=embeddings("t5", source), custom_generate=loop, max_new_tokens=NEW, do_sample=False
     )
-    same(out, wanted)
+    same(out, expected)

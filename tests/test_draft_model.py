@@ -93,12 +93,12 @@ def test_draft_tokens_have_the_probabilities_of_the_small_model(name: str, runne
 def test_a_model_that_drafts_for_itself_is_always_right(branching: int, beam: int) -> None:
     """Every step emits as many tokens as the tree is deep and one, and every token is read once."""
     rows = prompts((19,))
-    wanted = hf(build("llama"), torch.tensor(rows))
+    expected = hf(build("llama"), torch.tensor(rows))
     drafter = Watched(copy.deepcopy(build("llama")), depth=4, branching=branching, beam=beam, confidence=0)
     with pytest.warns(UserWarning, match="no smaller"):
         out = generate(build("llama"), torch.tensor(rows), drafter=drafter, shape=Fixed(64), max_new_tokens=NEW)
-    same(out.sequences, wanted)
-    emitted = wanted.shape[1] - 19
+    same(out.sequences, expected)
+    emitted = expected.shape[1] - 19
     total = out.stats.total
     assert total.steps == math.ceil(emitted / 5)
     if branching == 1:
@@ -268,13 +268,13 @@ def test_two_engines_and_a_long_rest() -> None:
     """One drafter serves two engines in turns; a request that was not drafted for catches up."""
     drafter = DraftModel(noisy("llama"), depth=3, confidence=0)
     rows = prompts()
-    wanted = [hf(build("llama"), torch.tensor([row]), max_new_tokens=40)[0, len(row) :].tolist() for row in rows]
+    expected = [hf(build("llama"), torch.tensor([row]), max_new_tokens=40)[0, len(row) :].tolist() for row in rows]
     first, second = (Engine(build("llama"), drafter=drafter, shape=s, slots=2) for s in (Fixed(6), DynamicTree()))
     made = [(first, second)[i % 2].add(row, Rules(max_new_tokens=40, eos_token_ids=(2,))) for i, row in enumerate(rows)]
     while first.busy or second.busy:
         for engine in (first, second):
             engine.step()
-    assert [r.tokens for r in made] == wanted
+    assert [r.tokens for r in made] == expected
 
 
 def test_prompts_longer_than_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,11 +296,11 @@ def test_texts_beyond_the_small_models_context() -> None:
     small = copy.deepcopy(build("gpt2"))
     small.config.n_positions = 24
     ids, mask = left_pad(prompts())
-    wanted = hf(build("gpt2"), ids, mask)
+    expected = hf(build("gpt2"), ids, mask)
     out = generate(
         build("gpt2"), ids, mask, drafter=DraftModel(small, confidence=0), shape=Fixed(8), max_new_tokens=NEW
     )
-    same(out.sequences, wanted)
+    same(out.sequences, expected)
     assert out.stats.requests[0].drafted < out.stats.requests[1].drafted
 
 
@@ -308,13 +308,13 @@ def test_weights_that_change_between_calls() -> None:
     small = copy.deepcopy(noisy("llama"))
     drafter = DraftModel(small, confidence=0)
     ids = torch.tensor(prompts(LENGTHS[:1]))
-    wanted = hf(build("llama"), ids)
+    expected = hf(build("llama"), ids)
     before = generate(build("llama"), ids, drafter=drafter, shape=Fixed(8), max_new_tokens=NEW).stats.total.accepted
     with torch.no_grad():
         for weight in small.parameters():
             weight.normal_()
     out = generate(build("llama"), ids, drafter=drafter, shape=Fixed(8), max_new_tokens=NEW)
-    same(out.sequences, wanted)
+    same(out.sequences, expected)
     assert out.stats.total.accepted < before
 
 

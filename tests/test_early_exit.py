@@ -31,8 +31,8 @@ def test_says_what_the_layers_say(name: str) -> None:
     if MEMBERS[name].encoder_decoder:
         given = {"input_ids": ids.flip(1), "decoder_input_ids": ids}
     with HookedRunner(inspect_model(model)).bypass.without(Skip.behind(2, 4)):
-        wanted = model(**given).logits
-    torch.testing.assert_close(small(**given).logits, wanted, rtol=0, atol=1e-5)
+        expected = model(**given).logits
+    torch.testing.assert_close(small(**given).logits, expected, rtol=0, atol=1e-5)
     own = dict(model.named_parameters())
     assert all(own[key] is parameter for key, parameter in small.named_parameters())
     assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in model.parameters())
@@ -42,11 +42,11 @@ def test_drafts_and_saves_as_any_model(tmp_path: Path) -> None:
     model = construct(MEMBERS["llama"])
     small = early_exit_model(model, 1)
     ids = torch.tensor([[5, 9, 3, 0, 7]])
-    wanted = draftree.generate(model, ids, max_new_tokens=24).sequences
+    expected = draftree.generate(model, ids, max_new_tokens=24).sequences
     pair = draftree.BiLD(small, fallback_threshold=0, lossless=True)
     for drafter, shape in ((draftree.DraftModel(small, depth=3, confidence=0), draftree.Fixed(8)), (pair, None)):
         out = draftree.generate(model, ids, drafter=drafter, shape=shape, max_new_tokens=24)
-        assert out.sequences.tolist() == wanted.tolist()
+        assert out.sequences.tolist() == expected.tolist()
         assert out.stats.total.drafted > 0
     small.save_pretrained(tmp_path)
     again = type(small).from_pretrained(tmp_path)

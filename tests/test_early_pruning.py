@@ -51,11 +51,11 @@ def randomised_head(head: EarlyHead) -> EarlyHead:
     return head
 
 
-def check(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, **options: Any) -> None:
+def check(name: str, ids: Tensor, mask: Tensor | None, expected: Tensor, **options: Any) -> None:
     model = build(name)
     rows = prompts()
     fast = EagerRunner.qualifies(inspect_model(model))
-    outside = {} if model.config.is_encoder_decoder else drafters(references_of(rows, wanted), in_model=False)
+    outside = {} if model.config.is_encoder_decoder else drafters(references_of(rows, expected), in_model=False)
     makers = outside | {kind: lambda kind=kind: make(kind, model) for kind in MAKERS}
     pruned = drafted = accepted = 0
     for number, (kind, maker) in enumerate(makers.items()):
@@ -72,7 +72,7 @@ def check(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, **options
             max_new_tokens=NEW,
             **options,
         )
-        same(out.sequences, wanted, f"{name} on {runner} with {kind}, {criterion}")
+        same(out.sequences, expected, f"{name} on {runner} with {kind}, {criterion}")
         total = out.stats.total
         pruned, drafted, accepted = pruned + total.pruned, drafted + total.drafted, accepted + total.accepted
     assert 0 < pruned < drafted
@@ -93,8 +93,8 @@ def test_sampled_in_a_ragged_batch(name: str) -> None:
     ids, mask = left_pad(prompts())
     if build(name).config.is_encoder_decoder:
         ids, mask = ids.flip(1), mask.flip(1)
-    wanted = generate(build(name), ids, mask, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences
-    check(name, ids, mask, wanted, seed=SEED, **SAMPLED)
+    expected = generate(build(name), ids, mask, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences
+    check(name, ids, mask, expected, seed=SEED, **SAMPLED)
 
 
 def as_if_steps_cost(bind: Any, cost: StepCost, runner: Any, _measured: StepCost, clock: Any) -> Any:
@@ -106,18 +106,18 @@ def test_alone_and_with_a_dynamic_tree() -> None:
     """Also where the pruner decides by itself what pays; both ways of deciding are met."""
     model, rows = build("llama"), prompts((19,))
     ids = torch.tensor(rows)
-    wanted = hf(model, ids)
+    expected = hf(model, ids)
     flat, steep = StepCost((1, 64), (1.0, 1.01)), StepCost((1, 64), (1.0, 20.0))
     pruned = []
     for cost in (flat, steep):
         early = EarlyPruning(randomised_head(EarlyHead.fresh(model, layer=1)), top_k=8)
         early.bind = partial(as_if_steps_cost, early.bind, cost)  # type: ignore[method-assign]
-        drafter = drafters(references_of(rows, wanted), in_model=False)["random"]()
+        drafter = drafters(references_of(rows, expected), in_model=False)["random"]()
         out = generate(model, ids, drafter=drafter, pruner=early, shape=Fixed(24), max_new_tokens=NEW)
-        same(out.sequences, wanted)
+        same(out.sequences, expected)
         pruned.append(out.stats.total.pruned)
         out = generate(model, ids, drafter=drafter, pruner=early, shape=DynamicTree(cost=cost), max_new_tokens=NEW)
-        same(out.sequences, wanted)
+        same(out.sequences, expected)
     assert pruned[0] == 0
     assert pruned[1] > 0
 
@@ -175,11 +175,11 @@ def test_those_stay_that_should(criterion: str, runner_name: str) -> None:
         cache.commit([list(range(12))], result.segments)
         plan = Plan(tokens, 12 + tree.depth, tree.ancestors, last_logit_row=size)
         result = runner.run(pruner.enter(plan, tree), cache)
-    wanted = reference(model, early, [*text, int(tokens[0, 0])], tree)
-    assert 1 < len(wanted) < size
+    expected = reference(model, early, [*text, int(tokens[0, 0])], tree)
+    assert 1 < len(expected) < size
     assert result.rows is not None
-    assert result.rows.tolist() == [wanted]
-    assert result.logits.shape[1] == len(wanted)
+    assert result.rows.tolist() == [expected]
+    assert result.logits.shape[1] == len(expected)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in MAKERS if "groups" not in kind and "straight" not in kind])

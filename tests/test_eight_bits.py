@@ -101,12 +101,12 @@ def test_products(inputs: int, outputs: int, dtype: torch.dtype) -> None:
         for threads in (1, 2):
             given = (packed.described, x.data_ptr(), rows, threads, 0, scratch.data_ptr(), out.data_ptr())
             LIBRARY_BUILT.layer_product(*given)
-            wanted = [
+            expected = [
                 (x @ w.qdata.float().T).to(dtype) * w.scale.to(dtype).T + b
                 for w, b in zip(weights, biases, strict=True)
             ]
             bound = 1e-4 if dtype == torch.float32 else 0.02
-            torch.testing.assert_close(out, torch.cat(wanted, 1).float(), rtol=bound, atol=bound)
+            torch.testing.assert_close(out, torch.cat(expected, 1).float(), rtol=bound, atol=bound)
         found.append(out[0].clone())
     assert all(torch.equal(row, found[0]) for row in found), "a row does not depend on the rows beside it"
 

@@ -61,11 +61,11 @@ def drafter_of(kind: str, name: str) -> Drafter:
 def check(request: Request, name: str, number: int, kind: str) -> None:
     assert request.error is None
     assert request.state is State.FINISHED
-    wanted = alone(name, number, kind)
+    expected = alone(name, number, kind)
     if request.finish_reason == "cancelled":
-        assert tuple(request.tokens) == wanted[: len(request.tokens)]
+        assert tuple(request.tokens) == expected[: len(request.tokens)]
     else:
-        assert tuple(request.tokens) == wanted
+        assert tuple(request.tokens) == expected
     assert request.context.tokens == PROMPTS[number] + request.tokens
 
 
@@ -210,7 +210,7 @@ def test_two_engines_on_one_model(runner: str, kind: str) -> None:
 @pytest.mark.parametrize("runner", ["cpu", "hooked"])
 def test_two_threads_share_a_drafter(runner: str) -> None:
     """Each thread has its engine; the trie has one lock, hooks on the model another."""
-    wanted = {n: alone("llama", n, "greedy") for n in range(6)}
+    expected = {n: alone("llama", n, "greedy") for n in range(6)}
     shared = Lookahead(decoding_length=16, branch_length=5)
     failed: list[BaseException] = []
 
@@ -221,7 +221,7 @@ def test_two_threads_share_a_drafter(runner: str) -> None:
                 made = [engine.add(PROMPTS[n], rules("greedy", n)) for n in range(6)]
                 engine.run()
                 for n, request in enumerate(made):
-                    assert tuple(request.tokens) == wanted[n]
+                    assert tuple(request.tokens) == expected[n]
         except BaseException as error:
             failed.append(error)
 
@@ -238,25 +238,25 @@ def test_two_threads_share_a_drafter(runner: str) -> None:
 @pytest.mark.parametrize("chunk", [1, 2, 5, 16])
 @pytest.mark.parametrize("kind", ["random", "in-model", "lookahead"])
 def test_prompts_in_pieces(chunk: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = [alone("llama", n, "greedy") for n in range(6)]  # before the pieces get small
+    expected = [alone("llama", n, "greedy") for n in range(6)]  # before the pieces get small
     references = drafter_of(kind, "llama")
     monkeypatch.setattr(engine_module, "PREFILL_CHUNK", chunk)
     for slots in (1, 4):
         engine = Engine(build("llama"), drafter=references, shape=Fixed(8), slots=slots)
         made = [engine.add(PROMPTS[n], rules("greedy", n)) for n in range(6)]
         engine.run()
-        assert [tuple(r.tokens) for r in made] == wanted
+        assert [tuple(r.tokens) for r in made] == expected
 
 
 @pytest.mark.parametrize("name", ["gemma3", "gpt2", "bloom", "llama-dynamic"])
 def test_prompts_in_pieces_in_other_families(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = [alone(name, n, "greedy") for n in range(6)]
+    expected = [alone(name, n, "greedy") for n in range(6)]
     drafter = drafter_of("random", name)
     monkeypatch.setattr(engine_module, "PREFILL_CHUNK", 4)
     engine = Engine(build(name), drafter=drafter, shape=Fixed(8), slots=3)
     made = [engine.add(PROMPTS[n], rules("greedy", n)) for n in range(6)]
     engine.run()
-    assert [tuple(r.tokens) for r in made] == wanted
+    assert [tuple(r.tokens) for r in made] == expected
 
 
 @pytest.mark.parametrize("make", [Lookahead, PromptLookup, lambda: InModel({})])

@@ -109,8 +109,8 @@ def test_a_drafter_that_raises_fails_the_running_requests(stage: str, call: int)
     assert 1 <= len(failed) <= 2
     assert all(r.finish_reason == "error" and r.state is State.FINISHED for r in failed)
     for request in failed:
-        wanted = REFERENCES[tuple(PROMPTS[made.index(request)])]
-        assert request.tokens == wanted[: len(request.tokens)]
+        expected = REFERENCES[tuple(PROMPTS[made.index(request)])]
+        assert request.tokens == expected[: len(request.tokens)]
     engine.run()  # those that waited
     for n, request in enumerate(made):
         if request not in failed:

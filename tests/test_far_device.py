@@ -43,8 +43,8 @@ def far_engine(form: str, drafter: Drafter | None, **options: Any) -> Engine:
 def answers(batch: int) -> tuple[list[list[int]], list[list[int]], Any]:
     rows = prompts(LENGTHS[:batch])
     ids, mask = left_pad(rows)
-    wanted = hf(build("llama"), ids, mask)
-    return rows, [text[ids.shape[1] :].tolist() for text in wanted], references_of(rows, wanted)
+    expected = hf(build("llama"), ids, mask)
+    return rows, [text[ids.shape[1] :].tolist() for text in expected], references_of(rows, expected)
 
 
 @pytest.mark.parametrize("batch", [1, 3])

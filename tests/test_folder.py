@@ -91,9 +91,9 @@ def test_early_heads_keep_their_further_places(tmp_path):
     head.save_pretrained(tmp_path)
     states = torch.randn(2, 64)
     loaded = EarlyHead.from_pretrained(tmp_path, model)
-    wanted, found = (torch.stack(h.weights.ahead(states, model.lm_head)) for h in (head, loaded))
-    assert torch.equal(wanted, found)
-    assert torch.equal(loaded.weights(states, model.lm_head), wanted[0]), "pruning reads the first place"
+    expected, found = (torch.stack(h.weights.ahead(states, model.lm_head)) for h in (head, loaded))
+    assert torch.equal(expected, found)
+    assert torch.equal(loaded.weights(states, model.lm_head), expected[0]), "pruning reads the first place"
     # A folder with one place has the tensors of folders from before there were more, whose settings name none.
     tensors = load_file(tmp_path / WEIGHTS)
     save_file({name: t for name, t in tensors.items() if not name.startswith("further")}, tmp_path / WEIGHTS)
@@ -104,7 +104,7 @@ def test_early_heads_keep_their_further_places(tmp_path):
     (tmp_path / CONFIG).write_text(json.dumps(config))
     old = EarlyHead.from_pretrained(tmp_path, model)
     assert old.settings["places"] == 1
-    assert torch.equal(old.weights(states, model.lm_head), wanted[0])
+    assert torch.equal(old.weights(states, model.lm_head), expected[0])
 
 
 def test_nothing_is_saved_without_a_base(tmp_path):

@@ -80,10 +80,10 @@ def test_combined(name: str, how: str, door: Callable[..., Tensor]) -> None:
     rows = prompts(LENGTHS if how == "batch" else LENGTHS[:1])
     ids, mask = left_pad(rows)
     torch.manual_seed(SEED)
-    wanted = model.generate(ids, attention_mask=mask, **options)
+    expected = model.generate(ids, attention_mask=mask, **options)
     for trees in range(2):
-        drafter = RandomTree(references_of(rows, wanted), trees)
-        same(door(model, ids, mask, drafter, SEED, options), wanted, f"trees {trees}")
+        drafter = RandomTree(references_of(rows, expected), trees)
+        same(door(model, ids, mask, drafter, SEED, options), expected, f"trees {trees}")
 
 
 SEEDS = {
@@ -122,12 +122,12 @@ def test_stop_strings_inside_their_loop(demo: Any, stops: Any, sample: bool) -> 
     ids = tokenizer("The restaurant serves", return_tensors="pt").input_ids
     options = {"max_new_tokens": 40, "do_sample": sample, "stop_strings": stops}
     free = hf(model, ids, seed=SEED, max_new_tokens=40, do_sample=sample)
-    wanted = hf(model, ids, seed=SEED, tokenizer=tokenizer, **options)
+    expected = hf(model, ids, seed=SEED, tokenizer=tokenizer, **options)
     references = {tuple(ids[0].tolist()): free[0, ids.shape[1] :].tolist()}
     for passed in ({}, {"tokenizer": tokenizer}):
         torch.manual_seed(SEED)
         loop = custom_generate(RandomTree(references, 1), shape=Fixed(16), tokenizer=tokenizer)
-        same(model.generate(ids, custom_generate=loop, **options, **passed), wanted)
+        same(model.generate(ids, custom_generate=loop, **options, **passed), expected)
     with pytest.raises(ValueError, match=r"give it to draftree.custom_generate\(tokenizer=...\)") as raised:
         model.generate(ids, custom_generate=custom_generate(), tokenizer=tokenizer, **options)
     assert "\n" not in str(raised.value)
@@ -140,10 +140,10 @@ def test_the_way_of_choosing_is_the_model_s_own_as_with_hugging_face() -> None:
     model.generation_config.temperature = 0.7
     ids = torch.tensor(prompts()[:1])
     torch.manual_seed(5)
-    wanted = model.generate(ids, max_new_tokens=NEW)
+    expected = model.generate(ids, max_new_tokens=NEW)
     with pytest.warns(UserWarning, match="draws tokens .do_sample=True., and so does draftree"):
         drawn = generate(model, ids, drafter=Lookahead(), max_new_tokens=NEW, seed=5).sequences
-    same(drawn, wanted)
+    same(drawn, expected)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         likeliest = generate(model, ids, max_new_tokens=NEW, do_sample=False).sequences

@@ -65,14 +65,14 @@ def test_greedy(options: dict[str, Any]) -> None:
     ids = torch.tensor(rows)
     bare = hf(model, ids)
     options = filled(options, bare[0, ids.shape[1] :].tolist())
-    wanted = hf(model, ids, **options)
+    expected = hf(model, ids, **options)
     frame = ("eos_token_id", "max_new_tokens")
     baseline = hf(model, ids, **{k: v for k, v in options.items() if k in frame})
-    assert not torch.equal(wanted, baseline)  # the option matters here
+    assert not torch.equal(expected, baseline)  # the option matters here
     for seed in range(3):
-        drafter = RandomTree(references_of(rows, wanted), seed)
+        drafter = RandomTree(references_of(rows, expected), seed)
         out = generate(model, ids, drafter=drafter, shape=Fixed(16), **{"max_new_tokens": NEW} | options)
-        same(out.sequences, wanted, f"seed {seed}")
+        same(out.sequences, expected, f"seed {seed}")
         assert out.stats.total.accepted > 2
 
 
@@ -82,12 +82,12 @@ def test_sampled(options: dict[str, Any]) -> None:
     rows = prompts(LENGTHS[:1])
     ids = torch.tensor(rows)
     options = {"do_sample": True} | options
-    wanted = hf(model, ids, seed=SEED, **options)
-    assert not torch.equal(wanted, hf(model, ids, seed=SEED, do_sample=True))
+    expected = hf(model, ids, seed=SEED, **options)
+    assert not torch.equal(expected, hf(model, ids, seed=SEED, do_sample=True))
     for seed in range(3):
-        drafter = RandomTree(references_of(rows, wanted), seed)
+        drafter = RandomTree(references_of(rows, expected), seed)
         out = generate(model, ids, drafter=drafter, shape=Fixed(16), max_new_tokens=NEW, seed=SEED, **options)
-        same(out.sequences, wanted, f"seed {seed}")
+        same(out.sequences, expected, f"seed {seed}")
         assert out.stats.total.accepted > 2
 
 
@@ -109,11 +109,11 @@ def test_greedy_in_a_left_padded_batch(name: str) -> None:
     ids, mask = left_pad(rows)
     bare = hf(model, ids, mask)
     options = filled(GREEDY[name], bare[0, ids.shape[1] :].tolist())
-    wanted = hf(model, ids, mask, **options)
-    assert not torch.equal(wanted, bare)
-    drafter = RandomTree(references_of(rows, wanted), 5)
+    expected = hf(model, ids, mask, **options)
+    assert not torch.equal(expected, bare)
+    drafter = RandomTree(references_of(rows, expected), 5)
     out = generate(model, ids, mask, drafter=drafter, shape=Fixed(16), **{"max_new_tokens": NEW} | options)
-    same(out.sequences, wanted, name)
+    same(out.sequences, expected, name)
     assert out.stats.total.accepted > 2
 
 

@@ -27,8 +27,8 @@ def ours(ids: Tensor, mask: Tensor | None, references: References, trees: int = 
 def alone() -> tuple[Tensor, list[int], References]:
     rows = prompts(LENGTHS[:1])
     ids = torch.tensor(rows)
-    wanted = hf(build(MODEL), ids, max_new_tokens=2 * NEW)
-    return ids, wanted[0, ids.shape[1] :].tolist(), references_of(rows, wanted)
+    expected = hf(build(MODEL), ids, max_new_tokens=2 * NEW)
+    return ids, expected[0, ids.shape[1] :].tolist(), references_of(rows, expected)
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 5, 9, 16])
@@ -40,13 +40,13 @@ def test_eos_inside_an_accepted_run(at: int, sample: bool) -> None:
     seed = {"seed": 9} if sample else {}
     free = hf(build(MODEL), ids, **seed, **options)
     eos = [int(free[0, ids.shape[1] + at]), 96]
-    wanted = hf(build(MODEL), ids, eos_token_id=eos, **seed, **options)
-    assert wanted.shape[1] <= ids.shape[1] + at + 1
+    expected = hf(build(MODEL), ids, eos_token_id=eos, **seed, **options)
+    assert expected.shape[1] <= ids.shape[1] + at + 1
     for tree_seed in range(4):
         out = ours(ids, None, references_of(rows, free), tree_seed, eos_token_id=eos, **seed, **options)
-        same(out.sequences, wanted, f"trees {tree_seed}")
+        same(out.sequences, expected, f"trees {tree_seed}")
         total = out.stats.total
-        assert total.emitted == wanted.shape[1] - ids.shape[1]
+        assert total.emitted == expected.shape[1] - ids.shape[1]
         assert total.emitted <= total.steps + total.accepted
 
 
@@ -56,12 +56,12 @@ def test_rows_of_a_batch_end_at_their_own_eos(pad: int | None) -> None:
     ids, mask = left_pad(rows)
     free = hf(build(MODEL), ids, mask)
     eos = [int(free[0, ids.shape[1] + 9]), int(free[1, ids.shape[1] + 3])]
-    wanted = hf(build(MODEL), ids, mask, eos_token_id=eos, pad_token_id=pad)
-    ends = {int(torch.isin(row, torch.tensor(eos)).float().argmax()) for row in wanted[:, ids.shape[1] :]}
+    expected = hf(build(MODEL), ids, mask, eos_token_id=eos, pad_token_id=pad)
+    ends = {int(torch.isin(row, torch.tensor(eos)).float().argmax()) for row in expected[:, ids.shape[1] :]}
     assert len(ends) > 1
     for seed in range(4):
         out = ours(ids, mask, references_of(rows, free), seed, eos_token_id=eos, pad_token_id=pad)
-        same(out.sequences, wanted, f"trees {seed}")
+        same(out.sequences, expected, f"trees {seed}")
 
 
 def test_no_eos_at_all() -> None:
@@ -99,9 +99,9 @@ def test_lengths_from_configs() -> None:
 def test_a_padded_batch_counts_padding_into_max_length() -> None:
     rows = prompts()
     ids, mask = left_pad(rows)
-    wanted = hf(build(MODEL), ids, mask, max_new_tokens=None, max_length=25)
-    out = ours(ids, mask, references_of(rows, wanted), max_new_tokens=None, max_length=25)
-    same(out.sequences, wanted)
+    expected = hf(build(MODEL), ids, mask, max_new_tokens=None, max_length=25)
+    out = ours(ids, mask, references_of(rows, expected), max_new_tokens=None, max_length=25)
+    same(out.sequences, expected)
 
 
 class Noted(StoppingCriteria):
@@ -122,11 +122,11 @@ def test_criteria_are_asked_once_a_token_with_the_true_prefix(n: int) -> None:
     ids = torch.tensor(rows)
     free = hf(build(MODEL), ids)
     theirs = Noted(n)
-    wanted = hf(build(MODEL), ids, stopping_criteria=StoppingCriteriaList([theirs]))
+    expected = hf(build(MODEL), ids, stopping_criteria=StoppingCriteriaList([theirs]))
     for seed in range(4):
         mine = Noted(n)
         out = ours(ids, None, references_of(rows, free), seed, stopping_criteria=[mine])
-        same(out.sequences, wanted, f"trees {seed}")
+        same(out.sequences, expected, f"trees {seed}")
         assert mine.seen == theirs.seen
 
 
@@ -134,10 +134,10 @@ def test_criteria_in_a_batch() -> None:
     rows = prompts()
     ids, mask = left_pad(rows)
     free = hf(build(MODEL), ids, mask)
-    wanted = hf(build(MODEL), ids, mask, stopping_criteria=StoppingCriteriaList([Noted(6)]))
-    assert not torch.equal(free, wanted)
+    expected = hf(build(MODEL), ids, mask, stopping_criteria=StoppingCriteriaList([Noted(6)]))
+    assert not torch.equal(free, expected)
     out = ours(ids, mask, references_of(rows, free), stopping_criteria=StoppingCriteriaList([Noted(6)]))
-    same(out.sequences, wanted)
+    same(out.sequences, expected)
 
 
 def test_max_time_ends_after_the_first_token() -> None:
@@ -150,7 +150,7 @@ def test_max_time_ends_after_the_first_token() -> None:
 def test_stop_strings(demo: Any, stops: Any) -> None:
     ids = demo.tokenizer("The restaurant serves", return_tensors="pt").input_ids
     free = hf(demo.model, ids, max_new_tokens=40)
-    wanted = hf(demo.model, ids, max_new_tokens=40, stop_strings=stops, tokenizer=demo.tokenizer)
+    expected = hf(demo.model, ids, max_new_tokens=40, stop_strings=stops, tokenizer=demo.tokenizer)
     references = {tuple(ids[0].tolist()): free[0, ids.shape[1] :].tolist()}
     for seed in range(2):
         out = generate(
@@ -162,7 +162,7 @@ def test_stop_strings(demo: Any, stops: Any) -> None:
             stop_strings=stops,
             tokenizer=demo.tokenizer,
         )
-        same(out.sequences, wanted, f"trees {seed}")
+        same(out.sequences, expected, f"trees {seed}")
 
 
 def test_finish_reasons() -> None:

@@ -143,18 +143,18 @@ def test_a_tree_keeps_what_the_masks_along_its_paths_allow(data: st.DataObject) 
         words = [token for token in np.flatnonzero(state.allowed(answer)).tolist() if token != EOS]
         if words:
             answer.append(data.draw(st.sampled_from(words)))
-    tokens, parents, paths, wanted = [answer[-1] if answer else 1], [-1], [list(answer)], [True]
+    tokens, parents, paths, expected = [answer[-1] if answer else 1], [-1], [list(answer)], [True]
     for node in range(1, data.draw(st.integers(2, 14))):
         parent = data.draw(st.integers(0, node - 1))
-        allowed = wanted[parent] and paths[parent][-1:] != [EOS]
+        allowed = expected[parent] and paths[parent][-1:] != [EOS]
         mask = compiled(grammar).begin().allowed(paths[parent]) if allowed else np.zeros(VOCABULARY, dtype=bool)
         likely = np.flatnonzero(mask).tolist() or [5]
         token = data.draw(st.one_of(st.sampled_from(likely), st.integers(-1, VOCABULARY + 3)))
         tokens.append(token)
         parents.append(parent)
         paths.append([*paths[parent], token])
-        wanted.append(bool(allowed and 0 <= token < VOCABULARY and mask[token]))
-    assert state.permits(answer, tokens, parents) == wanted
+        expected.append(bool(allowed and 0 <= token < VOCABULARY and mask[token]))
+    assert state.permits(answer, tokens, parents) == expected
     assert (state.allowed(answer) == compiled(grammar).begin().allowed(answer)).all()  # nothing has moved
 
 

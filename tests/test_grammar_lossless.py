@@ -59,14 +59,14 @@ KINDS = ("forced", "forced+lookahead", "forced+random")
 
 
 def check_all(
-    name: str, ids: Tensor, mask: Tensor | None, rows: Sequence[Sequence[int]], wanted: Tensor, **options: Any
+    name: str, ids: Tensor, mask: Tensor | None, rows: Sequence[Sequence[int]], expected: Tensor, **options: Any
 ):
-    """Every drafter on every runner against `wanted`; answers are texts of the grammar."""
+    """Every drafter on every runner against `expected`; answers are texts of the grammar."""
     tokenizer, width = ascii_tokenizer(), ids.shape[1]
-    for row in wanted[:, width:].tolist():
+    for row in expected[:, width:].tolist():
         answer = tokenizer.decode(row[: row.index(EOS)])
         jsonschema.validate(json.loads(answer), SCHEMA)
-    references = references_of(rows, wanted)
+    references = references_of(rows, expected)
     accepted = 0
     runners = ["cpu", "hooked"] if EagerRunner.qualifies(inspect_model(build(name))) else ["hooked"]
     for runner in runners:
@@ -86,9 +86,9 @@ def check_all(
                 tokenizer=tokenizer,
                 **options,
             )
-            same(out.sequences, wanted, f"{name} on {runner} with {kind}")
+            same(out.sequences, expected, f"{name} on {runner} with {kind}")
             accepted += out.stats.total.accepted
-    assert accepted > 3 * (wanted.shape[1] - width)
+    assert accepted > 3 * (expected.shape[1] - width)
 
 
 @pytest.mark.parametrize("name", EVEN)

@@ -42,7 +42,7 @@ def batch(name: str) -> tuple[Tensor, Tensor]:
     return (ids.flip(1), mask.flip(1)) if build(name).config.is_encoder_decoder else (ids, mask)
 
 
-def check(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, **options: object) -> int:
+def check(name: str, ids: Tensor, mask: Tensor | None, expected: Tensor, **options: object) -> int:
     """Every drafter on every runner, shapes in turn; returns how many draft tokens were accepted."""
     accepted = 0
     shapes = list(SHAPES)
@@ -59,7 +59,7 @@ def check(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, **options
                 max_new_tokens=NEW,
                 **options,
             )
-            same(out.sequences, wanted, f"{name} on {runner} with {kind}, {shape}")
+            same(out.sequences, expected, f"{name} on {runner} with {kind}, {shape}")
             accepted += out.stats.total.accepted
     return accepted
 
@@ -68,15 +68,15 @@ def check(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, **options
 def test_greedy_in_a_ragged_batch(name: str) -> None:
     ids, mask = batch(name)
     options = {"no_repeat_ngram_size": 3} if build(name).config.is_encoder_decoder else {}
-    wanted = hf(build(name), ids, mask, **options)
-    assert check(name, ids, mask, wanted, **options) > 0
+    expected = hf(build(name), ids, mask, **options)
+    assert check(name, ids, mask, expected, **options) > 0
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_sampled_in_a_ragged_batch(name: str) -> None:
     ids, mask = batch(name)
-    wanted = generate(build(name), ids, mask, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences
-    assert check(name, ids, mask, wanted, seed=SEED, **SAMPLED) > 0
+    expected = generate(build(name), ids, mask, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences
+    assert check(name, ids, mask, expected, seed=SEED, **SAMPLED) > 0
 
 
 @pytest.mark.parametrize(("name", "sampled"), crossed(["llama", "gpt2", "t5"], [False, True]))
@@ -93,17 +93,17 @@ def test_eos_inside_drafts_and_token_0() -> None:
     plain = hf(build("llama"), ids, mask)
     answer = plain[0, ids.shape[1] :].tolist()
     for eos in (answer[9], answer[12], 0):
-        wanted = hf(build("llama"), ids, mask, eos_token_id=eos)
-        check("llama", ids, mask, wanted, eos_token_id=eos)
+        expected = hf(build("llama"), ids, mask, eos_token_id=eos)
+        check("llama", ids, mask, expected, eos_token_id=eos)
 
 
 def test_up_to_the_last_position_of_the_context() -> None:
     """Masks and pseudo states stand beyond the context's end; what is emitted does not."""
     ids = torch.tensor(prompts((240,), seed=8))
-    wanted = hf(build("gpt2"), ids, max_new_tokens=16)
+    expected = hf(build("gpt2"), ids, max_new_tokens=16)
     for kind in MAKERS:
         out = generate(build("gpt2"), ids, drafter=make(kind, build("gpt2")), shape=Fixed(16), max_new_tokens=16)
-        same(out.sequences, wanted, kind)
+        same(out.sequences, expected, kind)
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -123,12 +123,12 @@ def test_requests_come_and_go(kind: str) -> None:
     """Two slots, three requests: one joins in another's place, and nothing of anyone stays behind."""
     model = build("llama")
     rows = prompts()
-    wanted = [hf(model, torch.tensor([row]), max_new_tokens=NEW - 5 * b)[0, len(row) :] for b, row in enumerate(rows)]
+    expected = [hf(model, torch.tensor([row]), max_new_tokens=NEW - 5 * b)[0, len(row) :] for b, row in enumerate(rows)]
     drafter = make(kind, model)
     engine = Engine(model, drafter=drafter, slots=2, shape=Fixed(12))
     requests = [engine.add(row, Rules(NEW - 5 * b, (2,))) for b, row in enumerate(rows)]
     engine.run()
-    assert [r.tokens for r in requests] == [w.tolist() for w in wanted]
+    assert [r.tokens for r in requests] == [w.tolist() for w in expected]
     assert not drafter._held
 
 
@@ -137,9 +137,9 @@ def test_strict_mode(kind: str) -> None:
     """Passes without the drafter's rows give no draft tokens, and the next ones start again."""
     ids, mask = left_pad(prompts())
     model = build("llama")
-    wanted = hf(model, ids, mask)
+    expected = hf(model, ids, mask)
     out = generate(model, ids, mask, drafter=make(kind, model), shape=Fixed(16), max_new_tokens=NEW, strict=True)
-    same(out.sequences, wanted, kind)
+    same(out.sequences, expected, kind)
     assert out.stats.total.drafted > 0
 
 
@@ -160,9 +160,9 @@ def test_a_drafter_that_does_not_pay_rests_without_rows(kind: str) -> None:
 
     drafter.plan = watched  # type: ignore[method-assign]
     options = {"max_new_tokens": 90, "eos_token_id": None}
-    shape, wanted = DynamicTree(cost=cost), generate(model, ids, **options).sequences
+    shape, expected = DynamicTree(cost=cost), generate(model, ids, **options).sequences
     for _ in range(3):
-        assert torch.equal(generate(model, ids, drafter=drafter, shape=shape, **options).sequences, wanted)
+        assert torch.equal(generate(model, ids, drafter=drafter, shape=shape, **options).sequences, expected)
     assert attached[:2] == [True] * 2
     assert 1 <= sum(attached[30:]) <= len(attached[30:]) // 4
 

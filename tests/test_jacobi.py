@@ -77,10 +77,10 @@ def test_trajectories_are_what_the_model_makes_of_them(name: str, runner: str) -
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_encoder_decoders(name: str) -> None:
     ids = torch.tensor(prompts((13,)))
-    wanted = hf(build(name), ids)
+    expected = hf(build(name), ids)
     for shape in SHAPES.values():
         out = generate(build(name), ids, drafter=Jacobi(5, 3, 4), shape=shape(), max_new_tokens=NEW)
-        same(out.sequences, wanted)
+        same(out.sequences, expected)
 
 
 def test_more_places_and_levels_are_more_right(demo: Any) -> None:

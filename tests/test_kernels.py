@@ -35,12 +35,12 @@ def random(dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randn(shape, device=DEVICE).to(dtype)
 
 
-def close(ours: Tensor, wanted: Tensor) -> None:
+def close(ours: Tensor, expected: Tensor) -> None:
     """Equal up to the last bits, of numbers that are not far from 1; float32 is summed in another order."""
-    assert ours.shape == wanted.shape
-    assert ours.dtype == wanted.dtype
+    assert ours.shape == expected.shape
+    assert ours.dtype == expected.dtype
     allowed = (16 if ours.dtype == torch.float32 else 4) * torch.finfo(ours.dtype).eps
-    assert float(((ours.float() - wanted.float()).abs() / (1 + wanted.float().abs())).max()) < allowed
+    assert float(((ours.float() - expected.float()).abs() / (1 + expected.float().abs())).max()) < allowed
 
 
 @pytest.mark.parametrize("width", [64, 100, 4096])
@@ -58,8 +58,8 @@ def test_sums_and_norms(width: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("width", [96, 1300])
 def test_gates(width: int, activation: str, dtype: torch.dtype) -> None:
     gate, up = random(dtype, 2, 3, 2 * width).chunk(2, -1)
-    wanted = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
-    close(kernels.gated(gate, up, activation), wanted * up)
+    expected = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+    close(kernels.gated(gate, up, activation), expected * up)
 
 
 @pytest.mark.parametrize(("kv", "groups", "dim"), [(2, 2, 20), (3, 1, 64), (1, 4, 128)])
@@ -73,7 +73,7 @@ def test_heads_are_turned_and_kept(kv: int, groups: int, dim: int, dtype: torch.
     cosine, sine = random(dtype, batch, n, 1, dim), random(dtype, batch, n, 1, dim)
     partner = torch.arange(dim, device=DEVICE).roll(dim // 2)
     stores = random(dtype, batch, kv, capacity, dim), random(dtype, batch, kv, capacity, dim)
-    wanted = [store.clone() for store in stores]
+    expected = [store.clone() for store in stores]
     starts = torch.tensor([5, 40], device=DEVICE)
     ours = kernels.turn_and_keep(query, key, value, cosine, sine, partner, starts, stores, groups)
     heads = given.view(batch, n, -1, dim)
@@ -82,10 +82,10 @@ def test_heads_are_turned_and_kept(kv: int, groups: int, dim: int, dtype: torch.
     of_query = turned[:, :, :queries].view(batch, n, kv, groups, dim).permute(0, 2, 3, 1, 4)
     close(ours, of_query.reshape(batch, kv, groups * n, dim))
     for b, start in enumerate(starts.tolist()):
-        for store, kept in zip(wanted, (turned[b, :, queries:], heads[b, :, queries + kv :]), strict=True):
+        for store, kept in zip(expected, (turned[b, :, queries:], heads[b, :, queries + kv :]), strict=True):
             store[b, :, start : start + n] = kept.transpose(0, 1).nan_to_num(0.0, 0.0, 0.0)
-    close(stores[0], wanted[0])
-    assert torch.equal(stores[1], wanted[1])
+    close(stores[0], expected[0])
+    assert torch.equal(stores[1], expected[1])
 
 
 def attention(dtype: torch.dtype, band: int, starts: list[int], n: int, groups: int = 2, dim: int = 64) -> Any:
@@ -99,33 +99,33 @@ def attention(dtype: torch.dtype, band: int, starts: list[int], n: int, groups: 
     seen &= torch.arange(band, device=DEVICE) < (at + n)[:, None, None]
     mask = torch.zeros(batch, n, band, dtype=dtype, device=DEVICE).masked_fill_(~seen, torch.finfo(dtype).min)
     query = random(dtype, batch, kv, groups * n, dim)
-    wanted = F.scaled_dot_product_attention(
+    expected = F.scaled_dot_product_attention(
         query.float(), keys.float(), values.float(), attn_mask=mask.float()[:, None].repeat(1, 1, groups, 1), scale=0.1
     )
-    wanted = wanted.view(batch, kv, groups, n, dim).permute(0, 3, 1, 2, 4).reshape(batch, n, -1)
-    return (query, keys, values, mask, at, groups, 0.1), wanted.to(dtype)
+    expected = expected.view(batch, kv, groups, n, dim).permute(0, 3, 1, 2, 4).reshape(batch, n, -1)
+    return (query, keys, values, mask, at, groups, 0.1), expected.to(dtype)
 
 
 @pytest.mark.parametrize("starts", [[5, 40], [700, 300], [1200, 3]])
 @pytest.mark.parametrize("n", [1, 5, 40])
 def test_attention(starts: list[int], n: int, dtype: torch.dtype) -> None:
     """Over one span of columns and several, some of which a request does not reach."""
-    given, wanted = attention(dtype, 1280 if max(starts) > 100 else 256, starts, n)
-    close(kernels.attend(*given), wanted)
+    given, expected = attention(dtype, 1280 if max(starts) > 100 else 256, starts, n)
+    close(kernels.attend(*given), expected)
 
 
 @pytest.mark.parametrize(("dim", "groups"), [(20, 1), (80, 3), (128, 4), (256, 2)])
 def test_attention_of_other_heads(dim: int, groups: int, dtype: torch.dtype) -> None:
     for n in (1, 30):
-        given, wanted = attention(dtype, 768, [600, 50], n, groups, dim)
-        close(kernels.attend(*given), wanted)
+        given, expected = attention(dtype, 768, [600, 50], n, groups, dim)
+        close(kernels.attend(*given), expected)
 
 
 def test_queries_may_lie_anyhow(dtype: torch.dtype) -> None:
-    (query, *rest), wanted = attention(dtype, 256, [100, 50], 5)
+    (query, *rest), expected = attention(dtype, 256, [100, 50], 5)
     lying = query.transpose(1, 2).contiguous().transpose(1, 2)
     assert not lying.is_contiguous()
-    close(kernels.attend(lying, *rest), wanted)
+    close(kernels.attend(lying, *rest), expected)
 
 
 @pytest.mark.parametrize(("kv", "groups", "dim"), [(2, 2, 20), (1, 4, 64), (4, 1, 128)])

@@ -27,10 +27,10 @@ def runners(name: str) -> list[str]:
     return ["cpu", "hooked"] if EagerRunner.qualifies(inspect_model(build(name))) else ["hooked"]
 
 
-def check_all(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, every: bool, **options: object) -> None:
-    """Every drafter on every runner, each in every shape or (not `every`) in turn, against `wanted`."""
+def check_all(name: str, ids: Tensor, mask: Tensor | None, expected: Tensor, every: bool, **options: object) -> None:
+    """Every drafter on every runner, each in every shape or (not `every`) in turn, against `expected`."""
     rows = prompts(LENGTHS if len(ids) > 1 else LENGTHS[:1])
-    references = references_of(rows, wanted)
+    references = references_of(rows, expected)
     accepted = 0
     for runner in runners(name):
         for number, (kind, make) in enumerate(drafters(references).items()):
@@ -46,31 +46,31 @@ def check_all(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, every
                     max_new_tokens=NEW,
                     **options,
                 )
-                same(out.sequences, wanted, f"{name} on {runner} with {kind}, {shape}")
+                same(out.sequences, expected, f"{name} on {runner} with {kind}, {shape}")
                 total = out.stats.total
                 assert total.emitted <= total.steps + total.accepted
                 accepted += total.accepted
-    assert accepted > wanted.shape[1] - ids.shape[1]  # or nothing was shown
+    assert accepted > expected.shape[1] - ids.shape[1]  # or nothing was shown
 
 
 def greedy_batch(name: str, every: bool) -> None:
     ids, mask = left_pad(prompts())
-    wanted = hf(build(name), ids, mask)
+    expected = hf(build(name), ids, mask)
     plain = generate(build(name), ids, mask, max_new_tokens=NEW)
-    same(plain.sequences, wanted, f"{name} without a drafter")
-    check_all(name, ids, mask, wanted, every)
+    same(plain.sequences, expected, f"{name} without a drafter")
+    check_all(name, ids, mask, expected, every)
 
 
 def sampled_batch(name: str, every: bool) -> None:
     rows = prompts()
     ids, mask = left_pad(rows)
-    wanted = generate(build(name), ids, mask, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences
+    expected = generate(build(name), ids, mask, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences
     for b, row in enumerate(rows):  # request b draws from seed + b, so each row is Hugging Face's answer to it alone
         alone = hf(build(name), torch.tensor([row]), seed=SEED + b, **SAMPLED)[0, len(row) :]
-        ours = wanted[b, ids.shape[1] :]
+        ours = expected[b, ids.shape[1] :]
         same(ours[None, : len(alone)], alone[None], f"{name}, row {b} without a drafter")
         assert (ours[len(alone) :] == 0).all()
-    check_all(name, ids, mask, wanted, every, seed=SEED, **SAMPLED)
+    check_all(name, ids, mask, expected, every, seed=SEED, **SAMPLED)
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -82,9 +82,9 @@ def test_greedy_alone(name: str) -> None:
 @pytest.mark.parametrize("name", EVEN)
 def test_sampled_alone(name: str) -> None:
     ids = torch.tensor(prompts(LENGTHS[:1]))
-    wanted = hf(build(name), ids, seed=SEED, **SAMPLED)
-    same(generate(build(name), ids, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences, wanted, "plain")
-    check_all(name, ids, None, wanted, every=False, seed=SEED, **SAMPLED)
+    expected = hf(build(name), ids, seed=SEED, **SAMPLED)
+    same(generate(build(name), ids, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences, expected, "plain")
+    check_all(name, ids, None, expected, every=False, seed=SEED, **SAMPLED)
 
 
 @pytest.mark.parametrize("name", EVEN)
@@ -108,22 +108,22 @@ def test_every_drafter_in_every_shape(name: str) -> None:
 def test_no_seed_draws_from_torch(name: str) -> None:
     """seed=None takes torch's default generator, as Hugging Face does, drafts or none."""
     ids = torch.tensor(prompts(LENGTHS[:1]))
-    wanted = hf(build(name), ids, seed=5, **SAMPLED)
-    references = references_of(prompts(LENGTHS[:1]), wanted)
+    expected = hf(build(name), ids, seed=5, **SAMPLED)
+    references = references_of(prompts(LENGTHS[:1]), expected)
     for make in drafters(references).values():
         torch.manual_seed(5)
         out = generate(build(name), ids, drafter=make(), shape=SHAPES["fixed-16"](), max_new_tokens=NEW, **SAMPLED)
-        same(out.sequences, wanted, name)
+        same(out.sequences, expected, name)
 
 
 def test_right_padding_is_padding_too() -> None:
     rows = prompts()
     ids, mask = left_pad(rows)
-    wanted = generate(build("llama"), ids, mask, max_new_tokens=NEW).sequences[:, ids.shape[1] :]
+    expected = generate(build("llama"), ids, mask, max_new_tokens=NEW).sequences[:, ids.shape[1] :]
     width = ids.shape[1]
     right = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     out = generate(build("llama"), right, mask.flip(1), max_new_tokens=NEW)
-    same(out.sequences[:, width:], wanted)
+    same(out.sequences[:, width:], expected)
 
 
 # gpt2 has learned positions, of which one past the end cannot even be looked up, and gpt_neo a mask of its own.
@@ -134,10 +134,10 @@ def test_up_to_the_last_position_of_the_context(name: str, new: int) -> None:
     model = build(name)
     rows = prompts((256 - new,), seed=8)
     ids = torch.tensor(rows)
-    wanted = hf(model, ids, max_new_tokens=new)
-    for kind, make in drafters(references_of(rows, wanted)).items():
+    expected = hf(model, ids, max_new_tokens=new)
+    for kind, make in drafters(references_of(rows, expected)).items():
         out = generate(model, ids, drafter=make(), shape=SHAPES["fixed-16"](), max_new_tokens=new)
-        same(out.sequences, wanted, kind)
+        same(out.sequences, expected, kind)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -145,8 +145,8 @@ def test_token_0_is_alive_in_a_prompt(name: str) -> None:
     """Padding is what the mask hides, not what looks like the pad token."""
     rows = [[0, 0, *prompts((9,))[0], 0, 5, 0], [0, *prompts((4,), seed=7)[0], 0]]
     ids, mask = left_pad(rows)
-    wanted = hf(build(name), ids, mask, no_repeat_ngram_size=3)
-    drafter = drafters(references_of(rows, wanted))["random"]()
+    expected = hf(build(name), ids, mask, no_repeat_ngram_size=3)
+    drafter = drafters(references_of(rows, expected))["random"]()
     out = generate(
         build(name),
         ids,
@@ -156,5 +156,5 @@ def test_token_0_is_alive_in_a_prompt(name: str) -> None:
         max_new_tokens=NEW,
         no_repeat_ngram_size=3,
     )
-    same(out.sequences, wanted, name)
+    same(out.sequences, expected, name)
     assert out.stats.total.accepted > 0

@@ -24,12 +24,12 @@ GREEDY = VARIED | {"do_sample": False, "max_new_tokens": NEW}
 SEED = 4
 
 
-def makers(name: str, wanted: Tensor) -> dict[str, Drafter]:
+def makers(name: str, expected: Tensor) -> dict[str, Drafter]:
     """Random trees know row 0's answer; all requests share the decoder's start, so for others it is mostly wrong."""
-    start = int(wanted[0, 0])
-    answer = wanted[0, 1:].tolist()
+    start = int(expected[0, 0])
+    answer = expected[0, 1:].tolist()
     trie = Lookahead(decoding_length=24, branch_length=6)
-    for row in wanted:
+    for row in expected:
         trie.warm([row[2:14].tolist()])
     own = {
         "self-exit": SelfSpeculative(exit_layer=2, num_draft_tokens=4, confidence=0),
@@ -42,16 +42,16 @@ def makers(name: str, wanted: Tensor) -> dict[str, Drafter]:
     )
 
 
-def check(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, **options: object) -> None:
+def check(name: str, ids: Tensor, mask: Tensor | None, expected: Tensor, **options: object) -> None:
     accepted = 0
     for shape in SHAPES:
-        for kind, drafter in makers(name, wanted).items():
+        for kind, drafter in makers(name, expected).items():
             if kind.startswith("self") and shape != "fixed-16":  # a pass a row: slow, and chains know no shapes
                 continue
             out = generate(
                 build(name), ids, mask, drafter=drafter, shape=SHAPES[shape](), max_new_tokens=NEW, **options
             )
-            same(out.sequences, wanted, f"{name} with {kind}, {shape}")
+            same(out.sequences, expected, f"{name} with {kind}, {shape}")
             accepted += out.stats.total.accepted
     assert accepted > NEW
 
@@ -60,26 +60,26 @@ def check(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, **options
 def test_greedy(name: str) -> None:
     ids = torch.tensor(prompts((13,)))
     for options in ({}, VARIED):
-        wanted = hf(build(name), ids, **options)
-        same(generate(build(name), ids, max_new_tokens=NEW, **options).sequences, wanted, "plain")
-        check(name, ids, None, wanted, **options)
+        expected = hf(build(name), ids, **options)
+        same(generate(build(name), ids, max_new_tokens=NEW, **options).sequences, expected, "plain")
+        check(name, ids, None, expected, **options)
 
 
 @pytest.mark.parametrize("name", EVEN)
 def test_sampled(name: str) -> None:
     ids = torch.tensor(prompts((13,)))
-    wanted = hf(build(name), ids, seed=SEED, **SAMPLED)
-    same(generate(build(name), ids, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences, wanted, "plain")
-    check(name, ids, None, wanted, seed=SEED, **SAMPLED)
+    expected = hf(build(name), ids, seed=SEED, **SAMPLED)
+    same(generate(build(name), ids, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences, expected, "plain")
+    check(name, ids, None, expected, seed=SEED, **SAMPLED)
 
 
 @pytest.mark.parametrize("name", EVEN)
 def test_greedy_with_ragged_encoders(name: str) -> None:
     ids, mask = left_pad(prompts())
     ids, mask = ids.flip(1), mask.flip(1)  # encoders are padded on the right
-    wanted = hf(build(name), ids, mask, **VARIED)
-    same(generate(build(name), ids, mask, max_new_tokens=NEW, **VARIED).sequences, wanted, "plain")
-    check(name, ids, mask, wanted, **VARIED)
+    expected = hf(build(name), ids, mask, **VARIED)
+    same(generate(build(name), ids, mask, max_new_tokens=NEW, **VARIED).sequences, expected, "plain")
+    check(name, ids, mask, expected, **VARIED)
 
 
 @pytest.mark.parametrize("name", ["t5", "umt5", "m2m_100", "bart", "mbart", "marian", "pegasus"])
@@ -104,11 +104,11 @@ def test_sampled_with_ragged_encoders(name: str) -> None:
     rows = prompts()
     ids, mask = left_pad(rows)
     ids, mask = ids.flip(1), mask.flip(1)
-    wanted = generate(build(name), ids, mask, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences
+    expected = generate(build(name), ids, mask, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences
     for b, row in enumerate(rows):
         alone = hf(build(name), torch.tensor([row]).flip(1), seed=SEED + b, **SAMPLED)[0]
-        same(wanted[b : b + 1, : len(alone)], alone[None], f"{name}, row {b}")
-    check(name, ids, mask, wanted, seed=SEED, **SAMPLED)
+        same(expected[b : b + 1, : len(alone)], alone[None], f"{name}, row {b}")
+    check(name, ids, mask, expected, seed=SEED, **SAMPLED)
 
 
 @pytest.mark.filterwarnings("ignore:The small model is no smaller")
@@ -119,9 +119,9 @@ def test_small_encoder_decoders_and_single_branches(name: str, options: dict[str
     ids, mask = left_pad(prompts((19, 7, 12, 5)))
     ids, mask = ids.flip(1), mask.flip(1)
     rules = options | {"eos_token_id": list(range(3, 12)), "max_new_tokens": NEW}
-    wanted = generate(build(name), ids, mask, **rules).sequences
+    expected = generate(build(name), ids, mask, **rules).sequences
     single = Lookahead(decoding_length=8, branch_length=6, mode="single")
-    for row in wanted:
+    for row in expected:
         single.warm([row[2:14].tolist()])
     small, drafting = noisy(name), 0
     for kind, drafter, shape in (
@@ -131,7 +131,7 @@ def test_small_encoder_decoders_and_single_branches(name: str, options: dict[str
         ("bild", BiLD(small, 0.1, lossless=True), None),
     ):
         out = generate(build(name), ids, mask, drafter=drafter, shape=shape, **rules)
-        same(out.sequences, wanted, f"{name} with {kind}")
+        same(out.sequences, expected, f"{name} with {kind}")
         drafting += out.stats.total.accepted > 0
     assert drafting > 1
 
@@ -139,9 +139,9 @@ def test_small_encoder_decoders_and_single_branches(name: str, options: dict[str
 def test_the_shape_of_every_day_measures_the_decoder() -> None:
     """No shape given: the cost of a step is measured with an encoder's output in place."""
     ids = torch.tensor(prompts((13,)))
-    wanted = hf(build("t5"), ids)
-    out = generate(build("t5"), ids, drafter=makers("t5", wanted)["random"], max_new_tokens=NEW)
-    same(out.sequences, wanted)
+    expected = hf(build("t5"), ids)
+    out = generate(build("t5"), ids, drafter=makers("t5", expected)["random"], max_new_tokens=NEW)
+    same(out.sequences, expected)
 
 
 @pytest.mark.parametrize(
@@ -153,6 +153,6 @@ def test_processors_of_the_encoder(options: dict[str, object]) -> None:
     ids, mask = left_pad(prompts())
     ids, mask = ids.flip(1), mask.flip(1)
     options |= VARIED
-    wanted = hf(build("bart"), ids, mask, **options)
-    assert not torch.equal(wanted, hf(build("bart"), ids, mask, **VARIED))
-    check("bart", ids, mask, wanted, **options)
+    expected = hf(build("bart"), ids, mask, **options)
+    assert not torch.equal(expected, hf(build("bart"), ids, mask, **VARIED))
+    check("bart", ids, mask, expected, **options)

@@ -120,10 +120,10 @@ def test_a_drafter_of_another_model_is_refused() -> None:
 def test_rows_that_leave_are_refused_beside_others() -> None:
     """`InModel` drops a row of its own in mid-stack: alone with drafters outside the model it may, else not."""
     model, ids = build("llama"), torch.tensor(prompts((9,)))
-    wanted = hf(model, ids)
-    references = references_of(prompts((9,)), wanted)
+    expected = hf(model, ids)
+    references = references_of(prompts((9,)), expected)
     out = generate(model, ids, drafter=Merge([InModel(references), Lookahead()]), shape=Fixed(8), max_new_tokens=NEW)
-    same(out.sequences, wanted)
+    same(out.sequences, expected)
     assert out.stats.total.accepted > 0
     with pytest.raises(ValueError, match="in_model drops rows inside the pass"):
         generate(model, ids, drafter=Merge([InModel(references), HiddenTransfer.fresh(model)]), shape=Fixed(8))
@@ -305,11 +305,11 @@ def test_in_a_joint_pass_each_drafts_as_alone(kinds: tuple[str, ...], way: tuple
 def test_statistics_name_all_that_drafted_a_token() -> None:
     ids, mask = left_pad(prompts())
     long = 60  # what drafters are worth is learned from the text
-    wanted = generate(build("llama"), ids, mask, max_new_tokens=long).sequences
-    references = references_of(prompts(), wanted)
+    expected = generate(build("llama"), ids, mask, max_new_tokens=long).sequences
+    references = references_of(prompts(), expected)
     merged = Merge([RandomTree(references, seed=1), RandomTree(references, seed=2)])
     out = run(merged, "llama", size=16, max_new_tokens=long)
-    same(out.sequences, wanted)
+    same(out.sequences, expected)
     total = out.stats.total
     assert set(total.accepted_by_source) == {"random", "random-2", "random+random-2"}
     assert sum(total.accepted_by_source.values()) == total.accepted

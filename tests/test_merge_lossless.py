@@ -40,10 +40,10 @@ def merges(model: Any, references: References) -> dict[str, Callable[[], Merge]]
     }
 
 
-def check(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, **options: Any) -> None:
-    """Every merge on every runner, shapes in turn, against `wanted`."""
+def check(name: str, ids: Tensor, mask: Tensor | None, expected: Tensor, **options: Any) -> None:
+    """Every merge on every runner, shapes in turn, against `expected`."""
     model = build(name)
-    references = references_of(prompts(LENGTHS if len(ids) > 1 else LENGTHS[:1]), wanted)
+    references = references_of(prompts(LENGTHS if len(ids) > 1 else LENGTHS[:1]), expected)
     runners = ["cpu", "hooked"] if EagerRunner.qualifies(inspect_model(model)) else ["hooked"]
     accepted = 0
     for number, (kind, merged) in enumerate(merges(model, references).items()):
@@ -59,9 +59,9 @@ def check(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, **options
                 max_new_tokens=NEW,
                 **options,
             )
-            same(out.sequences, wanted, f"{name} on {runner} with {kind}, {shape}")
+            same(out.sequences, expected, f"{name} on {runner} with {kind}, {shape}")
             accepted += out.stats.total.accepted
-    assert accepted > wanted.shape[1] - ids.shape[1]  # or nothing was shown
+    assert accepted > expected.shape[1] - ids.shape[1]  # or nothing was shown
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -73,8 +73,8 @@ def test_greedy_in_a_ragged_batch(name: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_sampled_in_a_ragged_batch(name: str) -> None:
     ids, mask = left_pad(prompts())
-    wanted = generate(build(name), ids, mask, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences
-    check(name, ids, mask, wanted, seed=SEED, **SAMPLED)
+    expected = generate(build(name), ids, mask, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences
+    check(name, ids, mask, expected, seed=SEED, **SAMPLED)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -96,10 +96,10 @@ def test_an_eos_inside_merged_drafts() -> None:
 def test_encoder_decoders(name: str) -> None:
     ids, mask = left_pad(prompts())
     ids, mask = ids.flip(1), mask.flip(1)
-    wanted = hf(build(name), ids, mask, no_repeat_ngram_size=3)
+    expected = hf(build(name), ids, mask, no_repeat_ngram_size=3)
     for kinds in (("hidden-transfer",), ("medusa", "bita")):
         trie = drafters({})["lookahead"]()
-        trie.warm([row.tolist() for row in wanted])
+        trie.warm([row.tolist() for row in expected])
         out = generate(
             build(name),
             ids,
@@ -109,5 +109,5 @@ def test_encoder_decoders(name: str) -> None:
             max_new_tokens=NEW,
             no_repeat_ngram_size=3,
         )
-        same(out.sequences, wanted, f"{name} with {kinds}")
+        same(out.sequences, expected, f"{name} with {kinds}")
         assert out.stats.total.accepted > 0

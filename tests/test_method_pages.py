@@ -53,15 +53,15 @@ def options_of(cls):
 
 
 def test_every_method_has_a_table():
-    wanted = {
+    expected = {
         name
         for name in draftree.__all__
         if inspect.isclass(thing := getattr(draftree, name))
         and any(base.__name__ in ("Drafter", "Shape") for base in thing.__mro__[1:])
         and thing.__init__ is not object.__init__  # without options there is nothing to list
     }
-    assert wanted >= {"BiTA", "Fixed"}
-    assert set(TABLES) >= wanted | {"EarlyPruning", "LossyTypical", "LossyCALM"}
+    assert expected >= {"BiTA", "Fixed"}
+    assert set(TABLES) >= expected | {"EarlyPruning", "LossyTypical", "LossyCALM"}
 
 
 @pytest.mark.parametrize("name", TABLES)

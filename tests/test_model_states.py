@@ -77,9 +77,9 @@ def halved(model: Any) -> Any:
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("family", ["demo", "t5-gated"])
 def test_weights_of_another_class_go_through_the_hooked_one(family: str, drafter: str) -> None:
-    wanted, model = ask(fresh(family), runner="hooked"), halved(fresh(family))
+    expected, model = ask(fresh(family), runner="hooked"), halved(fresh(family))
     assert open_runner(model).name == "hooked"
-    assert ask(model, drafter) == wanted
+    assert ask(model, drafter) == expected
     with pytest.raises(ValueError, match="does not qualify"):
         open_runner(model, "cpu")
 
@@ -135,7 +135,7 @@ def test_weights_of_8_bits(library: Callable[[Any], Any], family: str, drafter: 
 )
 def test_offloaded_models(where: str, family: str, drafter: str, tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
-    wanted, model = ask(fresh(family), runner="hooked"), fresh(family)
+    expected, model = ask(fresh(family), runner="hooked"), fresh(family)
     device = torch.device("cpu")
     if where == "cpu":
         accelerate.cpu_offload(model, execution_device=device)
@@ -143,7 +143,7 @@ def test_offloaded_models(where: str, family: str, drafter: str, tmp_path: Path)
         accelerate.disk_offload(model, str(tmp_path), execution_device=device)
     assert all(p.is_meta for p in model.parameters())
     assert inspect_model(model).device == device
-    assert ask(model, drafter) == wanted
+    assert ask(model, drafter) == expected
     with pytest.raises(ValueError, match="offload"):
         base_of(model)
 
@@ -152,24 +152,24 @@ def test_an_offloaded_model_may_take_a_drafter_that_is_not_checked(tmp_path: Pat
     accelerate = pytest.importorskip("accelerate")
     model = fresh("demo")
     draftree.demo_drafter("medusa", model).save_pretrained(tmp_path)
-    wanted = ask(model)
+    expected = ask(model)
     accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
     with pytest.raises(ValueError, match="same_weights=False"):
         draftree.load_drafter(tmp_path, model)
     drafter = draftree.load_drafter(tmp_path, model, same_weights=False)
     out = generate(model, IDS, MASK, drafter=drafter, max_new_tokens=NEW, eos_token_id=None)
-    assert out.sequences.tolist() == wanted
+    assert out.sequences.tolist() == expected
 
 
 @pytest.mark.parametrize(("family", "drafter"), crossed(["demo", "gpt2", "t5-gated"], [*DRAFTERS]))
 def test_models_made_in_inference_mode(family: str, drafter: str) -> None:
     """Their weights count no changes, so nothing may be made of them once and kept."""
-    wanted = ask(fresh(family))
+    expected = ask(fresh(family))
     with torch.inference_mode():
         model = fresh(family)
         assert next(model.parameters()).is_inference()
-        assert ask(model, drafter) == wanted
-    assert ask(model, drafter) == wanted
+        assert ask(model, drafter) == expected
+    assert ask(model, drafter) == expected
     with torch.inference_mode():
         for parameter in model.parameters():
             parameter.mul_(0.9)
@@ -186,10 +186,10 @@ def test_one_engine_in_and_out_of_inference_mode(drafter: str, choice: str) -> N
     model = fresh("demo")
     made = DRAFTERS[drafter](model)
     options: dict[str, Any] = {"drafter": made, "runner": choice, "max_new_tokens": NEW, "eos_token_id": None}
-    wanted = ask(model)
+    expected = ask(model)
     for inside in (True, False, True):
         with torch.inference_mode(inside):
-            assert generate(model, IDS, MASK, **options).sequences.tolist() == wanted
+            assert generate(model, IDS, MASK, **options).sequences.tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -200,16 +200,16 @@ def test_autocast_around_it(family: str, drafter: str, choice: str) -> None:
     model = fresh(family)
     near_ties = choice == "hooked" and family == "demo"  # the other texts have none
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        wanted = ask(model, runner=choice, strict=near_ties)
-        assert ask(model, drafter, runner=choice, strict=near_ties) == wanted
+        expected = ask(model, runner=choice, strict=near_ties)
+        assert ask(model, drafter, runner=choice, strict=near_ties) == expected
 
 
 @pytest.mark.parametrize("way", ["eager", "cuda_graphs"])
 def test_autocast_around_other_ways(way: str) -> None:
     model = fresh("demo")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        wanted = ask(model, runner=open_runner(model, way))
-        assert ask(model, "lookahead", runner=open_runner(model, way)) == wanted
+        expected = ask(model, runner=open_runner(model, way))
+        assert ask(model, "lookahead", runner=open_runner(model, way)) == expected
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -217,11 +217,11 @@ def test_autocast_around_other_ways(way: str) -> None:
 def test_training_leaves_nothing_behind(family: str, drafter: str) -> None:
     """In training mode without dropout, with gradients on and half of a step behind: the text, and no graph."""
     model = fresh(family)
-    wanted = ask(model)
+    expected = ask(model)
     model.train()
     model(input_ids=IDS).logits.sum().backward()
     with torch.enable_grad():
         out = generate(model, IDS, MASK, drafter=DRAFTERS[drafter](model), max_new_tokens=NEW, eos_token_id=None)
-    assert out.sequences.tolist() == wanted
+    assert out.sequences.tolist() == expected
     assert not out.sequences.requires_grad
     assert model.training

@@ -77,11 +77,11 @@ def test_a_draft_token_that_is_not_finite_changes_no_other(family: str, runner: 
     model = broken(family, value)
     ids, mask = left_pad([[t if t != BROKEN else 8 for t in prompt] for prompt in prompts()])
     options = {"max_new_tokens": NEW, "runner": runner, "eos_token_id": None}
-    wanted = generate(model, ids, mask, **options).sequences
-    assert not (wanted[:, -NEW:] == BROKEN).any()
-    truth = wanted.tolist() if model.config.is_encoder_decoder else rows_of(wanted, mask)
+    expected = generate(model, ids, mask, **options).sequences
+    assert not (expected[:, -NEW:] == BROKEN).any()
+    truth = expected.tolist() if model.config.is_encoder_decoder else rows_of(expected, mask)
     out = generate(model, ids, mask, drafter=Poisonous(truth), shape=draftree.Fixed(12), **options)
-    assert out.sequences.tolist() == wanted.tolist()
+    assert out.sequences.tolist() == expected.tolist()
     assert out.stats.total.accepted > 0
 
 
@@ -97,14 +97,14 @@ def test_a_request_that_is_not_finite_changes_no_other(runner: str) -> None:
         engine.run()
         return [request.tokens for request in requests]
 
-    (wanted,) = answers(good)
-    assert answers(good, [*good, 5, BROKEN, 11, 12])[0] == wanted
+    (expected,) = answers(good)
+    assert answers(good, [*good, 5, BROKEN, 11, 12])[0] == expected
     engine = Engine(model, drafter=draftree.Lookahead(), slots=1, runner=runner)
     long = [*good, BROKEN, *range(20, 60)]
     first, second = (engine.add(prompt, Rules(max_new_tokens=NEW)) for prompt in (long, good))
     engine.run()
     assert first.state is State.FINISHED
-    assert second.tokens == wanted
+    assert second.tokens == expected
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_request_that_is_not_finite_changes_no_other(runner: str) -> None:
 def test_a_drafter_whose_weights_are_not_finite_changes_no_text(method: str, runner: str, value: float) -> None:
     model, _ = draftree.demo_model()
     ids, mask = left_pad([prompt[:12] for prompt in prompts()])
-    wanted = generate(model, ids, mask, max_new_tokens=NEW, runner=runner).sequences.tolist()
+    expected = generate(model, ids, mask, max_new_tokens=NEW, runner=runner).sequences.tolist()
     drafter = draftree.demo_drafter(method, model)
     with torch.no_grad():
         for weight in drafter.weights.parameters():
@@ -122,7 +122,7 @@ def test_a_drafter_whose_weights_are_not_finite_changes_no_text(method: str, run
     shape = draftree.Fixed(6)
     for keep in (None, shape):
         out = generate(model, ids, mask, drafter=drafter, shape=keep, max_new_tokens=NEW, runner=runner)
-        assert out.sequences.tolist() == wanted
+        assert out.sequences.tolist() == expected
 
 
 @pytest.mark.parametrize("logp", [NAN, INF, -INF])
@@ -136,8 +136,8 @@ def test_log_probabilities_that_are_none(logp: float, shape: str) -> None:
         "line": draftree.DynamicTree(cost="line"),
         "product": draftree.DynamicTree(cost="line", acceptance="product"),
     }
-    wanted = generate(model, ids, mask, max_new_tokens=NEW).sequences
-    drafter: Any = Poisonous(rows_of(wanted, mask), logp)
+    expected = generate(model, ids, mask, max_new_tokens=NEW).sequences
+    drafter: Any = Poisonous(rows_of(expected, mask), logp)
     for one in (drafter, draftree.Merge([draftree.Lookahead(), drafter])):
         out = generate(model, ids, mask, drafter=one, shape=shapes[shape], max_new_tokens=NEW)
-        assert out.sequences.tolist() == wanted.tolist()
+        assert out.sequences.tolist() == expected.tolist()

@@ -142,10 +142,10 @@ def test_weights_of_8_bits(name: str | None, stored: str) -> None:
     strict = name is not None
     for runner in ("auto", "hooked"):
         plain = draftree.generate(model, ids, max_new_tokens=12, strict=strict, runner=runner).sequences
-        wanted = plain if strict and runner == "auto" else stock
+        expected = plain if strict and runner == "auto" else stock
         for drafter in (None, draftree.Lookahead(), draftree.Jacobi()):
             found = draftree.generate(model, ids, drafter=drafter, max_new_tokens=12, strict=strict, runner=runner)
-            assert torch.equal(found.sequences, wanted)
+            assert torch.equal(found.sequences, expected)
 
 
 def test_8_bits_without_torchao(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def http(url: str) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def wanted(demo: Any) -> Any:
+def expected(demo: Any) -> Any:
     """Greedy answers of the engine alone, as token ids."""
     import draftree
 
@@ -119,12 +119,12 @@ def gauge(http: httpx.Client, name: str) -> dict[str, float]:
     return {line.partition('replica="')[2].partition('"')[0]: float(line.rpartition(" ")[2]) for line in lines}
 
 
-def test_answers_are_those_of_the_engine_and_both_replicas_work(http: httpx.Client, wanted: Any) -> None:
+def test_answers_are_those_of_the_engine_and_both_replicas_work(http: httpx.Client, expected: Any) -> None:
     with ThreadPoolExecutor(14) as pool:
         whole = list(pool.map(lambda t: http.post("/v1/chat/completions", json=asked(t, 60)).json(), TEXTS))
         streams = list(pool.map(lambda t: stream(http, asked(t, 60)), TEXTS))
     for text, one, (ids, error) in zip(TEXTS, whole, streams, strict=True):
-        assert one["choices"][0]["token_ids"] == ids == wanted(text, 60)
+        assert one["choices"][0]["token_ids"] == ids == expected(text, 60)
         assert error is None
     answered = gauge(http, "draftree_generated_tokens_total")
     assert len(answered) == 2
@@ -172,9 +172,9 @@ def test_a_client_that_leaves_frees_its_slot(http: httpx.Client) -> None:
 
 
 def test_a_killed_replica_ends_its_own_streams_alone_and_a_client_resumes(
-    url: str, http: httpx.Client, wanted: Any
+    url: str, http: httpx.Client, expected: Any
 ) -> None:
-    known = {text: wanted(text, 700) for text in TEXTS}
+    known = {text: expected(text, 700) for text in TEXTS}
     found: dict[str, tuple[list[int], str | None]] = {}
     resumed: list[tuple[str, Any]] = []
 

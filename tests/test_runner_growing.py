@@ -54,12 +54,12 @@ def test_a_tree_grown_by_depth_is_the_tree_of_one_pass(name: str, slots: tuple[i
     for cache in (whole, grown):
         prompts(runner, cache)
     positions = starts + torch.tensor(DEPTH)
-    wanted = runner.run(Plan(tokens, positions, seen.expand(batch, -1, -1)), whole, first).logits
+    expected = runner.run(Plan(tokens, positions, seen.expand(batch, -1, -1)), whole, first).logits
     for begin in range(0, len(NODES), 3):
         rows = slice(begin, begin + 3)
         visible = seen[rows, : begin + 3].expand(batch, -1, -1)
         result = runner.run(Plan(tokens[:, rows], positions[:, rows], visible), grown, first)
-        torch.testing.assert_close(result.logits, wanted[:, rows], rtol=0, atol=2e-5)
+        torch.testing.assert_close(result.logits, expected[:, rows], rtol=0, atol=2e-5)
         grown.commit([[0, 1, 2]] * batch, result.segments)
 
     # One branch is kept, what comes behind it sees that alone.

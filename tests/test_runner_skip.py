@@ -81,8 +81,8 @@ def test_rows_that_leave_parts_out(name: str) -> None:
             assert difference(logits[0], plain[0]) > 0.1, (kind, runner.name)
             for b, tree in enumerate(trees):
                 for node in (0, tree.size // 2, tree.size - 1):
-                    wanted = stock(model, skip, run.texts[b], tree.tokens[tree.branches[node]], run.sources[b])
-                    assert difference(logits[b, node], wanted) < 3e-4, (kind, runner.name, b, node)
+                    expected = stock(model, skip, run.texts[b], tree.tokens[tree.branches[node]], run.sources[b])
+                    assert difference(logits[b, node], expected) < 3e-4, (kind, runner.name, b, node)
             assert difference(run.step(trees).logits, plain) == 0, (kind, runner.name)
     assert not any("forward" in module.__dict__ for module in model.modules())
 

@@ -175,10 +175,10 @@ def test_an_error_in_a_draft_leaves_lengths_alone(monkeypatch: pytest.MonkeyPatc
 def test_beside_a_trie_and_under_sampling() -> None:
     ids, mask = left_pad(prompts())
     options: dict[str, Any] = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.7, "seed": 3}
-    wanted = draftree.generate(build("llama"), ids, mask, **options).sequences
+    expected = draftree.generate(build("llama"), ids, mask, **options).sequences
     merged = draftree.Merge([draftree.Lookahead(), SelfSpeculative(confidence=0, **SKIP)])
     out = draftree.generate(build("llama"), ids, mask, drafter=merged, shape=Fixed(16), **options)
-    same(out.sequences, wanted)
+    same(out.sequences, expected)
     assert any("self-speculative" in source for source in out.stats.total.accepted_by_source)
 
 

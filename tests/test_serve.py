@@ -63,14 +63,14 @@ def test_an_answer_goes_back_into_the_history_as_clients_hold_it(client: openai.
 def test_stop_strings_end_the_text_before_them(server: Running) -> None:
     whole = server.complete("Once upon a time", max_tokens=60)["choices"][0]["text"]
     middle = whole[len(whole) // 2 : len(whole) // 2 + 5]
-    wanted = whole[: whole.index(middle)]
+    expected = whole[: whole.index(middle)]
     cut = server.complete("Once upon a time", max_tokens=60, stop=[middle, "never said"])
-    assert cut["choices"][0]["text"] == wanted
+    assert cut["choices"][0]["text"] == expected
     assert cut["choices"][0]["finish_reason"] == "stop"
     kept = server.complete("Once upon a time", max_tokens=60, stop=middle, include_stop_str_in_output=True)
-    assert kept["choices"][0]["text"] == wanted + middle
+    assert kept["choices"][0]["text"] == expected + middle
     chunks = server.events("/v1/completions", prompt="Once upon a time", temperature=0, max_tokens=60, stop=middle)
-    assert "".join(c["choices"][0]["text"] for c in chunks) == wanted
+    assert "".join(c["choices"][0]["text"] for c in chunks) == expected
     assert server.idle()
 
 
@@ -116,8 +116,8 @@ def test_best_of_gives_the_likeliest(server: Running) -> None:
     fields = {"max_tokens": 12, "temperature": 1, "seed": 3, "logprobs": 0}
     tries = server.complete("The sea", n=6, **fields)["choices"]
     best = server.complete("The sea", n=2, best_of=6, **fields)
-    wanted = sorted(map(mean, tries), reverse=True)[:2]
-    assert [mean(c) for c in best["choices"]] == pytest.approx(wanted)
+    expected = sorted(map(mean, tries), reverse=True)[:2]
+    assert [mean(c) for c in best["choices"]] == pytest.approx(expected)
     assert best["usage"]["completion_tokens"] == sum(len(c["logprobs"]["tokens"]) for c in tries)
 
 
@@ -128,10 +128,10 @@ def test_echo_scores_the_prompt_as_the_model_does(server: Running, demo: Any) ->
     for ids, choice in zip(rows, answer["choices"], strict=True):
         with torch.no_grad():
             logp = model(torch.tensor([ids])).logits[0].log_softmax(-1)
-        wanted = [float(logp[i, token]) for i, token in enumerate(ids[1:])]
+        expected = [float(logp[i, token]) for i, token in enumerate(ids[1:])]
         scores = choice["logprobs"]["token_logprobs"]
         assert scores[0] is None
-        assert scores[1 : len(ids)] == pytest.approx(wanted, abs=1e-3)
+        assert scores[1 : len(ids)] == pytest.approx(expected, abs=1e-3)
         assert len(scores) == len(ids) + 1
         assert len(choice["logprobs"]["tokens"]) == len(scores) == len(choice["logprobs"]["text_offset"])
     none = server.complete(rows[0], max_tokens=0, echo=True, logprobs=0)

@@ -110,7 +110,7 @@ def test_any_object(server: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "wanted"),
+    ("more", "expected"),
     [
         ({"choice": ["yes", "no"]}, "yes|no"),
         ({"regex": "[a-c]{3}[0-9]"}, "[a-c]{3}[0-9]"),
@@ -119,12 +119,12 @@ def test_any_object(server: Running) -> None:
         ({"json": json.dumps(record(a={"enum": [1, 2]}))}, r'\{"a": [12]\}'),
     ],
 )
-def test_the_field_of_vllm(server: Running, more: dict[str, Any], wanted: str) -> None:
+def test_the_field_of_vllm(server: Running, more: dict[str, Any], expected: str) -> None:
     import re
 
-    assert re.fullmatch(wanted, server.complete("It is", structured_outputs=more)["choices"][0]["text"])
+    assert re.fullmatch(expected, server.complete("It is", structured_outputs=more)["choices"][0]["text"])
     sampled = chat(server, structured_outputs=more, temperature=1.5, seed=3)
-    assert re.fullmatch(wanted, sampled["message"]["content"])
+    assert re.fullmatch(expected, sampled["message"]["content"])
 
 
 def test_each_of_several_answers_keeps_its_own_place(server: Running) -> None:

@@ -237,8 +237,8 @@ def test_messages_reach_the_template_as_it_reads_them(demo: Any) -> None:
     ]
     messages = [Message.model_validate(m) for m in said]
     plain = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi there"}]
-    wanted = demo.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
-    assert chat_prompt(demo.tokenizer, messages) == demo.tokenizer(wanted, add_special_tokens=False).input_ids
+    expected = demo.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+    assert chat_prompt(demo.tokenizer, messages) == demo.tokenizer(expected, add_special_tokens=False).input_ids
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "no json"}}
     with pytest.raises(ApiError, match="no JSON"):
         chat_prompt(demo.tokenizer, [Message.model_validate({"role": "assistant", "tool_calls": [call]})])

@@ -128,9 +128,9 @@ def test_a_search_leaves_a_folder(tmp_path: Path) -> None:
     assert drafter.recipe["predicted_on_dev"]["rows"] >= 1
     assert told["predicted"]["speed"] == best["speed"]
     ids = torch.tensor([[5, 9, 3, 0, 7]])
-    wanted = draftree.generate(model, ids, max_new_tokens=12).sequences
+    expected = draftree.generate(model, ids, max_new_tokens=12).sequences
     out = draftree.generate(model, ids, drafter=drafter, shape=Fixed(6), max_new_tokens=12)
-    assert out.sequences.tolist() == wanted.tolist()
+    assert out.sequences.tolist() == expected.tolist()
 
 
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:

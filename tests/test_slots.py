@@ -120,10 +120,10 @@ def test_any_traffic_gets_the_texts_of_requests_alone(family: str, keep: bool, d
         for request, ids, source in asked:
             with Engine(model, slots=1) as plain:
                 encoder = None if source is None else torch.tensor(source)
-                wanted = plain.add(ids, Rules(request.rules.max_new_tokens), encoder_input=encoder)
+                expected = plain.add(ids, Rules(request.rules.max_new_tokens), encoder_input=encoder)
                 plain.run()
-            assert request.tokens == wanted.tokens[: len(request.tokens)]
-            assert request.finish_reason == "cancelled" or request.tokens == wanted.tokens
+            assert request.tokens == expected.tokens[: len(request.tokens)]
+            assert request.finish_reason == "cancelled" or request.tokens == expected.tokens
 
 
 def test_a_dialogue_reads_only_what_is_new_and_a_stranger_all() -> None:

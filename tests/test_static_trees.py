@@ -77,9 +77,9 @@ def test_the_best_tree_is_the_best_of_all(accuracies: list[list[float]], node_bu
         for node in itertools.product(*(range(len(ranks)) for ranks in accuracies[:d]))
     ]
     # The best sets hold the nodes of largest worth, and a prefix is never worth less.
-    wanted = sum(sorted(map(worth, nodes), reverse=True)[:node_budget])
+    expected = sum(sorted(map(worth, nodes), reverse=True)[:node_budget])
     chosen = best_choices(accuracies, node_budget)
-    assert sum(map(worth, chosen)) == pytest.approx(wanted)
+    assert sum(map(worth, chosen)) == pytest.approx(expected)
     assert len(set(chosen)) == len(chosen) <= node_budget
     if chosen:
         assert choices_named(chosen, len(accuracies)) == chosen
@@ -102,8 +102,8 @@ def test_a_draft_is_the_named_tree(tree: str | list[list[int]]) -> None:
     for room in (50, 3, 2, 1):
         drafted = drafter.draft([Context(7, [4, 5, 6], 2, room)], [drafter.max_nodes])
         depth = min(room - 1, 3)
-        wanted = [c for c in choices_named(tree, 3) if len(c) <= depth]
-        paths = [tuple(tokens[d, rank].item() for d, rank in enumerate(c)) for c in wanted]
+        expected = [c for c in choices_named(tree, 3) if len(c) <= depth]
+        paths = [tuple(tokens[d, rank].item() for d, rank in enumerate(c)) for c in expected]
         assert [tuple(path_of(drafted, 0, n)[1:]) for n in range(1, drafted.sizes[0])] == paths
         assert int(drafted.tokens[0, 0]) == 6
     assert drafter.draft([Context(7, [4, 5, 6, 6], 2, 9)], [99]).sizes == (1,)  # the text has gone on: stale

@@ -66,21 +66,21 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize(("name", "runner"), crossed([*DRAFTERS], ["auto", "hooked"]))
 def test_one_drafter_in_eight_threads(name: str, runner: str) -> None:
     model = fresh("demo")
-    wanted = [ours(model, prompt) for prompt in PROMPTS]
+    expected = [ours(model, prompt) for prompt in PROMPTS]
     drafter = DRAFTERS[name](model)
     with ThreadPoolExecutor(THREADS) as pool:
         found = list(pool.map(lambda prompt: ours(model, prompt, drafter, runner), PROMPTS * 8))
-    assert found == wanted * 8
+    assert found == expected * 8
 
 
 @pytest.mark.parametrize("name", ["lookahead", "jacobi", "merge"])
 def test_a_drafter_of_its_own_for_every_call(name: str) -> None:
     """A runner and its step costs are shared all the same."""
     model = fresh("demo")
-    wanted = [ours(model, prompt) for prompt in PROMPTS]
+    expected = [ours(model, prompt) for prompt in PROMPTS]
     with ThreadPoolExecutor(THREADS) as pool:
         found = list(pool.map(lambda prompt: ours(model, prompt, DRAFTERS[name](model)), PROMPTS * 8))
-    assert found == wanted * 8
+    assert found == expected * 8
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_drafter_of_its_own_for_every_call(name: str) -> None:
 def test_hugging_face_beside_hooked_passes(family: str) -> None:
     """Rows that join in mid-stack (Jacobi's) and layers left out need hooks and other methods on shared modules."""
     model = fresh(family)
-    wanted = [theirs(model, prompt) for prompt in PROMPTS]
+    expected = [theirs(model, prompt) for prompt in PROMPTS]
     drafters = [None, draftree.Jacobi(), draftree.SelfSpeculative(skip_mlp=[1])]
 
     def call(turn: int) -> list[int]:
@@ -104,22 +104,22 @@ def test_hugging_face_beside_hooked_passes(family: str) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(call, range(len(PROMPTS) * 6)))
-    assert found == wanted * 6
+    assert found == expected * 6
 
 
 def test_asyncio() -> None:
     model, drafter = fresh("demo"), draftree.Lookahead()
-    wanted = [ours(model, prompt) for prompt in PROMPTS]
+    expected = [ours(model, prompt) for prompt in PROMPTS]
 
     async def all_at_once() -> list[list[int]]:
         return await asyncio.gather(*(asyncio.to_thread(ours, model, prompt, drafter) for prompt in PROMPTS * 4))
 
-    assert asyncio.run(all_at_once()) == wanted * 4
+    assert asyncio.run(all_at_once()) == expected * 4
 
 
 def test_shapes_pruners_runners_and_recorders_are_shared_as_well() -> None:
     model = fresh("demo")
-    wanted = [ours(model, prompt) for prompt in PROMPTS]
+    expected = [ours(model, prompt) for prompt in PROMPTS]
     head = draftree.demo_early_head(model)
     shared = {
         "drafter": draftree.Merge([draftree.Lookahead(), draftree.demo_drafter("medusa", model)]),
@@ -134,4 +134,4 @@ def test_shapes_pruners_runners_and_recorders_are_shared_as_well() -> None:
         return found
 
     with ThreadPoolExecutor(THREADS) as pool:
-        assert list(pool.map(call, PROMPTS * 6)) == wanted * 6
+        assert list(pool.map(call, PROMPTS * 6)) == expected * 6

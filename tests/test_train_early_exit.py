@@ -53,7 +53,7 @@ def test_losses_are_those_of_two_stock_models(name: str) -> None:
     objective = EarlyExitObjective(model, {2: 0.5}).eval()
     with torch.no_grad():
         out = objective(**batch)
-        wanted, cases = [0.0, 0.0], 0
+        expected, cases = [0.0, 0.0], 0
         for row in rows:
             ids = torch.tensor([row.tokens])
             given = (
@@ -63,9 +63,9 @@ def test_losses_are_those_of_two_stock_models(name: str) -> None:
             )
             for i, one in enumerate((early_exit_model(model, 2), model)):
                 logits = one(**given).logits[0, row.start - 1 : -1]
-                wanted[i] += float(F.cross_entropy(logits, ids[0, row.start :], reduction="sum"))
+                expected[i] += float(F.cross_entropy(logits, ids[0, row.start :], reduction="sum"))
             cases += len(row) - row.start
-    assert float(out["loss"]) == pytest.approx(sum(wanted) / 2 / cases, rel=1e-4)
+    assert float(out["loss"]) == pytest.approx(sum(expected) / 2 / cases, rel=1e-4)
     assert out["seen"].tolist() == [cases, cases]
 
 

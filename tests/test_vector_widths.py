@@ -51,12 +51,12 @@ def test_products(widest: int) -> None:
 def test_answers(widest: int, demo: Any) -> None:
     model = copy.deepcopy(demo.model)  # with a runner of its own
     assert open_runner(model).name == "cpu"
-    wanted = demo.model.generate(PROMPT, max_new_tokens=24, do_sample=False)
+    expected = demo.model.generate(PROMPT, max_new_tokens=24, do_sample=False)
     for drafter in (None, draftree.Lookahead(), draftree.Jacobi()):
         drafted = draftree.generate(
             model, PROMPT, drafter=drafter, shape=drafter and draftree.Fixed(12), max_new_tokens=24
         )
-        assert torch.equal(drafted.sequences, wanted)
+        assert torch.equal(drafted.sequences, expected)
 
 
 def seconds(work: Callable[[], Any]) -> float:

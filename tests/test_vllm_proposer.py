@@ -46,9 +46,9 @@ def test_it_drafts_the_best_path_of_the_trie() -> None:
     trie = Trie(eos_token_ids=[2])
     trie.begin(0, PROMPT)
     trie.extend(0, [7])
-    wanted = trie.retrieve(0, 4, mode="single").tokens.tolist()
-    assert wanted == [8, 9, 5, 6]
-    assert step(proposer(), [[*PROMPT, 7]], [1]) == [wanted]
+    expected = trie.retrieve(0, 4, mode="single").tokens.tolist()
+    assert expected == [8, 9, 5, 6]
+    assert step(proposer(), [[*PROMPT, 7]], [1]) == [expected]
 
 
 def test_rows_that_move_come_and_go_stay_their_requests() -> None:

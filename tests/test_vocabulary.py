@@ -86,8 +86,8 @@ MAKERS: dict[str, Callable[[References, Path], Drafter]] = {
 def test_ids_that_the_model_lacks_are_dropped(kind: str, runner: str, options: dict[str, Any], tmp_path: Path) -> None:
     model, rows = build("llama"), prompts()
     ids, mask = left_pad(rows)
-    wanted = generate(model, ids, mask, max_new_tokens=NEW, **options).sequences
-    references = references_of(rows, wanted)
+    expected = generate(model, ids, mask, max_new_tokens=NEW, **options).sequences
+    references = references_of(rows, expected)
     recorder = Recorder()
     out = generate(
         model,
@@ -100,7 +100,7 @@ def test_ids_that_the_model_lacks_are_dropped(kind: str, runner: str, options: d
         max_new_tokens=NEW,
         **options,
     )
-    same(out.sequences, wanted)
+    same(out.sequences, expected)
     assert out.stats.total.accepted > 0, "siblings of what is dropped stay"
     verified = [t for record in recorder.records() for m in record.get("members", ()) for t in m["tokens"]]
     assert 0 <= min(verified) <= max(verified) < VOCABULARY
@@ -109,12 +109,12 @@ def test_ids_that_the_model_lacks_are_dropped(kind: str, runner: str, options: d
 def test_before_pruners_lossy_rules_and_shapes_that_learn() -> None:
     model, rows = build("llama"), prompts()
     ids, mask = left_pad(rows)
-    wanted = hf(model, ids, mask)
-    references = references_of(rows, wanted)
+    expected = hf(model, ids, mask)
+    references = references_of(rows, expected)
     pruner = EarlyPruning(EarlyHead.fresh(model, layer=1), top_k=30, always=True)
     for options in ({"pruner": pruner, "shape": Fixed(16)}, {"shape": DynamicTree()}):
         drafter = RandomTree(references, 1, vocabulary=LARGER)
-        same(generate(model, ids, mask, drafter=drafter, max_new_tokens=NEW, **options).sequences, wanted)
+        same(generate(model, ids, mask, drafter=drafter, max_new_tokens=NEW, **options).sequences, expected)
     drafter = RandomTree(references, 1, vocabulary=LARGER)
     kept = generate(model, ids, mask, drafter=drafter, acceptance=LossyTypical(), shape=Fixed(16), max_new_tokens=NEW)
     assert int(kept.sequences.max()) < VOCABULARY
@@ -124,11 +124,11 @@ def test_a_source_of_another_vocabulary() -> None:
     """An encoder may read ids that its decoder does not write."""
     model = construct(MEMBERS["marian"], decoder_vocab_size=40, share_encoder_decoder_embeddings=False)
     ids = torch.tensor([[60, 61, 62, 63, 64, 65, 66, 67]])
-    wanted = hf(model, ids)
+    expected = hf(model, ids)
     trie = Lookahead(decoding_length=16, branch_length=4)
-    for token in wanted[0].tolist():
+    for token in expected[0].tolist():
         trie.warm([[token, 60, 61], [token, 5, 39]])
-    same(generate(model, ids, drafter=trie, shape=Fixed(8), max_new_tokens=NEW).sequences, wanted)
+    same(generate(model, ids, drafter=trie, shape=Fixed(8), max_new_tokens=NEW).sequences, expected)
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused() -> None:

@@ -247,13 +247,13 @@ def taps(runner: Runner, model: Any) -> float:
             arguments = {"input_ids": run.sources[0][None], "decoder_input_ids": text}
         out = model(**arguments, output_hidden_states=True, use_cache=False)
     stock = out.decoder_hidden_states if run.sources[0] is not None else out.hidden_states
-    wanted = [*stock[:layers], last[0]]
+    expected = [*stock[:layers], last[0]]
     result = run.step([chain], taps=tuple(range(layers + 1)))
-    worst = max(difference(result.hidden[i][0], wanted[i][0, -4:]) for i in range(layers + 1))
+    worst = max(difference(result.hidden[i][0], expected[i][0, -4:]) for i in range(layers + 1))
     cut = run.step([chain], taps=(1, 2, layers), surgeries=prune(2, torch.tensor([[0, 1]])))
-    worst = max(worst, difference(cut.hidden[1][0], wanted[1][0, -4:]))
-    worst = max(worst, difference(cut.hidden[2][0], wanted[2][0, -4:-2]))
-    return max(worst, difference(cut.hidden[layers][0], wanted[layers][0, -4:-2]))
+    worst = max(worst, difference(cut.hidden[1][0], expected[1][0, -4:]))
+    worst = max(worst, difference(cut.hidden[2][0], expected[2][0, -4:-2]))
+    return max(worst, difference(cut.hidden[layers][0], expected[layers][0, -4:-2]))
 
 
 @check

@@ -23,7 +23,7 @@ def did_you_mean(name: object, known: Iterable[str], least: float = 0.6) -> str:
 def given_as(value: object) -> str:
     """What was given in place of something else: "a list", or the class whose parentheses were forgotten."""
     if isinstance(value, type):
-        return f"the class {value.__name__}, and one of its objects is wanted ({value.__name__}(...))"
+        return f"the class {value.__name__}, and one of its objects is expected ({value.__name__}(...))"
     return f"a {type(value).__name__}"
 
 

@@ -217,8 +217,8 @@ def test_what_is_optional_may_fail_to_install(monkeypatch, tmp_path):
 
     monkeypatch.setattr(environments, "PLACE", tmp_path)
     monkeypatch.setattr(environments, "_run", run)
-    wanted = environments.Environment(("torch", "some==1"), optional=("rare==1",))
-    monkeypatch.setitem(environments.ENVIRONMENTS, "some", wanted)
+    expected = environments.Environment(("torch", "some==1"), optional=("rare==1",))
+    monkeypatch.setitem(environments.ENVIRONMENTS, "some", expected)
     (tmp_path / "some").mkdir()
     assert environments.python_of("some").parent.parent == tmp_path / "some"
     assert len(tried) == 1
