@@ -11,6 +11,7 @@ from browser import look_at, needs_chromium
 from typer.testing import CliRunner
 from zoo import build
 
+import draftree
 from benchmarks.agree import agreement
 from draftree import drafting
 from draftree.bench.case import run_case
@@ -338,6 +339,13 @@ def test_names_have_one_spelling_and_drafters_may_be_merged():
 def test_drafters_have_the_names_of_the_command_line():
     assert [getattr(drafting, kind).name for kind in UNTRAINED.values()] == list(UNTRAINED)
     assert set(LABELS) > set(TRAINED)
+
+
+def test_a_folder_is_itself_whatever_it_is_called(demo, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    draftree.demo_drafter("medusa", demo.model).save_pretrained("lookahead")
+    kit = Kit(Subject(*demo), Settings(max_new_tokens=8))
+    assert isinstance(kit.maker("lookahead")(), draftree.Medusa)
 
 
 def test_the_help_lists_every_method(monkeypatch):

@@ -197,7 +197,9 @@ def test_a_folder_of_files_is_read_and_names_its_sets(tmp_path):
         Prompt("7", "own", "b", warm=True),
         Prompt("two-1", "two", "c"),
     ]
-    (tmp_path / "one.jsonl").write_text('{"question": "a"}\n{"turns": ["b", "c"]}\n{"turns": "d"}\n')  # as questions
+    (tmp_path / "one.jsonl").write_text(
+        '{"question": "a"}\n{"turns": ["b", "c"]}\n{"turns": 3, "prompt": " ", "question": "d"}\n'
+    )
     found = [(prompt.text, prompt.later) for prompt in read_prompts(tmp_path)]
     assert found == [("a", ()), ("b", ("c",)), ("d", ()), ("c", ())]
 
@@ -217,6 +219,7 @@ def test_a_folder_of_files_is_read_and_names_its_sets(tmp_path):
         ),
         (json.dumps({"turns": ["ok", " "]}), "line 1, has no 'turns'"),
         (json.dumps({"turns": [3]}), "line 1, has no 'turns'"),
+        (json.dumps({"turns": [], "prompt": ["a", 3], "question": " "}), "line 1, has no 'turns'"),
         (b"\xff\xfe\x00", "is not UTF-8"),
     ],
 )

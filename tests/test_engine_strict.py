@@ -185,6 +185,22 @@ def test_strict_is_refused_where_attention_cannot_be_reached() -> None:
     Engine(build("bloom"), strict=True)  # float32 needs none of it
 
 
+def test_strict_is_refused_where_attention_is_reached_in_empty_caches_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = open_runner(flat("llama"), "hooked")
+    reached = runner.run
+
+    def through(plan: Any, cache: Any, *given: Any) -> Any:
+        behind = any(cache.lengths)
+        result = reached(plan, cache, *given)
+        result.attends_apart = not behind
+        return result
+
+    monkeypatch.setattr(runner, "run", through)
+    monkeypatch.setattr("draftree.engine.strict._found", weakref.WeakKeyDictionary())
+    with pytest.raises(ValueError, match="does not attend by torch's scaled dot product"):
+        Engine(flat("llama"), runner=runner, strict=True)
+
+
 def test_a_deep_prefix_that_no_row_sees_changes_no_bit() -> None:
     """Prompts pass as they would without BiTA's prefix in the cache."""
     model = flat("mistral-window")

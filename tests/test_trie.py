@@ -201,6 +201,9 @@ def test_clear_forgets_outputs_and_live_requests_go_on(make):
         ({"max_nodes": 2**31 - 1}, "max_nodes"),
         ({"prompt_weight": float("nan")}, "prompt_weight"),
         ({"eos_token_ids": [-1]}, "eos_token_ids"),
+        ({"eos_token_ids": None}, "sequence of token ids"),
+        ({"capacity": None}, "capacity is None: give a whole number"),
+        ({"prune": None}, "prune=None must be True or False"),
     ],
 )
 def test_bad_options_are_named(make, options, words):
@@ -213,6 +216,7 @@ def test_bad_calls_say_what_to_do_and_change_nothing(make):
     trie.begin(1, [1, 2])
     before = trie.nodes
     calls = [
+        ("budget is None", lambda: trie.retrieve(1, None)),
         ("already", lambda: trie.begin(1, [1])),
         ("begin", lambda: trie.extend(2, [1])),
         ("begin", lambda: trie.retrieve(2, 1)),

@@ -42,7 +42,7 @@ def _path(setup: Setup, name: str) -> Drafter:
     drafter = fresh(setup, name)
     if isinstance(drafter, InModelDrafter):
         depth = drafter.depth
-        return with_tree(drafter, Case(CHAIN, CHAIN, tuple(chain(depth)), depth))
+        return with_tree(drafter, Case(CHAIN, tuple(chain(depth)), depth))
     if isinstance(drafter, DraftModel):
         return DraftModel(drafter.model, depth=drafter.depth, branching=1)
     if isinstance(drafter, Lookahead):

@@ -15,8 +15,7 @@ FULL, EFFICIENT = "full", "efficient"
 class Case:
     """A tree to decode with."""
 
-    kind: str  # how its nodes were chosen, such as `FULL`
-    label: str  # the same with its size, such as "full-3, depth 2"
+    label: str  # how its nodes were chosen, and its size, such as "full-3, depth 2"
     choices: tuple[tuple[int, ...], ...] | None  # the nodes; None for best-first trees, which differ from step to step
     nodes: int  # draft tokens of a step
     groups: int | None = None  # nodes that look ahead, where the drafter lets one choose and all is not meant

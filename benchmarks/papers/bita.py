@@ -16,7 +16,7 @@ from benchmarks.drafters.subjects import check_depth, subjects
 from benchmarks.harness import Experiment, Setup, Way, bars, lines, on_demand, table_of
 from benchmarks.harness.claims import claims_of
 from benchmarks.harness.comparisons import LENGTH, SPEED, Comparison
-from benchmarks.harness.trees import EFFICIENT, FULL, SEARCHED, STRAIGHTFORWARD, Case, anew, with_depth, with_tree
+from benchmarks.harness.trees import EFFICIENT, STRAIGHTFORWARD, Case, anew, with_depth, with_tree
 from benchmarks.harness.truth import hits_of
 from benchmarks.papers.ways import COLUMNS, HF, QUICK, compared, hf_way, sized
 from draftree.drafting import DraftModel, Jacobi, SelfSpeculative
@@ -116,10 +116,10 @@ def decodings(setup: Setup) -> Iterator[pd.DataFrame]:
     ways, claims, found = [hf_way(setup)], list[Comparison](), subjects(setup, "bita")
     for name, drafter in found.items():
         depth = drafter.depth
-        trees = [Case(STRAIGHTFORWARD, STRAIGHTFORWARD, tuple(chain(depth)), depth, groups=1)]
+        trees = [Case(STRAIGHTFORWARD, tuple(chain(depth)), depth, groups=1)]
         for k in range(1, WIDEST + 1):
             nodes = tuple(full(k, depth))
-            trees.append(Case(FULL, f"full-{k}", nodes, len(nodes)))
+            trees.append(Case(f"full-{k}", nodes, len(nodes)))
         ways += [sized(f"{name}, {case.label}", with_tree(drafter, case), case.nodes) for case in trees]
         ways.append(_efficient(f"{name}, {EFFICIENT}-{K}", drafter))
         first, *fulls, own = (way.name for way in ways[-len(trees) - 1 :])
@@ -199,7 +199,7 @@ def medusa(setup: Setup) -> Iterator[pd.DataFrame]:
         else:
             setup.watcher.stage(f"search for the tree of {name}", len(setup.searched_on))
             nodes = tuple(best_choices(hits_of(setup, drafter, setup.searched_on).by_rank, K * drafter.depth))
-            case = Case(SEARCHED, f"searched, {len(nodes)} draft tokens", nodes, len(nodes))
+            case = Case(f"searched, {len(nodes)} draft tokens", nodes, len(nodes))
             ways.append(sized(f"{name}, {case.label}", with_tree(drafter, case), case.nodes))
         ways.append(sized(f"{name}, by cost", anew(drafter), None))
         own.setdefault(drafter.method, (ways[-2].name, ways[-1].name))
@@ -214,7 +214,7 @@ def medusa(setup: Setup) -> Iterator[pd.DataFrame]:
 def _efficient(name: str, drafter: InModelDrafter, printed: str = "") -> Way:
     """A drafter with the paper's tree; masks behind every node."""
     nodes = tuple(efficient(K, drafter.depth))
-    return sized(name, with_tree(drafter, Case(EFFICIENT, name, nodes, len(nodes))), len(nodes), printed)
+    return sized(name, with_tree(drafter, Case(name, nodes, len(nodes))), len(nodes), printed)
 
 
 OPTIONS = {name: value for name, value in QUICK.items() if name not in ("warm_per_set", "nodes")}

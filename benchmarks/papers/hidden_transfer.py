@@ -20,7 +20,7 @@ from benchmarks.drafters.subjects import subjects
 from benchmarks.harness import PLAIN, Experiment, Setup, Share, bars, lines, on_demand, table_of
 from benchmarks.harness.claims import claims_of
 from benchmarks.harness.comparisons import LENGTH, SPEED, Comparison
-from benchmarks.harness.trees import SEARCHED, Case, anew, with_depth, with_tree
+from benchmarks.harness.trees import Case, anew, with_depth, with_tree
 from benchmarks.harness.truth import Hits, hits_of
 from benchmarks.papers.ways import COLUMNS, QUICK, compared, sized
 from draftree.drafting.hidden_transfer import default_transfer_layers
@@ -102,7 +102,7 @@ def shared_tree(setup: Setup, heads: list[InModelDrafter]) -> Case:
     depth = min(one.depth for one in heads)
     shares = [hits_of(setup, one, lessons).by_rank[:depth] for one in heads]
     nodes = tuple(best_choices(np.mean(shares, 0).tolist(), setup["nodes"]))
-    return Case(SEARCHED, "one tree", nodes, len(nodes))
+    return Case("one tree", nodes, len(nodes))
 
 
 def accuracy(setup: Setup) -> Iterator[pd.DataFrame]:

@@ -21,7 +21,7 @@ from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, bars, lines
 from benchmarks.harness.comparisons import CLAIMED, LENGTH, SPEED, Comparison, measured, rows_of
 from benchmarks.harness.measure import all_differing, length, of, per_token, size
 from benchmarks.harness.setup import TRAINED, Task
-from benchmarks.harness.trees import CHAIN, SEARCHED, Case, anew, with_tree
+from benchmarks.harness.trees import Case, anew, with_tree
 from benchmarks.harness.truth import hits_of
 from benchmarks.papers import premise
 from benchmarks.papers.propd_shape import ProPDTree
@@ -195,12 +195,12 @@ def _static(setup: Setup) -> tuple[InModelDrafter, Case]:
     heads(setup)  # refuses one that is not there, or of another model
     setup.watcher.stage("search for the static tree", len(lessons))
     choices = best_choices(hits_of(setup, drafter, lessons).by_rank, setup["nodes"])
-    return drafter, Case(SEARCHED, STATIC, tuple(choices), len(choices))
+    return drafter, Case(STATIC, tuple(choices), len(choices))
 
 
 def _way(setup: Setup, name: str, drafter: InModelDrafter, static: Case) -> Way:
     if name == BPD:
-        straight = Case(CHAIN, BPD, tuple(chain(drafter.depth)), drafter.depth)
+        straight = Case(BPD, tuple(chain(drafter.depth)), drafter.depth)
         return Way(name, with_tree(drafter, straight), Fixed(straight.nodes))
     options: dict[str, Any] = {}
     if name in (PRUNED, PUBLISHED):

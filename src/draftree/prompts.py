@@ -92,9 +92,8 @@ def jsonl_prompts(file: Path, fields: Sequence[str] = FIELDS) -> Iterator[tuple[
     """
     for number, row in jsonl_rows(file):
         where = f"{file}, line {number},"
-        given = next((row[name] for name in fields if row.get(name)), ())
-        turns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else ()
-        if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+        turns = next((found for name in fields if (found := _texts(row.get(name)))), ())
+        if not turns:
             named = " or ".join(map(repr, fields))
             raise ValueError(f"{where} has no {named} with text, but {', '.join(row) or 'nothing'}: give each row one.")
         prompt = Prompt(
@@ -105,6 +104,12 @@ def jsonl_prompts(file: Path, fields: Sequence[str] = FIELDS) -> Iterator[tuple[
             later=turns[1:],
         )
         yield where, prompt, row
+
+
+def _texts(given: Any) -> tuple[str, ...]:
+    """A text, or a list of them, of which none is blank; () for anything else."""
+    turns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else ()
+    return turns if all(isinstance(turn, str) and turn.strip() for turn in turns) else ()
 
 
 def take_per_set(prompts: Sequence[Prompt], count: int) -> list[Prompt]:

@@ -175,7 +175,7 @@ def test_every_set_of_the_package_has_a_kind():
 def test_a_tree_or_a_depth_is_changed_on_the_same_weights(demo):
     bita = BiTA.fresh(demo.model)
     for groups in (None, 1):
-        case = Case("efficient", "efficient-5", tuple(efficient(5, bita.depth)), 15, groups)
+        case = Case("efficient-5", tuple(efficient(5, bita.depth)), 15, groups)
         made = with_tree(bita, case)
         assert made.weights is bita.weights
         assert made.settings["groups"] == groups

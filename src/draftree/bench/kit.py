@@ -126,6 +126,8 @@ class Kit:
                 own[part] = partial(DraftModel, self.draft_model())
             elif part in TRAINED:
                 self._trained(part)  # tried before anything runs
+            elif Path(part).is_dir():  # whatever it is called
+                own[part] = partial(self._trained, part)
         return partial(make_parts, name, own, self._trained)
 
     def draft_model(self) -> Any:

@@ -30,7 +30,8 @@ def generate(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="Answer all prompts of this file instead: JSON lines with a 'prompt' each. Prints JSON lines.",
+            help="Answer all prompts of this file instead: JSON lines with a 'prompt' or 'question' each; of 'turns' "
+            "the first. Prints JSON lines.",
             show_default=False,
         ),
     ] = None,

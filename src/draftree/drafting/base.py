@@ -294,7 +294,7 @@ class Drafter(ABC):
     def deep_prefix(self, target: Target) -> list[tuple[Tensor, Tensor]] | None:
         """Per-layer (keys, values), each [kv heads, P, head dim], for rows in `Attachment.prefix_rows`; None for none.
 
-        Asked for once per engine, after `bind`.
+        Asked for when an engine is made, after `bind`, and perhaps more than once.
         """
         return None
 

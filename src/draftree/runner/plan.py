@@ -263,7 +263,8 @@ class PassResult:
                 )
             )
         hidden = {layer: _pad_and_cat([r.hidden[layer] for r in results]) for layer in results[0].hidden}
-        return cls(_pad_and_cat([r.logits for r in results]), segments, hidden, results[0].runner)
+        apart = all(r.attends_apart for r in results)
+        return cls(_pad_and_cat([r.logits for r in results]), segments, hidden, results[0].runner, apart)
 
 
 def _pad_and_cat(parts: list[Tensor], fill: int = 0, *, square: bool = False) -> Tensor:

@@ -106,6 +106,8 @@ class Trie:
         """
         most = self.options.branch_length
         depth = most if depth is None else depth
+        if budget is None:
+            raise ValueError("budget is None: give a whole number.")
         check_least(1, MAX_TOKEN, budget=budget, depth=depth)
         how = chosen("mode", mode, MODES), chosen("sources", sources, SOURCES)
         with self._lock:

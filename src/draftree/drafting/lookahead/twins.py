@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from draftree.errors import check_least, did_you_mean
+from draftree.errors import LARGEST, check_least, did_you_mean
 
 MODES = {"hierarchical": 0, "parallel": 1, "single": 2}
 FROM_PROMPT, FROM_OUTPUT = 1, 2
@@ -31,6 +31,12 @@ SMOOTHING = 2.0
 MAX_TOKEN = 2**31 - 1
 ONE_HIT = 256  # counts are fixed point, so that halving is exact in both twins
 MAX_COUNT = 1 << 31
+MOST = {  # of the options that are counts
+    **dict.fromkeys(("branch_length", "decoding_length", "max_query_length"), LARGEST),
+    "min_nodes": MAX_TOKEN,
+    "capacity": 2**20,
+    "max_nodes": 2**30,  # more could not be numbered
+}
 
 Arrays = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]
 """tokens, parents, logp, source of a draft."""
@@ -71,14 +77,10 @@ class TrieOptions:
     def __post_init__(self) -> None:
         if self.min_nodes is None:
             object.__setattr__(self, "min_nodes", self.branch_length)
-        for name, value in vars(self).items():
-            if value is None:
-                raise ValueError(f"{name} is None: give a number.")
-        check_least(1, branch_length=self.branch_length, decoding_length=self.decoding_length)
-        check_least(1, max_query_length=self.max_query_length)
-        check_least(1, MAX_TOKEN, min_nodes=self.min_nodes)
-        check_least(1, 2**20, capacity=self.capacity)
-        check_least(1, 2**30, max_nodes=self.max_nodes)  # more could not be numbered
+        for name, most in MOST.items():
+            if getattr(self, name) is None:
+                raise ValueError(f"{name} is None: give a whole number.")
+            check_least(1, most, **{name: getattr(self, name)})
         weight = self.prompt_weight
         if not isinstance(weight, int | float | np.number) or not 1e-6 <= weight <= 1e6:
             raise ValueError(f"prompt_weight={repr(weight)} must be a number from 1e-6 to 1e6; 1 means no weighting.")
