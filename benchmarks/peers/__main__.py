@@ -23,6 +23,7 @@ CASES = {**QUICK, "peers-400m": LARGE, "peers-400m-bfloat16": [*LARGE, "--dtype"
 ALL = {
     **CASES,
     "peers-400m-int8": [*LARGE, "--set", "int8=true"],
+    "peers-400m-int8-bfloat16": [*LARGE, "--set", "int8=true", "--dtype", "bfloat16"],
     "peers-60m-batch-4": ["--params", "60M", "--set", "batch=4", "--per-set", "2"],
     "peers-60m-batch-8": ["--params", "60M", "--set", "batch=8", "--per-set", "3"],
 }
