@@ -71,7 +71,7 @@ def test_fields_of_a_trie_are_checked(tmp_path, backend):
     assert Trie.load(path, "tokenizer", backend=backend).nodes == 5
     refused(chain(300_000, branch_length=4096), "a branch is longer than branch_length")
     refused(chain(5, branch_length=10**8), "branch_length is 100000000: give at most 4096")
-    refused(chain(5, branch_length=None), "branch_length is None: give a number")
+    refused(chain(5, branch_length=None), "branch_length is None: give a whole number")
     refused(chain(5, max_nodes=4), "more than max_nodes")
     refused(chain(5, prune="yes"), "prune='yes' must be True or False")
     header = json.dumps({"tokenizer": "tokenizer", "options": {}, "nodes": 2, "tick": 9}).encode()

@@ -60,6 +60,7 @@ def measure_parts(
     batch: int = 1,
     rounds: int = 1,
     stop: bool = True,
+    ready: bool = False,
 ) -> Iterator[pd.DataFrame]:
     """Answer all tasks with every way, `batch` prompts together; a row for each way, round and batch.
 
@@ -74,6 +75,7 @@ def measure_parts(
         rounds: how often they are answered.
         stop: end at EOS; else every answer has its most tokens, and the clock stops when the first of a batch is
             complete.
+        ready: let every way answer the longest batch first, uncounted, for what only first calls pay.
 
     Yields:
         Columns `way`, `round`, `group`, `set`, `prompt_seconds`, `prompt_tokens`, `seconds`, `tokens`, `COUNTS`, the
@@ -89,6 +91,8 @@ def measure_parts(
         if way.ask is None and way.engine is None:
             given = {"drafter": way.drafter, "shape": way.shape, "capacity": CAPACITY, **way.options}
             way.engine = Engine(setup.model, slots=batch, **given)
+        if ready:
+            _answer(way, max(groups, key=lambda group: max(len(task.ids) for task in group)), rules)
     setup.watcher.stage("measuring", len(groups) * len(ways) * rounds)
     rows: list[dict[str, Any]] = []
     given_out = time.monotonic()
