@@ -56,7 +56,7 @@ def check_path(tree: TokenTree, b: int, nodes: list[int]) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(tree_batches())
-def test_greedy_walks_are_the_longest(case: tuple[TokenTree, Tensor]) -> None:
+def test_greedy_paths_are_the_longest(case: tuple[TokenTree, Tensor]) -> None:
     """Also where siblings share a token."""
     tree, logits = case
     for b, path in enumerate(greedy_paths(tree, logits)):
@@ -85,7 +85,7 @@ def test_the_right_one_of_equal_siblings_is_found() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(tree_batches(), st.integers(0, 2**16))
-def test_greedy_walks_after_pruning(case: tuple[TokenTree, Tensor], seed: int) -> None:
+def test_greedy_paths_after_pruning(case: tuple[TokenTree, Tensor], seed: int) -> None:
     """Some nodes are gone with all below them; rows are padded, and rows that are no nodes stand among them."""
     tree, logits = case
     generator = torch.Generator().manual_seed(seed)

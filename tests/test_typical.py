@@ -118,7 +118,7 @@ def test_every_kept_draft_token_is_plausible_at_its_place(sampled: bool) -> None
     assert kept > 0
 
 
-def test_greedy_walks_go_at_least_as_far_as_the_lossless_ones() -> None:
+def test_greedy_paths_go_at_least_as_far_as_the_lossless_ones() -> None:
     generator = torch.Generator().manual_seed(4)
     further = 0
     for _ in range(40):
