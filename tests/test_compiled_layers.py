@@ -167,6 +167,31 @@ def test_a_tree_gives_the_bits_of_its_branches(family: str, threads: int, dtype:
         torch.set_num_threads(1)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_the_last_layer_leaves_out_rows_that_nobody_reads(family: str, dtype: torch.dtype) -> None:
+    """All that comes of it are fewer products: logits, and what later passes see, are the same to the last bit."""
+    torch.manual_seed(6)
+    model = model_of(family, dtype)
+    runner = CpuRunner(inspect_model(model))
+    tokens, last = torch.randint(0, VOCABULARY, (1, 70)), len(runner.target.layers)
+    run, unread = runner.stack._run, []
+    runner.stack._run = lambda *given: (unread.append(given[3]), run(*given))
+    found = []
+    for taps in ((), (last,)):  # states behind the last layer are read, of all rows
+        cache = runner.new_cache(1, 128)
+        for begin, end in ((0, 5), (5, 64)):
+            plan = Plan.causal(tokens[:, begin:end], begin, first_logit_row=end - begin - 2, taps=taps)
+            result = runner.run(plan, cache)
+            cache.commit([list(range(end - begin))], result.segments)
+            found.append(result.logits)
+        found.append(runner.run(Plan.causal(tokens[:, 64:], 64), cache).logits)
+    half = len(found) // 2
+    assert all(torch.equal(one, other) for one, other in zip(found[:half], found[half:], strict=True))
+    assert found[0].shape[1] == 2
+    assert sorted({*unread}) == [0, 3, 57]
+
+
 def passes(runner: EagerRunner, seed: int) -> list[PassResult]:
     """Prompts, a ragged batch of trees with a pruning and rows joining, and a step behind what was kept."""
     torch.manual_seed(seed)

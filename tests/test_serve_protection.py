@@ -307,6 +307,32 @@ def test_what_has_not_ended_when_the_server_stops_is_told_so(demo: Any, monkeypa
     assert '"finish_reason":"length"' not in found[True].text
 
 
+def test_a_second_interrupt_breaks_off_at_once_and_logs_nothing(
+    demo: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found: list[httpx.Response] = []
+    body = {"prompt": "The sea", "max_tokens": 1900, "ignore_eos": True, "temperature": 0}
+    with serving(*demo, grace=60.0) as server:
+        logging.getLogger("uvicorn.error").addHandler(caplog.handler)
+        step = server.worker.engine.step
+        monkeypatch.setattr(server.worker.engine, "step", lambda: (time.sleep(0.05), step()))
+        asking = threading.Thread(target=lambda: found.append(httpx.post(f"{server.url}/v1/completions", json=body)))
+        asking.start()
+        while not server.worker.live:
+            time.sleep(0.005)
+        began = time.monotonic()
+        server.server.handle_exit(signal.SIGINT, None)
+        while server.worker.alive:
+            time.sleep(0.005)
+        server.server.handle_exit(signal.SIGINT, None)
+        server.thread.join()
+        logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
+        asking.join()
+    assert time.monotonic() - began < 30
+    assert found[0].status_code == 503
+    assert not caplog.records
+
+
 @pytest.mark.slow
 def test_the_command_logs_json_alone_and_stops_at_a_signal() -> None:
     command = [sys.executable, "-m", "draftree", "serve", "--port", "0", "--log-format", "json"]

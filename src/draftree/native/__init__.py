@@ -15,7 +15,7 @@ from pathlib import Path
 from draftree.native.structures import Layer, Matrix, Pass, T5Decoder
 
 LIBRARY = Path(__file__).with_name("_draftree.so")
-ABI = 18  # of layers.c
+ABI = 19  # of layers.c
 WIDEST = 16  # floats of the widest vectors that it is compiled for
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
@@ -60,7 +60,7 @@ def started(found: ctypes.CDLL, widest: int) -> ctypes.CDLL | None:
     found.weights_checksum.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
     found.weights_checksum.restype = None
     found.layer_enter.argtypes = [POINTER(Layer), POINTER(Pass), *[c_void_p] * 4]
-    found.layer_run.argtypes = [c_void_p, c_int64, POINTER(Pass), c_void_p, c_void_p, c_void_p]
+    found.layer_run.argtypes = [c_void_p, c_int64, POINTER(Pass), c_int64, c_void_p, c_void_p, c_void_p]
     found.t5_pass.argtypes = [POINTER(T5Decoder), POINTER(Pass), *[c_void_p] * 3, *[c_int64] * 3, *[c_void_p] * 3]
     for name in ("norm", "product", "enter", "run"):
         getattr(found, f"layer_{name}").restype = None

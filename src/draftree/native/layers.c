@@ -7,7 +7,7 @@
 #include "attention.h"
 #include "checksum.h"
 
-#define ABI 18 /* raised when a signature changes; draftree.native refuses a library of another number */
+#define ABI 19 /* raised when a signature changes; draftree.native refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define HELD_UP 1000000 /* nanoseconds; a share on several threads that takes so much longer than one thread would has waited */
 #define A_PASS 64 /* shares, about */
@@ -188,6 +188,7 @@ typedef struct {
     const Pass *p;
     const float *query, *keys, *values; /* as rotate_rows leaves them */
     float *out;                         /* [batch, rows, heads * dim] */
+    int64_t first;                      /* rows before this one may be left out */
     int64_t tiles, scratch;             /* LANES query rows each; floats of scratch a thread */
 } Attending;
 
@@ -199,7 +200,8 @@ INLINE void attending_share(const Attending *t, int64_t first, int64_t last, int
     for (int64_t item = first; item < last; item++) {
         int64_t head = item / t->tiles % l->kv_heads, b = item / t->tiles / l->kv_heads, dim = l->dim;
         int64_t store = ((p->first + b) * l->kv_heads + head) * p->capacity * dim, rows = rows_of(p, b), at = offset_of(p, b);
-        if (item % t->tiles * LANES >= l->groups * rows) continue; /* others have more */
+        int64_t from = item % t->tiles * LANES;
+        if (from >= l->groups * rows || from % rows + LANES <= t->first) continue; /* others have more; none of these is read */
         Attention a = {
             .rows = rows,
             .groups = l->groups,
@@ -221,7 +223,7 @@ INLINE void attending_share(const Attending *t, int64_t first, int64_t last, int
             .out = t->out + (at * l->kv_heads + head) * l->groups * dim,
             .stride = (int64_t)l->kv_heads * l->groups * dim,
         };
-        attend_lanes(&a, item % t->tiles * LANES, vector, scratch);
+        attend_lanes(&a, from, vector, scratch);
     }
 }
 
@@ -443,40 +445,43 @@ void layer_enter(const Layer *l, const Pass *p, const float *x, float *query, fl
 }
 
 /* x += in m, through a norm where there is one; `between` [rows, outputs] is written then. */
-static void add_product(const Layer *l, const Pass *p, const Matrix *m, const float *in, const float *norm, float *between, float *x) {
-    int64_t rows = offset_of(p, p->batch);
+static void add_product(const Layer *l, const Pass *p, int64_t rows, const Matrix *m, const float *in, const float *norm,
+                        float *between, float *x) {
     layer_product(m, in, rows, p->threads, !norm, p->laid, norm ? between : x);
     if (norm) kernels->norm(between, norm, l->behind_epsilon, rows, l->hidden, 1, l->rounding, x);
 }
 
 /* From the attention's result [batch * rows, heads * dim] behind the normed rows in the scratch, through output projection and
- * MLP; both are added to x [batch * rows, hidden] unless they are skipped. */
-static void leave(const Layer *l, const Pass *p, float *x) {
-    int64_t rows = offset_of(p, p->batch);
-    float *normed = p->scratch, *gathered = normed + rows * l->hidden;
-    if (!(l->skips & NO_ATTENTION)) add_product(l, p, &l->output, gathered, l->behind_attention, normed, x);
+ * MLP; both are added to x [batch * rows, hidden] unless they are skipped. Rows before `first` stay as they are. */
+static void leave(const Layer *l, const Pass *p, int64_t first, float *x) {
+    int64_t all = offset_of(p, p->batch), rows = all - first, queries = (int64_t)l->kv_heads * l->groups * l->dim;
+    float *normed = p->scratch, *gathered = normed + all * l->hidden, *attended = gathered + first * queries;
+    x += first * l->hidden;
+    if (!(l->skips & NO_ATTENTION)) add_product(l, p, rows, &l->output, attended, l->behind_attention, normed, x);
     if (l->skips & NO_MLP) return;
     if (l->post_norm) layer_norm(x, l->post_norm, l->post_epsilon, rows, l->hidden, l->rounding, normed);
     gate_rows(&l->gate, &l->up, l->post_norm ? normed : x, rows, p, l->gelu, gathered);
-    add_product(l, p, &l->down, gathered, l->behind_mlp, normed, x);
+    add_product(l, p, rows, &l->down, gathered, l->behind_mlp, normed, x);
 }
 
-/* `count` layers one after the other on x [batch * rows, hidden], in place. */
-void layer_run(const Layer *const *layers, int64_t count, const Pass *p, float *x, float *const *keys, float *const *values) {
+/* `count` layers one after the other on x [batch * rows, hidden], in place. The last one makes no more than keys and values of
+ * the first `unread` rows of a batch of one. */
+void layer_run(const Layer *const *layers, int64_t count, const Pass *p, int64_t unread, float *x, float *const *keys,
+               float *const *values) {
     int64_t rows = offset_of(p, p->batch), longest = 0;
     for (int64_t b = 0; b < p->batch; b++) longest = p->starts[b] > longest ? p->starts[b] : longest;
     for (int64_t i = 0; i < count; i++) {
         const Layer *l = layers[i];
         int64_t heads = (int64_t)l->kv_heads * l->groups, tiles = (l->groups * p->rows + LANES - 1) / LANES;
+        int64_t first = i == count - 1 ? unread : 0;
         float *gathered = p->scratch + rows * l->hidden, *query = gathered + rows * (heads + 2 * l->kv_heads) * l->dim;
-        if (l->skips & NO_ATTENTION) {
-            leave(l, p, x);
-            continue;
+        if (!(l->skips & NO_ATTENTION)) {
+            layer_enter(l, p, x, query, keys[i], values[i]);
+            Attending t = {l, p, query, keys[i], values[i], gathered, first, tiles, (2 * l->dim + longest + p->rows) * LANES};
+            int64_t work = rows * heads * (longest + p->rows) * l->dim;
+            spread(kernels->attending, &t, p->batch * l->kv_heads * tiles, p->threads, work);
         }
-        layer_enter(l, p, x, query, keys[i], values[i]);
-        Attending t = {l, p, query, keys[i], values[i], gathered, tiles, (2 * l->dim + longest + p->rows) * LANES};
-        spread(kernels->attending, &t, p->batch * l->kv_heads * tiles, p->threads, rows * heads * (longest + p->rows) * l->dim);
-        leave(l, p, x);
+        leave(l, p, first, x);
     }
 }
 

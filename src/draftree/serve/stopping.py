@@ -37,3 +37,5 @@ class GracefulServer(uvicorn.Server):
         if closing.is_alive():
             self._worker.close()
         await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn leaves the application's end to its loop then, which logs a traceback
+            await self.lifespan.shutdown()

@@ -113,12 +113,15 @@ class CompiledStack:
         """Threads for a pass of so many rows."""
         return threads_for(rows * self.weights)
 
-    def run(self, first: int, last: int, x: Tensor, angles: CompiledAngles) -> None:
-        """Its layers [first, last) on x [B, n, d], in place."""
+    def run(self, first: int, last: int, x: Tensor, angles: CompiledAngles, unread: int = 0) -> None:
+        """Its layers [first, last) on x [B, n, d], in place.
+
+        Behind the last of them nobody reads the first `unread` rows, of a batch of one, so that they may hold anything.
+        """
         keys, values = self.stores(angles.cache, x, first, last)
         some = [ctypes.addressof(layer._described) for layer in self.layers[first:last]]
         layers = (c_void_p * len(some))(*some)
-        self._run(layers, len(some), angles.described, address(x, torch.float32), keys, values)
+        self._run(layers, len(some), angles.described, unread, address(x, torch.float32), keys, values)
 
     def stores(self, cache: SlotCache, like: Tensor, first: int = 0, last: int | None = None) -> tuple[Any, Any]:
         """Where a cache has the keys and the values of layers [first, last), by default of all: arrays of addresses."""

@@ -30,11 +30,11 @@ TYPES = (torch.float32, torch.bfloat16)
 
 
 class CpuRows(SegmentRows):
-    """`SegmentRows` whose angles are as C reads them."""
+    """`SegmentRows` whose angles are as C reads them; nobody reads the first `unread` rows behind the last layer."""
 
-    def __init__(self, stack: CompiledStack, *given: Any) -> None:
+    def __init__(self, stack: CompiledStack, unread: int, *given: Any) -> None:
         super().__init__(*given)
-        self._stack, self._dtype = stack, stack.dtype
+        self._stack, self._dtype, self.unread = stack, stack.dtype, unread
 
     def look_up(self, kind: LayerKind) -> CompiledAngles:
         """See `SegmentRows.look_up`."""
@@ -127,15 +127,17 @@ class CpuRunner(EagerRunner):
         return x.to(self.target.dtype)
 
     def _rows(self, segment: Segment, plan: Plan, cache: SlotCache, first: int, x: Tensor) -> SegmentRows:
-        return CpuRows(self.stack, self.tables, segment, plan, cache, first, x)
+        unread = plan.first_logit_row if plan.plain and plan.batch == 1 else 0  # a prompt's, but for its last one
+        return CpuRows(self.stack, unread, self.tables, segment, plan, cache, first, x)
 
-    def _advance(self, x: Tensor, stack: CompiledStack, first: int, last: int, rows: SegmentRows) -> Tensor:  # type: ignore[override]
+    def _advance(self, x: Tensor, stack: CompiledStack, first: int, last: int, rows: CpuRows) -> Tensor:  # type: ignore[override]
         numbers = stack.numbers
         of_stack = range(bisect_left(numbers, first), bisect_left(numbers, last))
         kinds = {i: self.target.kinds[numbers[i]] for i in of_stack}
         for _, group in groupby(of_stack, key=lambda i: self.tables.name(kinds[i])):
             some = list(group)
-            stack.run(some[0], some[-1] + 1, x, rows.angles(kinds[some[0]]))
+            unread = rows.unread if numbers[some[-1]] == len(self._layers) - 1 else 0
+            stack.run(some[0], some[-1] + 1, x, rows.angles(kinds[some[0]]), unread)
         return x
 
     @in_own_type
