@@ -85,6 +85,47 @@ def test_an_engine_does_not_answer_with_old_weights(change: Callable[[Any], None
     assert Engine(model).add([5, 9, 3]) is not None
 
 
+@pytest.mark.parametrize("runner", ["cpu", "eager", "in_place"])
+@pytest.mark.parametrize("way", ["cancelled", "refused"])
+def test_a_request_that_did_not_run_is_no_reason_not_to_look(runner: str, way: str) -> None:
+    model, prompt = construct(MEMBERS["llama"]), [5, 9, 3, 17, 4]
+    engine = Engine(model, runner=runner, keep_prefixes=True)
+    before = engine.add(prompt, max_new_tokens=6)
+    engine.run()
+    if way == "cancelled":
+        engine.cancel(engine.add(prompt))
+    else:
+        with pytest.raises(ValueError, match="prompt is empty"):
+            engine.add([])
+    model.model.layers[0].mlp.down_proj.weight.data.mul_(-1.5)
+    if runner == "in_place":
+        request = engine.add(prompt, max_new_tokens=6)
+        engine.run()
+        assert request.reused == 0
+        assert request.tokens == ours_of(model, prompt, runner) != before.tokens
+    else:
+        with pytest.raises(ValueError, match="model has changed since this engine was made"):
+            engine.add(prompt)
+
+
+def test_what_compiled_layers_read_lives_as_long_as_they() -> None:
+    """Also where the model gets other tensors of the same numbers in the middle of an answer."""
+    found = []
+    for moved in (False, True):
+        model = construct(MEMBERS["t5"])
+        engine = Engine(model)
+        assert engine.runner.name == "cpu"
+        request = engine.add([0], max_new_tokens=20, encoder_input=PROMPT[0])
+        engine.step()
+        if moved:
+            for parameter in model.parameters():
+                parameter.data = parameter.data.clone()
+            held = [torch.full((n,), 7.0) for n in (8, 16, 32, 64, 128) for _ in range(2000)]  # in the freed memory
+        engine.run()
+        found.append(request.tokens)
+    assert found[0] == found[1], len(held)
+
+
 def test_a_change_before_the_first_request_shows() -> None:
     model = construct(MEMBERS["llama"])
     engine = Engine(model)

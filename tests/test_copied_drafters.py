@@ -6,6 +6,7 @@ import collections
 import copy
 import itertools
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -128,3 +129,18 @@ def test_a_copied_shape_keeps_what_it_has_learned(demo: Any, copied: Any, accept
         for each in (shape, other)
     )
     assert torch.equal(one, two)
+
+
+def test_a_request_that_ends_while_its_drafter_is_copied_holds_nothing_up() -> None:
+    """As when the garbage collector ends an engine then, in the thread that copies."""
+    drafter, copies = Lookahead(), []
+
+    def copying() -> None:
+        with drafter._making:
+            drafter.trie_of("other")
+        copies.append(pickle.loads(pickle.dumps(drafter)))
+
+    thread = threading.Thread(target=copying, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert copies

@@ -177,6 +177,28 @@ def test_an_interrupt_ends_the_running_requests() -> None:
     goes_on(engine)
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+def test_a_request_whose_prefix_cannot_be_taken_over_ends_with_the_error(
+    kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(build("llama"), slots=2, keep_prefixes=True)
+    running = engine.add(PROMPTS[1], Rules(max_new_tokens=NEW))
+    engine.step()
+
+    def fail(*given: Any) -> None:
+        raise kind("no memory")
+
+    request = engine.add(PROMPTS[1], Rules(max_new_tokens=NEW))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.slots.cache, "move", fail)
+        with pytest.raises(kind):
+            engine.run()
+    assert (request.state, request.finish_reason) == (State.FINISHED, "error")
+    assert isinstance(request.error, kind)
+    assert running.finish_reason == "error"
+    goes_on(engine)
+
+
 def test_a_step_within_a_step_is_refused() -> None:
     engine = Engine(build("llama"), slots=2)
     request = engine.add(PROMPTS[0], Rules(max_new_tokens=NEW), on_token=lambda emitted: engine.step())

@@ -132,10 +132,6 @@ class Engine:
         if rules is not None and options:
             raise TypeError(f"add got rules and the option {next(iter(options))!r}: put it into the rules.")
         prompt = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
-        if not (self.busy or self.watch.compared):
-            with self._turn:
-                if not (self.busy or self.watch.compared):  # no other thread has added one meanwhile
-                    self.watch.compare()
         check_encoder_side(self.target, encoder_input, encoder_states)
         padded = None if padded_prompt is None else padded_prompt.shape[1]
         rules = rules or rules_of(self.target, prompt, options, encoder_input, padded)
@@ -156,7 +152,13 @@ class Engine:
             encoder_states=encoder_states,
             on_token=on_token,
         )
-        self.waiting.append(request)
+        if self.busy:
+            self.waiting.append(request)
+            return request
+        with self._turn:
+            if not self.busy:  # no other thread has added one meanwhile
+                self.watch.look()
+            self.waiting.append(request)
         return request
 
     def cancel(self, request: Request) -> None:
@@ -287,7 +289,6 @@ class Engine:
         if not self._stepping.acquire(blocking=False):
             raise RuntimeError("The engine is in a step already: call step() from one thread and from no callback.")
         try:
-            self.watch.compared = False
             with self.runner.guard():
                 self._step()
         finally:
@@ -330,7 +331,11 @@ class Engine:
     # ---------------------------------------------------------------- slots
 
     def _join(self, request: Request) -> None:
-        self.slots.enter(request)
+        try:
+            self.slots.enter(request)
+        except BaseException as error:  # it has no slot that could be freed
+            request.error, request.finish_reason, request.state = error, "error", State.FINISHED
+            raise
         request.state = State.RUNNING
         try:
             encoder = self.slots.encoder

@@ -16,7 +16,7 @@ class ModelWatch:
         slots: may keep keys and values of requests that have left.
 
     Attributes:
-        compared: whether the model was compared since the last step.
+        compared: whether whoever made the engine has just compared the model, so that the next look need not.
     """
 
     def __init__(self, runner: Runner, slots: Slots) -> None:
@@ -24,12 +24,15 @@ class ModelWatch:
         self._read_by = self._in_place()  # by which weights prompts were read
         self.compared = False
 
-    def compare(self) -> None:
-        """Refuse to answer as the model no longer is.
+    def look(self) -> None:
+        """Refuse to answer as the model no longer is; for a request that comes while none waits or runs.
 
         Raises:
             ValueError: it has changed, or was put into a training mode in which no two passes agree.
         """
+        if self.compared:
+            self.compared = False
+            return
         self._runner.target.refuse_training()
         if self._runner.outdated:
             raise ValueError(
@@ -39,7 +42,6 @@ class ModelWatch:
         if weights != self._read_by:
             self._slots.forget()
             self._read_by = weights
-        self.compared = True
 
     def _in_place(self) -> list[bytes]:
         """Checksums of the weights that are read where they lie, as far as anything that they computed is kept."""

@@ -58,7 +58,8 @@ class Lookahead(Drafter):
         self._scoped: dict[str, Trie] = {}  # the one used last stands last
         self._loaded: Any = None  # what makes the trie that was loaded anew, and its arguments
         self._seen: ByRequest[int] = ByRequest()  # how many tokens of each the trie has been given
-        self._making = threading.Lock()  # engines in several threads may meet the drafter at once
+        # Engines in several threads may meet the drafter at once, and one may be collected, and end, while it is held.
+        self._making = threading.RLock()
         checked = Trie(**self._options)  # a bad option is refused here, not in the first call
         self._trie: Trie | None = checked if "eos_token_ids" in trie_options else None
 
@@ -70,7 +71,7 @@ class Lookahead(Drafter):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._making = threading.Lock()
+        self._making = threading.RLock()
 
     @property
     def trie(self) -> Trie:

@@ -88,8 +88,9 @@ class _Decoder:
         self._library = library
         layers: list[Any] = target.layers
         packed = [[Packed(group) if group else None for group in _linears(layer)] for layer in layers]
-        self._kept = packed  # C reads what these hold
-        self._layers = [_described(layer, matrices) for layer, matrices in zip(layers, packed, strict=True)]
+        norms = [[part.layer_norm.weight.detach() for part in layer.layer] for layer in layers]
+        self._kept = packed, norms  # C reads what these hold, also where the model has other tensors by now
+        self._layers = [_described(own, matrices) for own, matrices in zip(norms, packed, strict=True)]
         attention = layers[0].layer[0].SelfAttention
         self._heads, self._dim = attention.n_heads, attention.key_value_proj_dim
         self._bias = _bias_by_distance(attention)
@@ -146,10 +147,9 @@ class _Decoder:
         return store_addresses([cache.stores(i, self._heads, widths, self._embedding) for i in range(count)])
 
 
-def _described(layer: Any, packed: Sequence[Packed | None]) -> T5Layer:
+def _described(norms: Sequence[Tensor], packed: Sequence[Packed | None]) -> T5Layer:
     """A decoder layer as C reads it, but for its source's keys and values."""
     matrices = [Matrix() if part is None else part.described for part in packed]
-    norms = [part.layer_norm.weight for part in layer.layer]
     return T5Layer(*matrices, *(address(norm, torch.float32) for norm in norms), None, None)
 
 
