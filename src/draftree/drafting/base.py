@@ -76,9 +76,14 @@ class Context:
     eos_token_ids: tuple[int, ...] = ()
 
     @property
+    def answer_start(self) -> int:
+        """How many of the tokens come before the answer, also before one that began elsewhere."""
+        return self.prompt_length - self.resumed
+
+    @property
     def answer(self) -> list[int]:
         """The tokens of the answer so far."""
-        return self.tokens[self.prompt_length - self.resumed :]
+        return self.tokens[self.answer_start :]
 
 
 @dataclass(frozen=True, slots=True)
