@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import draftree
 from draftree.drafting.folder import base_of, model_hash
-from draftree.engine import generate
+from draftree.engine import Engine, Rules, generate
 from draftree.runner import inspect_model, open_runner
 
 NEW = 12
@@ -202,6 +202,34 @@ def test_autocast_around_it(family: str, drafter: str, choice: str) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = ask(model, runner=choice, strict=near_ties)
         assert ask(model, drafter, runner=choice, strict=near_ties) == expected
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bloom", "bart", "umt5"])
+def test_one_engine_in_and_out_of_autocast(family: str) -> None:
+    """Keys and values of a first pass in 16 bits are not the type of all that come."""
+    model, prompt = fresh(family), IDS[0, -12:].tolist()
+    rules = Rules(NEW)
+    sided: dict[str, Any] = {"encoder_input": IDS[0, -12:]} if model.config.is_encoder_decoder else {}
+    found = []
+    for order in ((False,), (True, False), (False, True, False)):
+        engine = Engine(model, runner="hooked")
+        for inside in order:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
+                request = engine.add(prompt[: 1 if sided else None], rules, **sided)
+                engine.run()
+        found.append(request.tokens)
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bloom", "opt"])
+def test_one_draft_model_in_and_out_of_autocast(family: str) -> None:
+    drafter = draftree.DraftModel(fresh(family))
+    target = fresh("llama")
+    expected = ask(target)
+    for inside in (True, False):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
+            found = generate(target, IDS, MASK, drafter=drafter, max_new_tokens=NEW, eos_token_id=None)
+    assert found.sequences.tolist() == expected
 
 
 @pytest.mark.parametrize("way", ["eager", "cuda_graphs"])

@@ -117,6 +117,9 @@ class SlotCache(Cache):
     def _allocate(self, layer: int, heads: int, widths: tuple[int, int], like: Tensor) -> None:
         for which, store in enumerate((self._keys, self._values)):
             new = like.new_zeros(self.slots, heads, self.capacity, widths[which])
+            held = store[layer]
+            if held is not None:  # in another type
+                new[:] = held
             if self.prefix is not None:
                 new[:, :, : self.prefix_length] = finite(self.prefix[layer][which].to(new))
             store[layer] = new
@@ -152,7 +155,9 @@ class SlotCache(Cache):
     def stores(self, layer: int, heads: int, widths: tuple[int, int], like: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of all slots, each [slots, heads, capacity, its width], to be written in place."""
         keys, values = self._keys[layer], self._values[layer]
-        if keys is None or values is None:
+        # Those of a pass under autocast may be narrower than the model's own, in which other passes compute.
+        other = keys is not None and keys.dtype != like.dtype and not torch.is_autocast_enabled(like.device.type)
+        if keys is None or values is None or other:
             self._allocate(layer, heads, widths, like)
             return self.stores(layer, heads, widths, like)
         return keys, values

@@ -98,6 +98,8 @@ class EncoderState:
             return
         if not self._keys:
             empty = [(layer.keys[:, :, :0], layer.values[:, :, :0]) for layer in like]
+            if torch.is_autocast_enabled(self._mask.device.type):  # other passes may come without it
+                empty = [(keys.to(self.target.dtype), values.to(self.target.dtype)) for keys, values in empty]
             self._keys = [keys.expand(slots, -1, -1, -1) for keys, _ in empty]
             self._values = [values.expand(slots, -1, -1, -1) for _, values in empty]
         for store in (self._keys, self._values):
