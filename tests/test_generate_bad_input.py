@@ -81,6 +81,12 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         ValueError,
         "all padding",
     ),
+    "a hole in a prompt": (
+        {"attention_mask": torch.tensor([[0, 1, 1, 0, 1, 1, 1, 0, 0]])},
+        ValueError,
+        "leave them out of input_ids",
+    ),
+    "padding between tokens": ({"input_ids": ids(5, 0, 6)}, ValueError, "give a mask that shows them"),
     "mask of another shape": ({"attention_mask": torch.ones(1, 8)}, ValueError, "(1, 8)"),
     "mask of another type": ({"attention_mask": [[1] * 9]}, TypeError, "attention_mask is a list"),
     "streamer with a batch": ({"input_ids": BATCH, "streamer": Quiet()}, ValueError, "batch of 1"),

@@ -13,7 +13,9 @@ from generate_driver import LENGTHS, NEW, SAMPLED, SHAPES, drafters, hf, left_pa
 from torch import Tensor
 from zoo import CAUSAL, build
 
+from draftree.drafting import Lookahead
 from draftree.engine import generate
+from draftree.integrations import custom_generate
 from draftree.runner import EagerRunner, inspect_model
 
 DEFAULT = ("llama", "qwen3", "gpt2", "gemma3", "bloom", "opt", "deepseek_v3")
@@ -124,6 +126,15 @@ def test_right_padding_is_padding_too() -> None:
     right = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     out = generate(build("llama"), right, mask.flip(1), max_new_tokens=NEW)
     same(out.sequences[:, width:], expected)
+
+
+@pytest.mark.parametrize("pad", [0, 2], ids=["pad", "pad_that_ends"])
+def test_without_a_mask_padding_is_what_hugging_face_takes_for_it(pad: int) -> None:
+    model, options = build("llama"), {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": pad}
+    ids, _ = left_pad(prompts(), pad)
+    expected = model.generate(ids, **options)
+    same(generate(model, ids, drafter=Lookahead(), **options).sequences, expected)
+    same(model.generate(ids, custom_generate=custom_generate(Lookahead()), **options), expected)
 
 
 # gpt2 has learned positions, of which one past the end cannot even be looked up, and gpt_neo a mask of its own.

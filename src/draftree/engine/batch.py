@@ -38,12 +38,20 @@ def real_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[i
     """The prompts [batch, length] without what their mask hides.
 
     Raises:
-        ValueError: one is all padding.
+        ValueError: one is all padding, or tokens between others are hidden.
     """
-    real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-    prompts = [row[keep].tolist() for row, keep in zip(input_ids, real.bool(), strict=True)]
+    real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+    prompts = [row[keep].tolist() for row, keep in zip(input_ids, real, strict=True)]
     if not all(prompts):
-        raise ValueError("A prompt of the batch is all padding: give every row at least one token.")
+        raise ValueError(
+            "A prompt of the batch is all padding: give every row at least one token, and a mask if that is the pad "
+            "token."
+        )
+    if bool((real[:, 0] + (real[:, 1:] & ~real[:, :-1]).sum(1) > 1).any()):  # families read such gaps differently
+        raise ValueError(
+            "Tokens in the midst of a prompt are hidden, by attention_mask or, without one, as pad tokens: leave them "
+            "out of input_ids, or give a mask that shows them."
+        )
     return prompts
 
 

@@ -70,8 +70,9 @@ def generate(
 
     Args:
         model: a Hugging Face causal LM or encoder-decoder.
-        input_ids: LongTensor [batch, length]; padding is what `attention_mask` hides, on either side.
-        attention_mask: [batch, length] of 0 and 1; None where nothing is padding.
+        input_ids: LongTensor [batch, length]; padding is what `attention_mask` hides at either end.
+        attention_mask: [batch, length] of 0 and 1; without one pad tokens are hidden where Hugging Face hides them: in
+            prompts of a decoder-only model, unless they end texts too.
         drafter: drafts, such as `Lookahead()`; None decodes plainly. A `BiLD` CHANGES the text.
         pruner: drops unlikely draft tokens inside the pass (`EarlyPruning`); None for none.
         shape: sizes the trees; by default by measured cost.
@@ -125,6 +126,8 @@ def generate(
         # model's own.
         given = {name: value for name, value in named.items() if value is not None} | options
         read = read_options(target.model, generation_config, stopping_criteria, tokenizer, given)
+        if attention_mask is None and not target.encoder_decoder:
+            attention_mask = read.shown(input_ids)
         copies = int(read.config.num_return_sequences or 1)
         if copies > 1:
             input_ids = input_ids.repeat_interleave(copies, 0)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
@@ -108,6 +109,14 @@ class Options:
     pad_token_id: int  # what fills short rows
     criteria: StoppingCriteriaList  # custom stopping criteria, EOS and length taken out
     eos_token_ids: tuple[int, ...]  # tokens that end a text
+
+    def shown(self, input_ids: Tensor) -> Tensor:
+        """The mask of prompts [batch, length] that come without one: the pad token is hidden unless it ends texts.
+
+        As in Hugging Face's `_prepare_attention_mask_for_generation`.
+        """
+        pad = self.config.pad_token_id
+        return torch.ones_like(input_ids) if pad is None or pad in self.eos_token_ids else input_ids.ne(pad).long()
 
     def new_tokens(self, padded: int, longest: int, limit: int | None) -> int:
         """Tokens to emit behind prompts of `padded` tokens, `longest` of them real, in a context of `limit`.
