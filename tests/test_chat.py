@@ -48,6 +48,19 @@ def test_answers_are_those_of_generate(demo: Any, drafter: Any, drawn: dict[str,
         assert chat.requests[1].reused > len(chat.requests[0].context.tokens) - 45, "the first turn is not read again"
 
 
+def test_seeds_at_their_end_and_none(demo: Any) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": True}
+    with Chat(demo.model, demo.tokenizer, seed=2**64 - 1, **options) as chat:
+        for text in TURNS:
+            list(chat.send(text))
+        assert [request.rules.seed for request in chat.requests] == [2**64 - 1, 0, 1]
+    with Chat(demo.model, demo.tokenizer, seed=None, **options) as chat:
+        list(chat.send(TURNS[0]))
+        assert chat.requests[0].rules.seed is None
+    with pytest.raises(TypeError, match="seed is 'one'"):
+        Chat(demo.model, demo.tokenizer, seed="one", **options)  # type: ignore[arg-type]
+
+
 def test_a_broken_answer_stays_as_far_as_it_came(demo: Any) -> None:
     with Chat(demo.model, demo.tokenizer, Lookahead(), max_new_tokens=40) as chat:
         stream = chat.send(TURNS[0])

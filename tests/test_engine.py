@@ -346,6 +346,8 @@ def test_what_an_encoder_reads_is_checked_before_the_request_waits() -> None:
         engine.add([0], max_new_tokens=4)
     with pytest.raises(ValueError, match="vocabulary"):
         engine.add([0], max_new_tokens=4, encoder_input=torch.tensor([5, 100_000]))
+    with pytest.raises(TypeError, match="encoder_input is a list: pass a tensor"):
+        engine.add([0], max_new_tokens=4, encoder_input=[5, 6])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no encoder"):
         Engine(build("llama")).add([5, 9], max_new_tokens=4, encoder_input=torch.tensor([5]))
 

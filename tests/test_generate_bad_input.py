@@ -9,7 +9,7 @@ import torch
 from drafters_for_tests import RandomTree
 from generate_driver import prompts
 from torch import Tensor, nn
-from transformers import GenerationConfig, TextStreamer
+from transformers import GenerationConfig, MaxTimeCriteria, TextStreamer
 from zoo import MEMBERS, build, construct
 
 from draftree.drafting import Lookahead, PromptLookup
@@ -45,6 +45,16 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "text beyond the context": ({"max_new_tokens": 250}, ValueError, "leaves room for 247"),
     "no new tokens": ({"max_new_tokens": 0}, ValueError, "max_new_tokens"),
     "negative length": ({"max_new_tokens": -4}, ValueError, "max_new_tokens"),
+    "a length in words": ({"max_new_tokens": "3"}, ValueError, "give a whole number"),
+    "a length of a fraction": ({"max_new_tokens": 3.5}, ValueError, "give a whole number"),
+    "an end of a fraction": ({"eos_token_id": [2.7]}, ValueError, "eos_token_id is [2.7]: give a token id"),
+    "an end in words": ({"eos_token_id": "</s>"}, ValueError, "give a token id"),
+    "options in place of a config": (
+        {"generation_config": {"top_k": 3}},
+        TypeError,
+        "generation_config is a dict: pass a GenerationConfig",
+    ),
+    "a criterion alone": ({"stopping_criteria": MaxTimeCriteria(5.0)}, TypeError, "pass a list of them"),
     "max_length within the prompt": ({"max_length": 9}, ValueError, "leaves no room behind a prompt of 9"),
     "negative max_length": ({"max_length": -9}, ValueError, "leaves no room"),
     "beams": ({"num_beams": 4}, ValueError, "leave num_beams at 1"),
@@ -146,6 +156,7 @@ def test_recurrent_models() -> None:
     [
         ({"slots": 0}, ValueError, "slots is 0"),
         ({"slots": 2.5}, ValueError, "slots is 2.5"),
+        ({"capacity": 300.5}, ValueError, "capacity is 300.5"),
         ({"drafter": 3}, TypeError, "drafter is a int"),
         ({"shape": "dynamic"}, TypeError, "shape is a str"),
         ({"pruner": "early", "drafter": PromptLookup()}, TypeError, "pruner is a str"),
@@ -171,6 +182,7 @@ def test_an_engine_that_refuses_a_prompt_goes_on() -> None:
         ([5] * 256, Rules()),
         ([5] * 200, Rules(max_new_tokens=57)),
         ([5], Rules(max_new_tokens=0)),
+        ([5], Rules(max_new_tokens=3.5)),  # type: ignore[arg-type]
     ):
         with pytest.raises(ValueError, match=r"prompt|max_new_tokens"):
             engine.add(prompt, rules)
@@ -179,6 +191,12 @@ def test_an_engine_that_refuses_a_prompt_goes_on() -> None:
     assert good.finish_reason == "length"
     plain = generate(build("llama"), ids(5, 6, 7), max_new_tokens=5, eos_token_id=[])
     assert good.tokens == plain.sequences[0, 3:].tolist()
+
+
+def test_ends_of_rules() -> None:
+    assert Rules(eos_token_ids=5).eos_token_ids == (5,)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="give a token id"):
+        Rules(eos_token_ids=(2.7,))  # type: ignore[arg-type]
 
 
 def test_shapes_and_budgets() -> None:

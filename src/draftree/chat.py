@@ -9,6 +9,7 @@ from typing import Any, Self
 from draftree.detokenizer import Detokenizer
 from draftree.drafting import Drafter
 from draftree.engine import Emitted, Engine, Request, Rules, RunStats
+from draftree.engine.limits import as_seed
 from draftree.engine.options import rules_of
 from draftree.models import encode_messages
 
@@ -22,7 +23,7 @@ class Chat:
         drafter: drafts, such as `Lookahead()`, which learns from every turn; None decodes plainly.
         system: a system message; None for none.
         max_new_tokens: most tokens of an answer; fewer where the context ends.
-        seed: of the draws with `do_sample=True`; turn i draws with seed + i.
+        seed: of the draws with `do_sample=True`; turn i draws with seed + i. None takes torch's default generator.
         runner, strict: as in `generate`; with `strict` every turn is read anew.
         options: of Hugging Face's GenerationConfig, such as `do_sample` and `temperature`.
 
@@ -42,7 +43,7 @@ class Chat:
         *,
         system: str | None = None,
         max_new_tokens: int = 512,
-        seed: int = 0,
+        seed: int | None = 0,
         runner: str = "auto",
         strict: bool = False,
         **options: Any,
@@ -57,7 +58,7 @@ class Chat:
         if "max_length" in options:
             raise ValueError("max_length would count the whole dialogue: give max_new_tokens, for each answer.")
         self._options = {"tokenizer": tokenizer} | options
-        self._most, self._seed = max_new_tokens, seed
+        self._most, self._seed = max_new_tokens, None if seed is None else as_seed(seed)
         self._rules([0], max_new_tokens)  # says what is wrong with an option
         self.messages: list[dict[str, str]] = []
         self.reset()
@@ -100,7 +101,8 @@ class Chat:
                 self.messages = before
 
     def _rules(self, ids: list[int], most: int) -> Rules:
-        given = self._options | {"max_new_tokens": most, "seed": self._seed + len(self.requests)}
+        seed = None if self._seed is None else (self._seed + len(self.requests)) % 2**64
+        given = self._options | {"max_new_tokens": most, "seed": seed}
         return rules_of(self.engine.target, ids, given)
 
     def _ask(self, text: str, *, drafting: bool) -> Request:

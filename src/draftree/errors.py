@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from difflib import get_close_matches
-from numbers import Integral
 
 LARGEST = 4096  # of what counts draft tokens in some way: more would only take memory and time
 
@@ -27,15 +27,28 @@ def given_as(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def check_least(least: int, most: int = LARGEST, **options: int | None) -> None:
+def check_kind(kind: type, advice: str, **options: object) -> None:
+    """Refuse options that are neither None nor of that kind; `advice` says what to pass.
+
+    Raises:
+        TypeError: the first such option, by its name.
+    """
+    for option, value in options.items():
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(f"{option} is {given_as(value)}: pass {advice}.")
+
+
+def check_least(least: int, most: float = LARGEST, **options: int | None) -> None:
     """Refuse options that are no whole numbers from `least` to `most`; None is no number.
 
     Raises:
         ValueError: the first such option, by its name.
     """
     for option, value in options.items():
-        if value is not None and not isinstance(value, Integral):
-            raise ValueError(f"{option} is {brief(repr(value))}: give a whole number.")
+        try:
+            operator.index(0 if value is None else value)
+        except TypeError:
+            raise ValueError(f"{option} is {brief(repr(value))}: give a whole number.") from None
         if value is not None and not least <= value <= most:
             bound = f"least {least}" if value < least else f"most {most}"
             raise ValueError(f"{option} is {brief(value)}: give at {bound}.")

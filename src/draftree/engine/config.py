@@ -10,7 +10,7 @@ from typing import Any
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
 from draftree.engine.recorder import Recorder
-from draftree.errors import did_you_mean, given_as
+from draftree.errors import brief, check_kind, did_you_mean
 from draftree.pruning import EarlyPruning, LossyCALM
 from draftree.runner import Runner
 from draftree.shaping import Shape
@@ -81,12 +81,12 @@ class EngineConfig:
         return cls(**options)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.slots, int) or self.slots < 1:
-            raise ValueError(f"slots is {self.slots}: give a whole number of at least 1.")
+        for option in ("slots", "capacity"):
+            count = getattr(self, option)
+            if not isinstance(count, int) or count < 1:
+                raise ValueError(f"{option} is {brief(repr(count))}: give a whole number of at least 1.")
         for option, kind, advice in KINDS:
-            given = getattr(self, option)
-            if given is not None and not isinstance(given, kind):
-                raise TypeError(f"{option} is {given_as(given)}: pass {advice}.")
+            check_kind(kind, advice, **{option: getattr(self, option)})
         if self.drafter is not None and self.drafter.acceptance is not None:
             self._check_lossy_drafter(self.drafter)
         rule = self.rule

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from numbers import Integral
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from draftree.errors import brief, check_kind, check_least
 from draftree.grammar import CompiledGrammar
 
 
@@ -18,8 +20,7 @@ def check_prompt(prompt: Sequence[int], new: int, vocabulary: int, limit: int | 
     Raises:
         ValueError: one sentence, what is wrong and what to do.
     """
-    if new < 1:
-        raise ValueError(f"max_new_tokens is {new}: give at least 1.")
+    check_least(1, math.inf, max_new_tokens=new)
     if not len(prompt):
         raise ValueError("The prompt is empty: give at least one token (the tokenizer's BOS, say).")
     _check_ids(prompt, vocabulary)
@@ -57,8 +58,9 @@ def check_encoder_side(target: Any, ids: torch.Tensor | None, states: torch.Tens
         states: [L, d], its output where that is known already.
 
     Raises:
-        ValueError: one sentence, what is wrong and what to do.
+        TypeError, ValueError: one sentence, what is wrong and what to do.
     """
+    check_kind(torch.Tensor, "a tensor", encoder_input=ids, encoder_states=states)
     if not target.encoder_decoder:
         if ids is not None or states is not None:
             raise ValueError("This model has no encoder: leave encoder_input and encoder_states out.")
@@ -127,10 +129,18 @@ def decoder_start(config: Any) -> int:
 
 
 def as_ids(ids: Any) -> tuple[int, ...]:
-    """None, one EOS id or several (a sequence or a tensor) as a tuple; without those below 0, which no text has."""
+    """None, one EOS id or several (a sequence or a tensor) as a tuple; without those below 0, which no text has.
+
+    Raises:
+        ValueError: what is no whole number.
+    """
     if ids is None:
         return ()
-    return tuple(i for i in torch.as_tensor(ids, dtype=torch.long, device="cpu").flatten().tolist() if i >= 0)
+    try:
+        numbers = [operator.index(i) for i in torch.as_tensor(ids, device="cpu").flatten().tolist()]
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"eos_token_id is {brief(repr(ids))}: give a token id, or a list of them.") from None
+    return tuple(i for i in numbers if i >= 0)
 
 
 def as_seed(seed: Any) -> int:

@@ -7,8 +7,9 @@ An option of other decoding methods (beams, assistants, contrastive search) is r
 from __future__ import annotations
 
 import copy
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -21,7 +22,7 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 from draftree.engine.constraints import compile_grammars
 from draftree.engine.limits import as_ids
 from draftree.engine.request import Rules
-from draftree.errors import did_you_mean
+from draftree.errors import check_kind, check_least, did_you_mean
 from draftree.grammar import CompiledGrammar
 from draftree.runner.target import Target, device_of
 
@@ -158,6 +159,9 @@ def read_options(
         ValueError: one that asks for what draftree does not do, or a value out of range.
     """
     _refuse_unknown(given)
+    check_kind(GenerationConfig, "a GenerationConfig, or options by name", generation_config=generation_config)
+    check_kind(Iterable, "a list of them", stopping_criteria=stopping_criteria)
+    check_least(1, math.inf, max_new_tokens=given.get("max_new_tokens"))
     eos = given.pop("eos_token_id", None)
     if generation_config is None and "do_sample" not in given and model.generation_config.do_sample:
         warnings.warn(
@@ -241,9 +245,6 @@ def refuse_other_methods(config: GenerationConfig) -> None:
 
 
 def _check_ranges(config: GenerationConfig) -> None:
-    length = config.max_new_tokens
-    if length is not None and length < 1:
-        raise ValueError(f"max_new_tokens is {length}: give at least 1.")
     temperature = config.temperature
     if config.do_sample and temperature is not None and not temperature > 0:
         raise ValueError(f"temperature is {temperature}: give a number over 0, or do_sample=False for greedy decoding.")

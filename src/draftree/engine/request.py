@@ -14,7 +14,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from draftree.acceptance.sampled import PrefixChooser
 from draftree.drafting.base import Context
-from draftree.engine.limits import as_seed
+from draftree.engine.limits import as_ids, as_seed
 from draftree.engine.stats import RequestStats
 from draftree.errors import check_least
 from draftree.grammar import CompiledGrammar, GrammarProcessor, with_grammar
@@ -73,6 +73,7 @@ class Rules:
     def __post_init__(self) -> None:
         if self.seed is not None:
             object.__setattr__(self, "seed", as_seed(self.seed))
+        object.__setattr__(self, "eos_token_ids", as_ids(self.eos_token_ids))
         check_least(0, node_budget=self.node_budget, logprobs=self.logprobs, resumed=self.resumed)
 
 
