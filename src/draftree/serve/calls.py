@@ -34,7 +34,7 @@ class CallReader:
         self.drafter = engine.config.drafter
         self.tokenizer = tokenizer
         self.settings = settings
-        self._options = remembered_options(self.target.model)
+        self._options = remembered_options(self.target.model, tokenizer)
         # More answers than there are places for them would never be let in.
         self.most_choices = min(settings.most_choices, engine.config.slots + settings.queue)
         limits = [n for n in (settings.max_prompt_tokens, self.target.max_positions) if n is not None]

@@ -35,13 +35,19 @@ LEAST_TEMPERATURE = 1e-5  # below it the best token is taken, as at 0: divided b
 OptionsOf = Callable[[tuple[tuple[str, Any], ...]], Options]
 
 
-def remembered_options(model: Any) -> OptionsOf:
+def remembered_options(model: Any, tokenizer: Any) -> OptionsOf:
     """Reads options of Hugging Face's names and values for a model; those read last are remembered.
 
     Merging them with the model's generation config takes half a millisecond, in which the engine's thread waits for
     Python, and most requests have the same. The generation config must stay as it is.
     """
-    return lru_cache(REMEMBERED)(lambda given: read_options(model, None, None, None, dict(given)))
+
+    def read(given: tuple[tuple[str, Any], ...]) -> Options:
+        return read_options(model, None, None, tokenizer, dict(given))
+
+    remembered = lru_cache(REMEMBERED)(read)
+    # Stopping criteria belong to one request: that of `max_time` counts from when it is made.
+    return lambda given: read(given) if remembered(given).criteria else remembered(given)
 
 
 class OutputPenalties(LogitsProcessor):
