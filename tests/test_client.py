@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -124,6 +125,24 @@ def test_none_is_the_default(server: Running) -> None:
         assert len(plain.token_ids) == 128
         told = client.complete("The sea", **asked, max_tokens=None, seed=None, stop=None, n=1, best_of=None, echo=False)
     assert told == plain
+
+
+@pytest.mark.parametrize("sign", ["\u2028", "\u2029", "\x85"])
+def test_line_ends_of_other_kinds_are_text(server: Running, sign: str) -> None:
+    with Client(server.url) as client:
+        assert client.complete("Hi", structured_outputs={"choice": [f"a{sign}b"]}).text == f"a{sign}b"
+
+
+def test_a_stream_that_ends_within_an_event_is_resumed() -> None:
+    a, b = (
+        json.dumps({"choices": [{"text": text, "token_ids": [token], "finish_reason": end}]})
+        for text, token, end in (("a", 5, None), ("b", 6, "stop"))
+    )
+    texts = (f"data: {a}\r\n\r\ndata: {b[:20]}", f"data: {b}\n\ndata: [DONE]\n\n")
+    streams = [httpx.Response(200, text=text) for text in texts]
+    with Client("http://server") as client:
+        client._http = httpx.Client(transport=httpx.MockTransport(lambda _: streams.pop(0)))
+        assert client.complete([5]) == Answer("ab", [5, 6], "stop", 1)
 
 
 def start(log: Path) -> tuple[subprocess.Popen[str], str]:

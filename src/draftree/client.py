@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -136,10 +137,7 @@ class Client:
             if response.status_code != 200:
                 response.read()
                 _raise(response)
-            for line in response.iter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                event = json.loads(line.removeprefix("data: "))
+            for event in _events(response):
                 if "error" in event:
                     own_fault = event["error"].get("type") == "invalid_request_error"
                     raise (ValueError if own_fault else ServerError)(event["error"]["message"])
@@ -176,6 +174,19 @@ class Client:
         self._next += 1
         if failures % len(self.urls) == 0:
             time.sleep(min(5.0, 0.1 * 2 ** (failures // len(self.urls))))
+
+
+def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    """The events of a stream but for [DONE]; one without the end of its line was cut off, and is left out.
+
+    httpx's own lines end at characters that may be in a text, such as U+2028, as well.
+    """
+    rest = b""
+    for chunk in response.iter_bytes():
+        *lines, rest = re.split(rb"[\r\n]", rest + chunk)
+        for line in lines:
+            if line.startswith(b"data: {"):
+                yield json.loads(line.removeprefix(b"data: "))
 
 
 def _raise(response: httpx.Response) -> None:
