@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from draftree.detokenizer import Detokenizer
 from draftree.serve.answers import sse
@@ -48,6 +50,25 @@ def test_no_half_characters(demo: Any) -> None:
     detokenizer = Detokenizer(demo.tokenizer)
     for token in demo.tokenizer("你好 🙂 ü").input_ids:
         assert "\ufffd" not in detokenizer.feed(token)
+
+
+def test_bytes_that_turn_out_to_be_no_text() -> None:
+    """Of a tokenizer with tokens for single bytes, as Llama 2's, where a line's end is one: what was given stays."""
+    vocabulary = {"<unk>": 0, **{f"<0x{i:02X}>": i + 1 for i in range(256)}, "a": 257, "▁b": 258}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    made.decoder = decoders.Sequence([made.decoder, decoders.Strip(" ", 1, 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made)
+    for text, expected in (
+        (b"\n\xc3ab", ["\n", "", "\ufffda", " b", ""]),
+        (b"\xe2\x82\xac\xe2ab", ["", "", "€", "", "\ufffda", " b", ""]),
+        (b"a\xc3\xa9\xc3", ["a", "", "é", "", "\ufffd"]),
+        (b"b\xc3\xa9a", ["b", "", "é", "a", ""]),
+    ):
+        for one in (tokenizer, Slow(tokenizer)):
+            detokenizer = Detokenizer(one)
+            ids = [257 + b"ab".index(byte) if byte in b"ab" else byte + 1 for byte in text]
+            assert [*map(detokenizer.feed, ids), detokenizer.rest()] == expected
 
 
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
-
-from tokenizers.decoders import DecodeStream
 
 
 class Detokenizer:
     """The text of tokens, piece by piece; the pieces together are the decoded whole.
+
+    Tokens that stand for bytes may give text and then turn out to be no UTF-8, by what comes behind them. The decoded
+    whole has replacement characters for all of them then, and the pieces for those that had given nothing.
 
     Args:
         tokenizer: Hugging Face's.
@@ -17,36 +18,29 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Any, *, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
-        self._fast = getattr(tokenizer, "_tokenizer", None) if getattr(tokenizer, "is_fast", False) else None
-        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
-        self._ids: list[int] = []
-        self._begin = self._end = 0  # tokens that the last piece was decoded from, for tokenizers without a stream
-        self._given = ""
+        fast = getattr(tokenizer, "_tokenizer", None) if getattr(tokenizer, "is_fast", False) else None
+        self._decode = partial((tokenizer if fast is None else fast).decode, skip_special_tokens=skip_special_tokens)
+        self._ids: list[int] = []  # those of the last piece, and those behind them, whose text is still to come
+        self._given = 0  # how many of the former
+        self._text = ""  # theirs
 
     def feed(self, token: int) -> str:
         """What the token adds; "" while a character is not complete."""
         self._ids.append(token)
-        piece = self._next(token) or ""
-        self._given += piece
+        text = self._decode(self._ids)
+        if len(text) <= len(self._text) or text.endswith("\ufffd"):
+            return ""
+        piece = self._new(text)
+        self._ids = self._ids[self._given :]
+        self._given, self._text = len(self._ids), self._decode(self._ids)
         return piece
-
-    def _next(self, token: int) -> str | None:
-        if self._fast is not None:
-            found: str | None = self._stream.step(self._fast, token)
-            return found
-        before, now = self._decode(self._ids[self._begin : self._end]), self._decode(self._ids[self._begin :])
-        if len(now) <= len(before) or now.endswith("\ufffd"):
-            return None
-        self._begin, self._end = self._end, len(self._ids)
-        return now[len(before) :]
 
     def rest(self) -> str:
         """What is left at the end, an incomplete character for one."""
-        whole = self._decode(self._ids)
-        return whole[len(self._given) :] if whole.startswith(self._given) else ""
+        return self._new(self._decode(self._ids))
 
-    def _decode(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=self._skip)
-        return text
+    def _new(self, text: str) -> str:
+        """What is not given yet of `text`, that of all tokens that are kept."""
+        if text.startswith(self._text):
+            return text[len(self._text) :]
+        return str(self._decode(self._ids[self._given :]))
