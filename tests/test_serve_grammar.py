@@ -159,6 +159,15 @@ def test_a_required_call(talker: Running, temperature: float) -> None:
         assert [function["name"] for function in calls_of(named)] == [name]
 
 
+def test_half_a_character_in_a_call(talker: Running) -> None:
+    """Half a surrogate pair, which JSON can name and UTF-8 cannot, is a question mark in whole answers and streams."""
+    said = {"regex": r'<call>\{"name": "\\ud800", "arguments": \{\}\}</call>'}
+    whole = chat(talker, structured_outputs=said)["message"]
+    events = talker.events("/v1/chat/completions", messages=MESSAGES, structured_outputs=said)
+    last = events[-1]["choices"][0]["delta"]
+    assert [message["tool_calls"][0]["function"]["name"] for message in (whole, last)] == ["?", "?"]
+
+
 def test_a_required_call_in_a_stream(talker: Running) -> None:
     with openai.OpenAI(base_url=f"{talker.url}/v1", api_key="none") as client:
         stream = client.chat.completions.create(

@@ -189,13 +189,17 @@ def _finite(logprob: float) -> float:
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
+def encoded(payload: dict[str, Any]) -> bytes:
+    """As JSON."""
+    try:
+        return to_json(payload)
+    except PydanticSerializationError:  # a lone surrogate, which becomes a question mark
+        return _encode(payload).encode("utf-8", "replace")
+
+
 def sse(payload: dict[str, Any]) -> bytes:
     """One server-sent event."""
-    try:
-        text = to_json(payload)
-    except PydanticSerializationError:  # a lone surrogate, which becomes a question mark
-        text = _encode(payload).encode("utf-8", "replace")
-    return b"data: %b\n\n" % text
+    return b"data: %b\n\n" % encoded(payload)
 
 
 async def stream(call: Call, answers: Answers | NoAnswers, prompts: int) -> AsyncIterator[bytes]:

@@ -10,7 +10,6 @@ from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse
 from fastapi.sse import EventSourceResponse
 from starlette.requests import ClientDisconnect
 
@@ -18,7 +17,18 @@ from draftree.drafting.lookahead import Lookahead
 from draftree.drafting.merge import parts_of
 from draftree.engine import Engine
 from draftree.engine.request import TokenScores
-from draftree.serve.answers import Call, NoAnswers, api_error, best, collect, statistics, stream, usage, whole_choice
+from draftree.serve.answers import (
+    Call,
+    NoAnswers,
+    api_error,
+    best,
+    collect,
+    encoded,
+    statistics,
+    stream,
+    usage,
+    whole_choice,
+)
 from draftree.serve.bodies import Body, read_body
 from draftree.serve.calls import CallReader
 from draftree.serve.delivery import Answers
@@ -150,7 +160,7 @@ class Server:
         found = call.envelope(chunk=False) | {"choices": choices, "usage": usage(parts, prompts, call.prediction)}
         if body.own.stats:
             found["draftree"] = statistics(parts)
-        return JSONResponse(found)
+        return Response(encoded(found), media_type="application/json")
 
     async def _whole(self, request: Request, answers: Answers | NoAnswers) -> list[Delta]:
         """All of the answers; a client that goes away ends them."""
