@@ -19,6 +19,7 @@ from draftree.integrations.ray_serve.front import Front, HttpRequest, labelled
 from draftree.integrations.ray_serve.prefixes import MOST_BLOCKS, Beginnings, Prefixes, beginnings_of
 from draftree.models import Placement
 from draftree.serve.launch import Launch
+from draftree.serve.settings import ServerSettings
 
 LONG = "All of this is the beginning of a text that is rather longer than two of the blocks that are compared. " * 2
 
@@ -62,7 +63,7 @@ def test_half_of_a_text_is_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"\xff", b"[]", b'"x"', b"{}", b'{"messages": 3}', b'{"messages": [{"role": 1}]}']
+    "body", [b"", b"\xff", b"[]", b'"x"', b"{}", b'{"messages": 3}', b'{"messages": [{"role": 1}]}', b"[" * 3000]
 )
 def test_whatever_is_sent_has_a_beginning_or_none(body: bytes) -> None:
     assert len(beginnings_of(body).hashes) == (1 if b"role" in body else 0)
@@ -154,7 +155,7 @@ def ask(replicas: Replicas, path: str = "/v1/completions", sent: bytes = b"{}", 
                 left.set()
 
         scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
-        await asyncio.wait_for(Front(replicas, 1000, None)(scope, receive, send), 10)  # type: ignore[arg-type]
+        await asyncio.wait_for(Front(replicas, ServerSettings(), None)(scope, receive, send), 10)  # type: ignore[arg-type]
         await asyncio.sleep(0.01)
 
     asyncio.run(run())
@@ -187,6 +188,27 @@ def test_a_client_that_leaves_ends_the_replicas_answer() -> None:
     assert replicas.cancelled == 1
 
 
+@pytest.mark.parametrize(("sent", "status"), [([b"{"], 408), ([b"x" * 600] * 9, 413)])
+def test_bodies_have_their_limits_at_the_door(sent: list[bytes], status: int) -> None:
+    """Nobody waits for one that does not come, and one that is too long is not read to its end."""
+    left, got = list(sent), []
+
+    async def receive() -> Any:
+        if not left:
+            await asyncio.sleep(3600)
+        return {"type": "http.request", "body": left.pop(0), "more_body": True}
+
+    async def send(message: Any) -> None:
+        got.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}
+    front = Front(Replicas(), ServerSettings(body_bytes=1000, body_seconds=0.05), None)  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(front(scope, receive, send), 10))
+    assert got[0]["status"] == status
+    assert json.loads(got[1]["body"])["error"]["type"] == "invalid_request_error"
+    assert len(left) == (7 if status == 413 else 0)
+
+
 def test_texts_for_the_trie_reach_all_and_one_refusal_is_told() -> None:
     replicas = Replicas([WHOLE, body(b"0")], [WHOLE, body(b"1")])
     assert ask(replicas, "/v1/corpus")[0]["status"] == 200
@@ -202,7 +224,7 @@ def test_a_replica_that_starts_later_is_told_the_texts(monkeypatch: pytest.Monke
         return [(named["replica"], arguments[0].body) for arguments, named in replicas.calls if arguments]
 
     async def run(replicas: Replicas) -> None:
-        front = Front(replicas, 1000, None)  # type: ignore[arg-type]
+        front = Front(replicas, ServerSettings(), None)  # type: ignore[arg-type]
         for text in (b"one", b"two"):
             request = HttpRequest("POST", "/v1/corpus", b"", [], text)
             messages = [message async for message in front._to_all(request)]
@@ -228,7 +250,7 @@ def test_a_replica_that_does_not_take_the_texts_is_told_again() -> None:
     replicas = Replicas(*([WHOLE, body(b"")] for _ in range(2)), refused, [WHOLE, body(b"")])
 
     async def run() -> None:
-        front = Front(replicas, 1000, None)  # type: ignore[arg-type]
+        front = Front(replicas, ServerSettings(), None)  # type: ignore[arg-type]
         request = HttpRequest("POST", "/v1/corpus", b"", [], b"one")
         async for _ in front._to_all(request):
             pass
@@ -242,7 +264,7 @@ def test_a_replica_that_does_not_take_the_texts_is_told_again() -> None:
 
 def test_texts_that_were_refused_are_told_nobody() -> None:
     replicas = Replicas([WHOLE | {"status": 400}, body(b"no")])
-    front = Front(replicas, 1000, None)  # type: ignore[arg-type]
+    front = Front(replicas, ServerSettings(), None)  # type: ignore[arg-type]
 
     async def run() -> None:
         async for _ in front._to_all(HttpRequest("POST", "/v1/corpus", b"", [], b"one")):
@@ -363,7 +385,7 @@ class Learners(Replicas):
 
 def test_replicas_are_told_what_the_others_answered_and_whose_it_is() -> None:
     learners = Learners()
-    asyncio.run(Front(learners, 1000, 60.0).exchange())  # type: ignore[arg-type]
+    asyncio.run(Front(learners, ServerSettings(), 60.0).exchange())  # type: ignore[arg-type]
     assert learners.learn.told == [(1, [("tenant", [0])])]
 
 

@@ -16,12 +16,12 @@ from fastapi.responses import JSONResponse
 from draftree.engine import Engine
 from draftree.serve.answers import api_error
 from draftree.serve.description import add_description, described
-from draftree.serve.errors import ApiError, StoppingError
+from draftree.serve.errors import GONE, ApiError, StoppingError
 from draftree.serve.extras import add_extras
 from draftree.serve.logs import REQUEST, REQUEST_ID
 from draftree.serve.page import add_page
 from draftree.serve.schema import Chat, Completion
-from draftree.serve.server import GONE, Server
+from draftree.serve.server import Server
 from draftree.serve.settings import ServerSettings
 from draftree.version import __version__
 

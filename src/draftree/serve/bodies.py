@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
+from starlette.requests import ClientDisconnect, Request
 
-from draftree.serve.errors import ApiError
+from draftree.serve.errors import GONE, ApiError
+from draftree.serve.settings import ServerSettings
 
 Body = TypeVar("Body", bound=BaseModel)
 # Errors that say that a value is of another JSON type than a branch of a union takes.
 OTHER_TYPE = {"string_type", "int_type", "float_type", "bool_type", "list_type", "dict_type", "model_type"}
+
+
+async def whole_body(request: Request, settings: ServerSettings) -> bytes:
+    """The bytes of a body, read no further than it may be long.
+
+    Raises:
+        ApiError: too long, too slow, or the client has gone away meanwhile.
+    """
+    parts, size, most, seconds = [], 0, settings.body_bytes, settings.body_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            async for piece in request.stream():
+                size += len(piece)
+                if size > most:
+                    raise ApiError(f"The body is longer than {most} bytes: shorten it.", status=413)
+                parts.append(piece)
+    except TimeoutError:
+        raise ApiError(f"The body was not there after {seconds:g} seconds: send it at once.", status=408) from None
+    except ClientDisconnect:
+        raise ApiError(GONE, status=499) from None
+    return b"".join(parts)
 
 
 def read_body(text: bytes, kind: type[Body]) -> Body:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+GONE = "The client has gone away."
+
 
 class ApiError(Exception):
     """What is wrong with a request, for whoever sent it.

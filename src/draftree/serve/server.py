@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.sse import EventSourceResponse
-from starlette.requests import ClientDisconnect
 
 from draftree.drafting.lookahead import Lookahead
 from draftree.drafting.merge import parts_of
@@ -29,17 +28,16 @@ from draftree.serve.answers import (
     usage,
     whole_choice,
 )
-from draftree.serve.bodies import Body, read_body
+from draftree.serve.bodies import Body, read_body, whole_body
 from draftree.serve.calls import CallReader
 from draftree.serve.delivery import Answers
-from draftree.serve.errors import ApiError, FullError, StoppingError
+from draftree.serve.errors import GONE, ApiError, FullError, StoppingError
 from draftree.serve.metrics import Metrics
 from draftree.serve.parts import Delta, Part
 from draftree.serve.settings import ServerSettings
 from draftree.serve.worker import Worker
 
 T = TypeVar("T")
-GONE = "The client has gone away."
 
 
 class Server:
@@ -68,21 +66,7 @@ class Server:
         Raises:
             ApiError: too long, too slow, not of this kind, or the client has gone away meanwhile.
         """
-        parts, size = [], 0
-        try:
-            async with asyncio.timeout(self.settings.body_seconds):
-                async for piece in request.stream():
-                    size += len(piece)
-                    if size > self.settings.body_bytes:
-                        most = self.settings.body_bytes
-                        raise ApiError(f"The body is longer than {most} bytes: shorten it.", status=413)
-                    parts.append(piece)
-        except TimeoutError:
-            seconds = self.settings.body_seconds
-            raise ApiError(f"The body was not there after {seconds:g} seconds: send it at once.", status=408) from None
-        except ClientDisconnect:
-            raise ApiError(GONE, status=499) from None
-        return read_body(b"".join(parts), kind)
+        return read_body(await whole_body(request, self.settings), kind)
 
     def key(self, request: Request) -> str | None:
         """The name of the key that a request presents; None where the server has none.

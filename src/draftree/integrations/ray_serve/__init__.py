@@ -97,13 +97,12 @@ def deployment(
         graceful_shutdown_timeout_s=GRACE,
         **scale,
     ).bind(launch, exchange=exchange is not None)
-    body_bytes = settings.body_bytes
 
     class Door:
         """Ray's ingress; makes the front where it runs."""
 
         def __init__(self, handle: Any) -> None:
-            self.front = Front(handle, body_bytes, exchange)
+            self.front = Front(handle, settings, exchange)
 
         def __serve_build_asgi_app__(self) -> Any:
             return self.front

@@ -11,8 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 
 from draftree.integrations.ray_serve.prefixes import Beginnings, beginnings_of
+from draftree.serve.bodies import whole_body
+from draftree.serve.errors import ApiError
+from draftree.serve.settings import ServerSettings
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -44,12 +49,12 @@ class Front:
 
     Args:
         replicas: their handle.
-        body_bytes: longest body of a request.
+        settings: of each replica; those about bodies hold here.
         exchange: seconds between two exchanges of what tries learned; None for none.
     """
 
-    def __init__(self, replicas: DeploymentHandle, body_bytes: int, exchange: float | None) -> None:
-        self._replicas, self._body_bytes, self._exchange = replicas, body_bytes, exchange
+    def __init__(self, replicas: DeploymentHandle, settings: ServerSettings, exchange: float | None) -> None:
+        self._replicas, self._settings, self._exchange = replicas, settings, exchange
         self._exchanging: asyncio.Task[None] | None = None
         self._texts: deque[HttpRequest] = deque()  # which all replicas there were have taken
         self._kept = 0  # bytes of these
@@ -63,7 +68,11 @@ class Front:
             return
         if self._exchange is not None and self._exchanging is None:
             self._exchanging = asyncio.ensure_future(_again(self._exchange, self.exchange))
-        body = await _read(receive, self._body_bytes + 1)
+        try:
+            body = await whole_body(Request(scope, receive), self._settings)
+        except ApiError as error:
+            await JSONResponse(error.body(), error.status, error.headers())(scope, receive, send)
+            return
         request = HttpRequest(scope["method"], scope["path"], scope["query_string"], list(scope["headers"]), body)
         if request.path == "/metrics":
             messages = self._metrics(request)
@@ -239,20 +248,6 @@ def _refusal(text: str, status: int) -> Iterable[dict[str, Any]]:
     headers = [(b"content-type", b"application/json"), (b"retry-after", b"1")]
     yield {"type": "http.response.start", "status": status, "headers": headers}
     yield {"type": "http.response.body", "body": json.dumps(_error(text)).encode(), "more_body": False}
-
-
-async def _read(receive: Any, most: int) -> bytes:
-    """The body, cut behind `most` bytes: the replica refuses it then."""
-    parts, size, more = [], 0, True
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            break
-        more = message.get("more_body", False)
-        if size < most:
-            parts.append(message.get("body", b""))
-        size += len(message.get("body", b""))
-    return b"".join(parts)[:most]
 
 
 async def _pass_on(messages: AsyncIterator[dict[str, Any]], send: Any) -> None:

@@ -56,7 +56,7 @@ def beginnings_of(body: bytes, key: bytes = b"") -> Beginnings:
         for part in islice(parts, MOST_BLOCKS):
             chain = hash((chain, part))
             found.append(chain)
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return Beginnings([])
     return Beginnings(found, 1 if "messages" in asked else max(1, (len(found) + 1) // 2))
 
