@@ -13,6 +13,9 @@ from serve_driver import MESSAGES, Running, serving
 PLAIN, CHAT = "/v1/completions", "/v1/chat/completions"
 LOOK = {"type": "function", "function": {"name": "look"}}
 SAID = [{"role": "user", "content": "Hi"}]
+DEEP = "[" * 100_000
+CALL = {"id": "x", "type": "function", "function": {"name": "look", "arguments": DEEP}}
+CALLED = [*SAID, {"role": "assistant", "tool_calls": [CALL]}]
 # Path, body, the field that is named, and words of the sentence.
 REFUSED: list[tuple[str, Any, str | None, str]] = [
     (PLAIN, [], None, "no JSON object"),
@@ -45,6 +48,8 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     (PLAIN, {"prompt": "Hi", "stop_token_ids": [5, 99999]}, "stop_token_ids", "names token 99999"),
     (PLAIN, {"prompt": "Hi", "logit_bias": {"x": 1}}, "logit_bias", "names token 'x'"),
     (PLAIN, {"prompt": "Hi", "logit_bias": {"99999": 1}}, "logit_bias", "names token '99999'"),
+    (PLAIN, {"prompt": "Hi", "logit_bias": {"1" * 5000: 1}}, "logit_bias", "names token '111"),
+    (PLAIN, {"prompt": "Hi", "structured_outputs": {"json": DEEP}}, "structured_outputs", "The schema is no JSON"),
     (PLAIN, {"prompt": "Hi", "logprobs": 21}, "logprobs", "less than or equal to 20"),
     (PLAIN, {"prompt": "Hi", "stream_options": {"include_usage": True}}, "stream_options", "set stream to true"),
     (PLAIN, {"prompt": "Hi", "draftree": {"drafter": "medusa"}}, "draftree.drafter", "give 'off' or 'lookahead'"),
@@ -61,6 +66,8 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type", "'text'"),
     (CHAT, {"messages": [*SAID, {"role": "assistant", "refusal": "No."}]}, "messages.1.refusal", "leave it out"),
     (CHAT, {"messages": [{"role": "user", "content": "sea " * 3000}]}, "messages", "shorten it"),
+    (CHAT, {"messages": CALLED}, "messages", "The arguments of a tool call in the messages are no JSON"),
+    ("/tokenize", {"messages": CALLED}, "messages", "The arguments of a tool call in the messages are no JSON"),
     (CHAT, {"messages": SAID, "max_tokens": 3000}, "max_tokens", "lower max_tokens"),
     (CHAT, {"messages": SAID, "max_completion_tokens": 3000}, "max_completion_tokens", "lower max_completion_tokens"),
     (CHAT, {"messages": SAID, "max_completion_tokens": 3, "min_tokens": 4}, "min_tokens", "at most 3"),

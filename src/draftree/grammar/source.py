@@ -50,7 +50,7 @@ class Grammar:
         if isinstance(schema, str | bytes):
             try:
                 schema = json.loads(schema)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise GrammarError(f"The schema is no JSON ({error}): correct it.") from None
         if not isinstance(schema, dict | bool):
             raise GrammarError(

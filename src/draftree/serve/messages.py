@@ -83,7 +83,7 @@ def _as_dict(message: Message) -> dict[str, Any]:
 def _arguments(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ApiError("The arguments of a tool call in the messages are no JSON.", "messages") from None
 
 
