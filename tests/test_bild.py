@@ -256,6 +256,22 @@ def test_where_a_text_ends_unreviewed() -> None:
     assert LossyBiLD(review=False).closes(tree, 0, (6,)) is None
 
 
+def test_unreviewed_ends_have_log_probabilities_where_they_are_asked_for() -> None:
+    """By a pass over them, which leaves the text as it is."""
+    small, passes = build("llama-tied"), []
+    for eos in range(3, 97, 8):
+        found = []
+        for logprobs in (None, 0):
+            engine = Engine(build("llama"), drafter=BiLD(small, 0.0, None, final_review=False))
+            rules = Rules(40, (eos, eos + 1, eos + 2), logprobs=logprobs)
+            found.append(engine.add(prompts()[0], rules))
+            engine.run()
+        assert found[0].tokens == found[1].tokens
+        assert all(emitted.scores is not None for emitted in found[1].output)
+        passes.append([request.stats.steps for request in found])
+    assert any(plain < scored for plain, scored in passes)
+
+
 # ------------------------------------------------------------------------------- statistics and refusals
 
 

@@ -82,7 +82,7 @@ class Loop:
         trees = _trees_of(plan)
         marks.append(clock())
         ends = self.acceptance.ends(requests, trees)
-        if None not in ends:
+        if None not in ends and all(request.rules.logprobs is None for request in requests):
             self._account(requests, trees, self.acceptance.close(requests, trees, ends), None, marks)
             return
         turn, result = self._verify(first, plan, self._unread(first, plan.requests), bare=alone)
