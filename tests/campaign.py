@@ -218,8 +218,7 @@ def _at(case: Case, model: Any, row: int, prefix: list[int]) -> tuple[PrefixChoo
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([prompt + prefix])).logits[0, -1]
     generator = torch.Generator().manual_seed(case.seed + row)
-    room = case.options["max_new_tokens"]
-    chooser = PrefixChooser(seen, rules.processors, generator, rules.sample, room)
+    chooser = PrefixChooser(seen, rules.processors, generator, rules.sample)
     for token in prefix:
         chooser._noisy(torch.zeros(1, logits.shape[-1]), 0)
         chooser.push(token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -125,9 +126,9 @@ class Last(LogitsProcessor):
         return scores
 
 
-def make(seed: int | None, sample: bool, *processors: LogitsProcessor, room: int = 30) -> PrefixChooser:
+def make(seed: int | None, sample: bool, *processors: LogitsProcessor) -> PrefixChooser:
     generator = None if seed is None else torch.Generator().manual_seed(seed)
-    return PrefixChooser(torch.tensor([[3, 1]]), LogitsProcessorList(processors), generator, sample, room)
+    return PrefixChooser(torch.tensor([[3, 1]]), LogitsProcessorList(processors), generator, sample)
 
 
 @settings(max_examples=150, deadline=None)
@@ -173,7 +174,7 @@ def test_lazy_walks_leave_pruned_nodes_out() -> None:
 def test_noise_is_that_of_multinomial(seed: int) -> None:
     """One draw a token from the seed's generator: what Hugging Face's sampling does, step for step."""
     processors = (TemperatureLogitsWarper(0.7), TopKLogitsWarper(30))
-    chooser = make(seed, True, *processors, room=60)
+    chooser = make(seed, True, *processors)
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(60, 50, generator=torch.Generator().manual_seed(1))
     for row in logits:
@@ -181,6 +182,14 @@ def test_noise_is_that_of_multinomial(seed: int) -> None:
         expected = int(torch.multinomial(scores.softmax(-1), 1, generator=generator))
         assert chooser.choose(row) == expected
         chooser.push(expected)
+
+
+@pytest.mark.parametrize("scores", [[-math.inf] * 4, [math.nan] * 4, [0.0, math.inf, 0.0, 0.0]])
+def test_what_cannot_be_drawn_is_an_error_as_in_multinomial(scores: list[float]) -> None:
+    with pytest.raises(RuntimeError, match="probability tensor contains"):
+        torch.multinomial(torch.tensor(scores).softmax(-1), 1)
+    with pytest.raises(RuntimeError, match="No token has a probability that is a number: raise the temperature"):
+        make(0, True).choose(torch.tensor(scores))
 
 
 def test_choosing_leaves_the_logits_alone() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 from zoo import build
 
+from draftree.drafting import PromptLookup
 from draftree.engine import Engine, Rules, generate
 from draftree.shaping import Fixed
 
@@ -163,6 +164,18 @@ def test_stop_strings(demo: Any, stops: Any) -> None:
             tokenizer=demo.tokenizer,
         )
         same(out.sequences, expected, f"trees {seed}")
+
+
+@pytest.mark.parametrize("options", [{"do_sample": True, "seed": 9}, {"stopping_criteria": [Noted(1000)]}, {}])
+def test_a_length_that_no_memory_holds(options: dict[str, Any]) -> None:
+    """Of a model without a context limit: memory is taken for tokens that are there."""
+    ids = torch.tensor(prompts(LENGTHS[:1]))
+    free = generate(build("bloom"), ids, max_new_tokens=NEW, **options).sequences
+    options = options | {"eos_token_id": int(free[0, -1])}
+    expected = generate(build("bloom"), ids, max_new_tokens=NEW, **options).sequences
+    for new in (10**12, 10**30):
+        out = generate(build("bloom"), ids, drafter=PromptLookup(), max_new_tokens=new, **options)
+        same(out.sequences, expected, f"at most {new}")
 
 
 def test_finish_reasons() -> None:

@@ -75,13 +75,10 @@ def test_processors_see_the_draft_tokens_before_them() -> None:
         return scores
 
     tree = TokenTree.from_paths(1, [[3, 4, 5]])
-    chooser = PrefixChooser(torch.tensor([[6, 1]]), LogitsProcessorList([watch]), None, False, 8)
+    chooser = PrefixChooser(torch.tensor([[6, 1]]), LogitsProcessorList([watch]), None, False)
     logits = logits_of({3: 0.9}, {4: 0.9}, {5: 0.9}, {0: 0.9})
     assert [token for _, token, _ in LossyTypical().walk(ScoredTree(tree, 0, logits, None), chooser)] == [3, 4, 5, 0]
     assert seen == [[6, 1], [6, 1, 3], [6, 1, 3, 4], [6, 1, 3, 4, 5]]
-    last = PrefixChooser(torch.tensor([[6, 1]]), LogitsProcessorList([watch]), None, False, 1)
-    # Draft tokens reach beyond the room.
-    assert next(iter(LossyTypical().walk(ScoredTree(tree, 0, logits, None), last)))[1] == 3
 
 
 def random_drafter(scale: int = 1) -> RandomTree:

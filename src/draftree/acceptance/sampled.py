@@ -8,6 +8,7 @@ that of Hugging Face's `generate(do_sample=True)`. Logits processors see each no
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -24,7 +25,6 @@ class PrefixChooser:
         processors: Hugging Face logits processors, this request's own.
         generator: source of noise; None with `sample` uses torch's default generator.
         sample: draw a token instead of taking the best.
-        room: how many tokens may follow the prefix.
         drawn: how many of the prefix's last tokens were drawn with this generator's seed already, elsewhere.
     """
 
@@ -34,11 +34,9 @@ class PrefixChooser:
         processors: LogitsProcessorList,
         generator: torch.Generator | None,
         sample: bool,
-        room: int,
         drawn: int = 0,
     ) -> None:
-        self._length = prefix.shape[1]
-        self._ids = torch.nn.functional.pad(prefix, (0, room + 1))
+        self._ids = prefix
         self._processors = processors
         self._generator = generator
         self._sample = sample
@@ -47,17 +45,25 @@ class PrefixChooser:
 
     def scores(self, logits: Tensor, ahead: Sequence[int] = ()) -> Tensor:
         """Processed scores [1, V] in float32 of raw `logits` [V] at the present prefix, `ahead` tokens behind it."""
-        raw = logits[None].to(dtype=torch.float32, copy=True)
-        end = self._length + len(ahead)
-        if end > self._ids.shape[1]:  # draft tokens may reach beyond the room that is left
-            self._ids = torch.nn.functional.pad(self._ids, (0, end - self._ids.shape[1]))
+        raw, ids = logits[None].to(dtype=torch.float32, copy=True), self._ids
         if ahead:
-            self._ids[0, self._length : end] = torch.tensor(ahead, device=self._ids.device, dtype=torch.long)
-        return self._processors(self._ids[:, :end], raw)  # type: ignore[arg-type]
+            ids = torch.cat((ids, torch.tensor([list(ahead)], device=ids.device, dtype=torch.long)), 1)
+        return self._processors(ids, raw)  # type: ignore[arg-type]
 
     def choose(self, logits: Tensor) -> int:
-        """See `Chooser.choose`."""
-        return int(self._noisy(self.scores(logits), 0).argmax(-1))
+        """See `Chooser.choose`.
+
+        Raises:
+            RuntimeError: nothing can be drawn, where Hugging Face's `generate` raises one as well.
+        """
+        noisy = self._noisy(self.scores(logits), 0)
+        token = int(noisy.argmax(-1))
+        if self._sample and math.isnan(noisy[0, token]):
+            raise RuntimeError(
+                "No token has a probability that is a number: raise the temperature, forbid fewer tokens, or look for "
+                "NaN in the model's weights."
+            )
+        return token
 
     def draft(self, logits: Tensor, ahead: Sequence[int]) -> int:
         """The draft token that another model's raw `logits` [V] choose; `ahead` are the tokens after the prefix.
@@ -81,7 +87,6 @@ class PrefixChooser:
 
     def push(self, token: int) -> None:
         """See `Chooser.push`."""
-        self._ids[0, self._length] = token
-        self._length += 1
+        self._ids = torch.nn.functional.pad(self._ids, (0, 1), value=token)
         if self._noise:
             self._noise.popleft()

@@ -37,7 +37,7 @@ class PromptLookup(Drafter):
 
     def begin(self, request: Context) -> None:
         front = len(request.prediction)  # as if it stood before the prompt
-        buffer = np.empty(front + len(request.tokens) + request.room, dtype=np.int64)
+        buffer = np.empty(front + len(request.tokens), dtype=np.int64)
         buffer[:front] = request.prediction
         self._seen[request.id] = buffer, front
 
@@ -53,7 +53,10 @@ class PromptLookup(Drafter):
         nothing = np.empty(0, dtype=np.int64)
         buffer, known = self._seen[request.id]
         front = len(request.prediction)
-        tokens = buffer[: front + len(request.tokens)]
+        count = front + len(request.tokens)
+        if count > len(buffer):
+            buffer = np.resize(buffer, 2 * count)
+        tokens = buffer[:count]
         tokens[known:] = request.tokens[known - front :]  # also of steps without draft tokens
         self._seen[request.id] = buffer, len(tokens)
         if most < 1:

@@ -141,14 +141,12 @@ class _Criteria:
 
     def __init__(self, rules: Rules, prefix: Tensor) -> None:
         self._criteria = rules.criteria
-        self._ids = torch.nn.functional.pad(prefix, (0, rules.max_new_tokens))
-        self._end = prefix.shape[1]
+        self._ids = prefix
 
     def ask(self, token: int) -> bool:
         """Whether the text ends with `token`, its next one."""
-        self._ids[0, self._end] = token
-        self._end += 1
-        verdict: Any = self._criteria(self._ids[:, : self._end], None)
+        self._ids = torch.nn.functional.pad(self._ids, (0, 1), value=token)
+        verdict: Any = self._criteria(self._ids, None)
         return bool(verdict.all()) if isinstance(verdict, Tensor) else bool(verdict)
 
 
@@ -218,7 +216,7 @@ class Request:
         if rules.sample and rules.seed is not None:
             generator = torch.Generator(device).manual_seed(rules.seed)
         drawn = rules.resumed if generator is not None else 0
-        return PrefixChooser(prefix, processors, generator, rules.sample, rules.max_new_tokens, drawn)
+        return PrefixChooser(prefix, processors, generator, rules.sample, drawn)
 
     @property
     def id(self) -> int:
