@@ -2,6 +2,9 @@
 sentence.
 """
 
+import copy
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +57,28 @@ def test_round_trip_drafts_the_same(saved, backend):
 def test_an_empty_trie_can_be_saved(tmp_path):
     Trie(backend="python").save(tmp_path / "empty", "t")
     assert Trie.load(tmp_path / "empty", "t", backend="python").nodes == 0
+
+
+def test_options_of_numpy_can_be_saved(tmp_path):
+    drafter = Lookahead(prompt_weight=np.float32(2), max_nodes=np.int64(1000), eos_token_ids=np.array([3]))
+    drafter.warm([[5, 6, 7]])
+    drafter.trie.save(tmp_path / "t", "t")
+    assert Trie.load(tmp_path / "t", "t").options == drafter.trie.options == copy.deepcopy(drafter).trie.options
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("clock", [0, 2**32 - 1])
+def test_no_clock_in_a_file_spoils_what_is_saved_later(saved, tmp_path, backend, clock):
+    _, path = saved
+    data = path.read_bytes()
+    size = int.from_bytes(data[12:16], "little")
+    header = json.dumps(json.loads(data[16 : 16 + size]) | {"tick": clock}).encode()
+    body = data[:12] + len(header).to_bytes(4, "little") + header + data[16 + size : -32]
+    path.write_bytes(body + hashlib.sha256(body).digest())
+    again = Trie.load(path, "tokenizer-a", backend=backend)
+    again.warm(list(range(9)))
+    again.save(path, "tokenizer-a")
+    assert Trie.load(path, "tokenizer-a", backend=backend).nodes == again.nodes
 
 
 def test_saving_leaves_nothing_else_behind(saved):

@@ -62,7 +62,7 @@ def unpacked(content: bytes, tokenizer_fingerprint: str, path: object) -> tuple[
     offset = _START.size + header_length
     try:
         header = parse_json(bytes(body[_START.size : offset]))
-        options, n, tick = _checked(header, len(body) - offset)
+        options, n = _checked(header, len(body) - offset)
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"The header of {path} is not one that Trie.save writes ({error}): save the trie again."
@@ -81,21 +81,21 @@ def unpacked(content: bytes, tokenizer_fingerprint: str, path: object) -> tuple[
     wrong = _wrong(tokens, parents, counts, stamps, options.branch_length)
     if wrong is not None:
         raise ValueError(f"{path} is no trie of Trie.save's, {wrong}: save the trie again.")
-    return options, (np.arange(n, dtype=np.int32), tokens, parents, counts, stamps, tick)
+    # Stamps tell an order and nothing else, so the clock begins anew: whatever stands in the file, it is ahead of them.
+    times, order = np.unique(stamps, return_inverse=True)
+    return options, (np.arange(n, dtype=np.int32), tokens, parents, counts, (order + 1).astype(np.uint32), len(times))
 
 
-def _checked(header: Any, left: int) -> tuple[TrieOptions, int, int]:
-    """Options, number of nodes and clock of a header behind which `left` bytes follow."""
+def _checked(header: Any, left: int) -> tuple[TrieOptions, int]:
+    """Options and number of nodes of a header behind which `left` bytes follow."""
     if not isinstance(header, dict) or not isinstance(header["options"], dict):
         raise ValueError("it is no JSON object with options")
     if not isinstance(header["tokenizer"], str) or len(header["tokenizer"]) > 500:
         raise ValueError("tokenizer is no name")
-    options, n, tick = TrieOptions(**header["options"]), header["nodes"], header["tick"]
+    options, n = TrieOptions(**header["options"]), header["nodes"]
     if not is_whole(n, 0, options.max_nodes) or n * _NODE != left:
         raise ValueError("nodes is not the number of nodes that follow, or more than max_nodes")
-    if not is_whole(tick, 0, 2**32 - 1):
-        raise ValueError("tick is no clock")
-    return options, n, tick
+    return options, n
 
 
 def _wrong(

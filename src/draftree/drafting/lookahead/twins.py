@@ -81,9 +81,11 @@ class TrieOptions:
             if getattr(self, name) is None:
                 raise ValueError(f"{name} is None: give a whole number.")
             check_least(1, most, **{name: getattr(self, name)})
+            object.__setattr__(self, name, int(getattr(self, name)))  # NumPy's numbers are none of JSON's
         weight = self.prompt_weight
         if not isinstance(weight, int | float | np.number) or not 1e-6 <= weight <= 1e6:
             raise ValueError(f"prompt_weight={repr(weight)} must be a number from 1e-6 to 1e6; 1 means no weighting.")
+        object.__setattr__(self, "prompt_weight", float(weight))
         for name in ("prune", "eliminate"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={repr(getattr(self, name))} must be True or False.")
