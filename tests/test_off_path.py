@@ -82,3 +82,11 @@ def test_the_factor_is_learned() -> None:
     for _ in range(3000):
         learner.learn(tokens, logp, [2, 9])
     assert 0 < learner.factor < 0.05
+
+
+def test_drafts_that_never_hold_leave_a_factor() -> None:
+    """What is forgotten of the time before falls below the smallest number."""
+    learner = OffPath()
+    for _ in range(80_000):
+        learner.learn(np.array([[1], [2]]), np.zeros((2, 1)), [1, 3])
+    assert learner.factor == 1.0

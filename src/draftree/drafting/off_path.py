@@ -31,7 +31,7 @@ class OffPath:
     def factor(self) -> float:
         """`off_path` of `TokenTree.from_candidates`: at most 1."""
         on, off = (came / hoped for came, hoped in zip(self._came, self._hoped, strict=True))
-        return min(max(off / on, LEAST), 1.0)
+        return min(max(off / max(on, 1e-9), LEAST), 1.0)
 
     def learn(self, tokens: np.ndarray, logp: np.ndarray, text: Sequence[int]) -> None:
         """Candidates [D, K] and the tokens that came in their places (as many as there are, up to D)."""
