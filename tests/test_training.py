@@ -172,6 +172,13 @@ def test_resume_gives_what_a_run_in_one_piece_gives(zoo_data, tmp_path, monkeypa
         run(zoo_data, tmp_path / "cut", method, **settings)
     with pytest.raises(ValueError, match="begun with other options"):
         run(zoo_data, tmp_path / "cut", method, **settings | {"seed": 5}, resume=True)
+    model, _ = zoo_data
+    other = construct(MEMBERS["llama"])
+    with torch.no_grad():
+        other.lm_head.weight.mul_(1.5)
+    for begun_with in ((model, data_for(model, tmp_path / "b", 59)), (other, data_for(other, tmp_path / "c"))):
+        with pytest.raises(ValueError, match="begun with other options, another model or other data"):
+            run(begun_with, tmp_path / "cut", method, **settings, resume=True)
     recipe = run(zoo_data, tmp_path / "cut", method, **settings, resume=True)
     assert recipe["steps"] == whole["steps"]
     assert recipe["accuracy"] == whole["accuracy"]

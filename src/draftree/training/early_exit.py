@@ -74,7 +74,7 @@ def train_early_exit(
     rows = read_data(data, target, options.max_length)
     base, dtype = base_of(target.model), target.dtype
     settings = {"exit_layer": exit_layer, "every_layer": every_layer}
-    made_of = {"method": "early-exit", "settings": settings | {"base": base.hash}}
+    made_of = {"method": "early-exit", "settings": settings}
     session = Session(out, made_of, rows, options, target.device, EarlyExitObjective.learning_rate)
     trained = copy.deepcopy(target.model).eval()
     objective = EarlyExitObjective(trained.float(), weights).train()  # half types lose small steps

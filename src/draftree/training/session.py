@@ -23,6 +23,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from draftree.files import write_json
 from draftree.runner.step_cost import chip_name
 from draftree.training.curve import write_curve
+from draftree.training.journal import fingerprint
 from draftree.training.objective import Objective
 from draftree.training.options import RECIPE, TrainOptions, check_out
 from draftree.training.rows import Data
@@ -38,8 +39,8 @@ class Session:
 
     Args:
         out: the folder; taken for this run at once.
-        made_of: what is trained, in plain values; a resumed run must have the same, and the same options.
-        data: rows to train on and to report on.
+        made_of: what is trained, in plain values; a resumed run must have the same, and the same options and data.
+        data: rows to train on and to report on, made by the model that is trained for.
         options: of the run.
         device: of the model that made the data; where that is the processor, the run stays there.
         learning_rate: where the options name none.
@@ -66,7 +67,9 @@ class Session:
         self.out, self.data, self.options = out, data, options
         more["learning_rate"] = options.learning_rate or learning_rate
         self.args = arguments(out, len(data.train), options, device, **more)
-        self._checkpoint = self._claim(made_of | {"options": options.recorded()})
+        held = [fingerprint((row.tokens, row.start, row.source)) for row in (*data.train, *data.dev)]
+        own = {"options": options.recorded(), "model": data.about["model"]["hash"], "data": fingerprint(held)}
+        self._checkpoint = self._claim(made_of | own)
 
     def _claim(self, record: dict[str, Any]) -> str | None:
         """Take the folder, as its first process; the checkpoint to go on from, or None for a new run."""
@@ -80,7 +83,8 @@ class Session:
                 raise ValueError(f"There is no checkpoint in {str(folder)!r} to go on from: leave --resume out.")
             if json.loads((folder / RUN).read_text(encoding="utf-8")) != json.loads(json.dumps(record)):
                 raise ValueError(
-                    f"{str(out)!r} was begun with other options: give the same ones, or leave --resume out."
+                    f"{str(out)!r} was begun with other options, another model or other data: give the same ones, or name "
+                    "another folder."
                 )
             return last
         check_out(out, force=self.options.force)
