@@ -184,6 +184,27 @@ def test_drafters_without_a_trie_go_on_after_a_stop(demo, name):
     assert method.answer(ids).ids == answer.ids
 
 
+@pytest.mark.parametrize("changed", ["model", "drafter"])
+def test_a_stopped_run_does_not_go_on_with_what_was_saved_anew(demo, tmp_path, changed):
+    model, drafter = tmp_path / "model", tmp_path / "drafter"
+    demo.model.save_pretrained(model)
+    demo.tokenizer.save_pretrained(model)
+    medusa = draftree.demo_drafter("medusa", demo.model)
+    medusa.save_pretrained(drafter)
+    plan = Plan(Settings(2, 4, 1, 0, compiled=False), ("draftree", str(drafter)), (1,), (None,))
+    prompts = [p for p in embedded_prompts() if p.set == "tldr_shell"][:2]
+    with pytest.raises(KeyboardInterrupt):
+        run_compare([str(model)], prompts, plan, tmp_path / "out", Killed(3))
+    if changed == "model":
+        (model / "generation_config.json").write_text("{}")
+    else:
+        with torch.no_grad():
+            next(medusa.weights.parameters()).mul_(2)
+        medusa.save_pretrained(drafter)
+    with pytest.raises(ValueError, match="holds data of another model or drafter"):
+        run_compare([str(model)], prompts, plan, tmp_path / "out", Killed(1))
+
+
 def test_two_models_or_methods_of_one_name_are_refused_before_any_work(demo, tmp_path):
     """Tables and files would call both the same, and the answers of one would replace those of the other."""
     folders = [tmp_path / place / "same" for place in ("a", "b")]
@@ -381,6 +402,9 @@ def test_draws_of_a_batch_are_compared_with_the_plain_engine(demo):
         (["--temperature", "0", "--top-k", "5"], "--top-k and --top-p shape draws"),
         (["--against", "nowhere.json"], "nowhere.json is no result of bench compare"),
         (["--batch", "0"], "--batch"),
+        (["--seed", "99999999999999999999"], "seed is 99999999999999999999: give at most"),
+        (["--method", "lookahead-warm", "--drafter-warm", "0", "--per-set", "1"], "no prompts to warm the trie with"),
+        (["--method", "hf-compiled", "--no-compile", "--per-set", "1"], "greedy; hf-compiled: --no-compile): give one"),
         (["--model", "./no-such-folder"], "no model folder './no-such-folder'"),
         (["--per-set", "1", "--batch", "99"], "prompts do not fill a batch of 99"),
         (["--max-new-tokens", "5000"], "context"),
@@ -395,3 +419,4 @@ def test_wrong_input_is_one_sentence(arguments, told, monkeypatch, capsys, tmp_p
     assert stopped.value.code == 2
     assert told in " ".join(said.err.replace("│", " ").split())
     assert "Traceback" not in said.err
+    assert not (tmp_path / JOURNAL).exists()

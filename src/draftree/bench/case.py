@@ -97,6 +97,9 @@ def run_case(
     """Measure methods by the settings of `kit`; figures come from the samples of one process and one run.
 
     `log` keeps samples, so that a stopped run can go on; `part` says which of several cases this is, for the watcher.
+
+    Raises:
+        ValueError: none of the methods can be measured.
     """
     settings, tasks = kit.settings, texts.tasks
     about = kit.subject.about() | {"started": now(), "case": settings.title}
@@ -108,6 +111,9 @@ def run_case(
         for task, most in zip(tasks, texts.longest, strict=True)
     ]
     usable, refused = ready(methods, longest, settings.batch)
+    if not usable:
+        reasons = "; ".join(f"{name}: {why}" for name, why in (unmeasured | refused).items())
+        raise ValueError(f"No method can be measured ({settings.title}; {reasons}): give one that can.")
     groups = groups_of(tasks, settings.batch)
     watcher.stage(f"{part}measuring", len(usable) * len(groups) * settings.rounds)
     tokenizer = kit.subject.tokenizer

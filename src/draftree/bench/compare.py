@@ -6,6 +6,7 @@ comes.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -21,6 +22,7 @@ from draftree.bench.kit import Kit, make_kit
 from draftree.bench.log import Log
 from draftree.bench.machine import now
 from draftree.bench.samples import Sampling
+from draftree.drafter_names import names_in
 from draftree.models import Placement, load_model
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
@@ -83,7 +85,7 @@ def run_compare(
 
     Raises:
         ValueError: a model, prompt or drafter that cannot be used, two models or methods of one name, or an unfinished
-            run of another plan; before any work.
+            run of another plan; before any work. A case in which no method can be measured.
     """
     if plan.params is not None:
         from_checkout("inflate")  # says what is missing
@@ -101,12 +103,16 @@ def run_compare(
     found, tokenizers = {}, {}
     with Journal(out / JOURNAL, _identity(models, prompts, plan, begun)) as journal:
         log = Log(journal)
-        for name in models:
-            if len(models) > 1:
-                subject = Subject.load(name, plan.placement)
-            cases = _measure(subject, prompts, plan, watcher, assistant, log)
-            called = cases[0].about["model"]
-            found[called], tokenizers[called] = cases, subject.tokenizer
+        try:
+            for name in models:
+                if len(models) > 1:
+                    subject = Subject.load(name, plan.placement)
+                cases = _measure(subject, prompts, plan, watcher, assistant, log)
+                called = cases[0].about["model"]
+                found[called], tokenizers[called] = cases, subject.tokenizer
+        finally:
+            if not journal.done:  # an empty one would be in the way of another plan
+                discard_unfinished(out)
     discard_unfinished(out)
     return Comparison(begun | {"finished": now()}, found, tokenizers, log.resumed)
 
@@ -122,14 +128,25 @@ def _identity(
     models: Sequence[str | None], prompts: Sequence[Prompt], plan: Plan, about: dict[str, Any]
 ) -> dict[str, Any]:
     """What must be equal for a stopped run to go on."""
+    named = (*models, plan.assistant, *(part for name in plan.methods for part in names_in(name)))
     facts = {
         "models": list(models),
+        "model_or_drafter": {name: _contents(Path(name)) for name in named if name and Path(name).is_dir()},
         "prompts": fingerprint([asdict(prompt) for prompt in prompts]),
         "plan": asdict(plan),
         **{name: about[name] for name in ("commit", "device", "threads", "versions")},
     }
     read_back: dict[str, Any] = json.loads(json.dumps(facts))  # as the journal will hold it
     return read_back
+
+
+def _contents(folder: Path) -> str:
+    """SHA-256 over the names and bytes of a folder's files: a model or drafter may be saved anew under its name."""
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.iterdir() if path.is_file()):
+        with file.open("rb") as data:
+            digest.update(f"{file.name} {hashlib.file_digest(data, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 def _measure(

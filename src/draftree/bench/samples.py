@@ -8,6 +8,7 @@ from typing import Any
 
 from draftree.engine import RequestStats
 from draftree.engine.limits import check_prompt
+from draftree.errors import check_least
 from draftree.models import encode_prompt
 from draftree.prompts import Prompt
 from draftree.runner import inspect_model
@@ -35,8 +36,9 @@ def samplings_of(
     """One for each temperature, None for 0.
 
     Raises:
-        ValueError: top-k or top-p without a temperature over 0, where they would have no effect.
+        ValueError: top-k or top-p without a temperature over 0, where they would have no effect; a seed beyond 64 bits.
     """
+    check_least(-(2**63), 2**63 - 1, seed=seed)
     if not any(temperatures) and (top_k is not None or top_p is not None):
         raise ValueError(
             "--top-k and --top-p shape draws, and every --temperature is 0: give one over 0, or leave them."
