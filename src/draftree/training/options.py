@@ -6,11 +6,15 @@ What an option means is said where it is declared, as `Annotated[type, meaning]`
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
+from draftree.errors import check_least
+
 RECIPE = "recipe.json"  # written last: the result is whole then
+CHECKPOINTS, RUN = "checkpoints", "run.json"  # made before anything else, the one in the other
 EPOCHS = 4.0
 
 
@@ -39,6 +43,9 @@ class TrainOptions:
     def __post_init__(self) -> None:
         check_positive(self, "epochs", "batch", "accumulate", "evaluations", "dev_rows", "checkpoints")
         check_positive(self, "steps", "learning_rate", "max_length")
+        check_least(0, 2**32 - 1, seed=self.seed)
+        if self.passes == math.inf:
+            raise ValueError("epochs is inf: say how many passes over the data a training makes.")
         if self.epochs is not None and self.steps is not None:
             raise ValueError("steps and epochs both say how long a training is: give one of them.")
         if self.resume and self.force:
@@ -106,13 +113,16 @@ def _values(options: Any, kind: type) -> dict[str, Any]:
 
 
 def check_out(out: Path, *, force: bool) -> None:
-    """Refuse a folder with a finished result that is not to be replaced.
+    """Refuse a folder with a finished result that is not to be replaced, and one of a model that comes from elsewhere.
 
     Raises:
         ValueError: there is one.
     """
-    if (out / RECIPE).is_file() and not force:
-        raise ValueError(f"{str(out)!r} holds a finished result: give another folder, or --force to replace it.")
+    if (out / RECIPE).is_file():
+        if not force:
+            raise ValueError(f"{str(out)!r} holds a finished result: give another folder, or --force to replace it.")
+    elif (out / "config.json").is_file() and not (out / CHECKPOINTS / RUN).is_file():
+        raise ValueError(f"{str(out)!r} holds a model that no training here has written: give another folder.")
 
 
 def check_positive(options: Any, *names: str) -> None:

@@ -25,12 +25,10 @@ from draftree.runner.step_cost import chip_name
 from draftree.training.curve import write_curve
 from draftree.training.journal import fingerprint
 from draftree.training.objective import Objective
-from draftree.training.options import RECIPE, TrainOptions, check_out
+from draftree.training.options import CHECKPOINTS, RECIPE, RUN, TrainOptions, check_out
 from draftree.training.rows import Data
 from draftree.training.trainer import DrafterTrainer, Report
 
-CHECKPOINTS = "checkpoints"
-RUN = "run.json"
 WARMUP = 0.03  # share of the steps in which the learning rate rises
 
 
@@ -83,8 +81,8 @@ class Session:
                 raise ValueError(f"There is no checkpoint in {str(folder)!r} to go on from: leave --resume out.")
             if json.loads((folder / RUN).read_text(encoding="utf-8")) != json.loads(json.dumps(record)):
                 raise ValueError(
-                    f"{str(out)!r} was begun with other options, another model or other data: give the same ones, or name "
-                    "another folder."
+                    f"{str(out)!r} was begun with other options, another model or other data: give the same ones, or "
+                    "name another folder."
                 )
             return last
         check_out(out, force=self.options.force)
