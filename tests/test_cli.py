@@ -175,7 +175,7 @@ def test_generate_answers_a_file_of_prompts(tmp_path):
     file, out = tmp_path / "p.jsonl", tmp_path / "answers.jsonl"
     file.write_text("\n".join(json.dumps(row) for row in rows))
     options = ["--max-new-tokens", "16", "--sample", "--seed", "3"]
-    done = run("generate", "--prompts", str(file), "--slots", "2", "--out", str(out), "--stats", *options)
+    done = run("generate", "--prompts", str(file), "--slots", "2", "--out", str(out), "--stats", "--json", *options)
     assert done.exit_code == 0, done.output
     assert "4 request(s)" in done.output
     told = [json.loads(line) for line in out.read_text().splitlines()]
@@ -194,6 +194,7 @@ def test_generate_answers_a_file_of_prompts(tmp_path):
         (["generate"], "Give a prompt, or --prompts and a file of them"),
         (["generate", "--prompts", "p.jsonl", "hello"], "Give a prompt, or --prompts and a file of them"),
         (["generate", "--out", "x.jsonl", "hello"], "--out is for the answers to --prompts"),
+        (["generate", "--slots", "4", "hello"], "--slots is for the answers to --prompts"),
         (["generate", "--prompts", "nowhere.jsonl"], "There is no prompts file 'nowhere.jsonl'"),
         (["generate", "--prompts", "p.jsonl", "--stats"], "--stats would stand among the answers"),
         (["demo", "--drafter", "lokahead"], "Did you mean 'lookahead'?"),

@@ -64,6 +64,7 @@ def places(tmp_path: Path) -> dict[str, str]:
     empty.mkdir()
     bare.mkdir()
     file.write_text("no model\n")
+    file.with_suffix(".json").write_text("no model\n")
     (bare / "config.json").write_text(json.dumps({"model_type": "llama"}))
     return {"EMPTY": str(empty), "FILE": str(file), "GONE": str(tmp_path / "gone" / "x"), "BARE": str(bare)}
 
@@ -84,6 +85,14 @@ def places(tmp_path: Path) -> dict[str, str]:
         ("generate hi --sample --temperature nan", "--temperature is nan: give a number over 0"),
         ("generate hi --sample --top-p 0", "--top-p is 0: give a probability over 0"),
         ("generate hi --sample --seed 99999999999999999999", "give a number of at most 18 digits"),
+        ("generate --prompts FILE --out FILE", "file', which belongs to --prompts: name another file"),
+        ("generate --prompts EMPTY --out EMPTY/x.jsonl", "which belongs to --prompts"),
+        ("generate hi --threads 99999999999", "--threads"),
+        ("chat --trie FILE --history FILE", "which belongs to --history"),
+        ("trace hi --trie FILE --out FILE", "file', which belongs to --trie"),
+        ("trace hi --out x --html x", "--out is 'x', which belongs to --html"),
+        ("trace --replay FILE --html FILE", "file', which belongs to --replay"),
+        ("tune --prompts FILE.json --out FILE.json", "which belongs to --prompts"),
         ("trace hi --out EMPTY", "--out is"),
         ("trace hi --html EMPTY", "--html is"),
         ("trace hi --html GONE", "There is no folder"),
@@ -99,6 +108,10 @@ def places(tmp_path: Path) -> dict[str, str]:
         ("train medusa --data EMPTY --out FILE/x", "is a file: name a folder"),
         ("train medusa --data EMPTY --out EMPTY --splits -1", "splits is -1: give 0 for all"),
         ("train medusa --data EMPTY --out EMPTY --max-length 0", "--max-length"),
+        ("train medusa --data EMPTY --out EMPTY --epochs inf", "epochs is inf: say how many"),
+        ("train medusa --data EMPTY --out EMPTY --seed -1", "seed is -1: give at least 0"),
+        ("train early-exit --model BARE --data EMPTY --out BARE --exit-layer 1", "holds a model that no training here"),
+        ("train align --small BARE --data EMPTY --out BARE", "holds a model that no training here"),
     ],
 )
 def test_what_cannot_be_used_is_told_before_any_work(
@@ -109,7 +122,7 @@ def test_what_cannot_be_used_is_told_before_any_work(
     monkeypatch: pytest.MonkeyPatch,
     refused: Any,
 ) -> None:
-    if "medusa" in arguments:
+    if "train" in arguments:
         pytest.importorskip("accelerate")
     for name, path in places.items():
         arguments = arguments.replace(name, path)

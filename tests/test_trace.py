@@ -275,7 +275,7 @@ def test_command_records_replays_and_writes_a_page(tmp_path):
     done = run(
         "Write a shell command using git: Undo the last commit.", "List the numbers from one to ten.", "--drafter",
         "lookahead+medusa", "--early-head", "demo", "--nodes", "12", "--max-new-tokens", "24", "--out", out, "--html",
-        page,
+        page, "--slots", 10**11,
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "\x1b" not in done.output

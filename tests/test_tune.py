@@ -348,6 +348,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path):
         (["--check", "--minutes", "2"], "leave --minutes out"),
         (["--check", "--out", "here.json"], "leave --out out"),
         (["--minutes", "0"], "minutes is 0: give a time over 0"),
+        (["--minutes", "inf"], "minutes is inf: give a time over 0, and an end"),
         (["--minutes", "0.0001"], "0.0001 minutes are too few"),
         (["--drafters", "medusas"], "Did you mean 'medusa'?"),
         (["--drafters", "lookahead"], "is always tried"),

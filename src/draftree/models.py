@@ -63,8 +63,13 @@ class Placement:
         except RuntimeError:
             raise ValueError(f"There is no device {self.device!r}: give cpu, cuda, cuda:1, mps or auto.") from None
         counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-        count = counts.get(device.type)
-        if count is not None and (device.index or 0) >= count:
+        if device.type not in counts:  # another kind, which this torch may know
+            try:
+                torch.empty(0, device=device)
+                return
+            except (AssertionError, RuntimeError):
+                counts[device.type] = 0
+        if (device.index or 0) >= counts[device.type]:
             there = [name for name, found in counts.items() if found]
             raise ValueError(f"This machine has no device {self.device!r}: give one of {', '.join(there)}, or auto.")
 

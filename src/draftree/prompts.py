@@ -78,10 +78,10 @@ def jsonl_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if line.strip():
                     row = json.loads(line)
                     yield number, row if isinstance(row, dict) else {}
-        except json.JSONDecodeError:
-            raise ValueError(f"{file}, line {number}, is not JSON: write one JSON object per line.") from None
         except UnicodeDecodeError:
             raise ValueError(f"{file} is not UTF-8 text: give a file of JSON lines.") from None
+        except (ValueError, RecursionError):  # no JSON, or numbers and nesting beyond what Python takes
+            raise ValueError(f"{file}, line {number}, is not JSON: write one JSON object per line.") from None
 
 
 def jsonl_prompts(file: Path, fields: Sequence[str] = FIELDS) -> Iterator[tuple[str, Prompt, dict[str, Any]]]:

@@ -44,7 +44,7 @@ def chat(
     drafting.check(trie)
     if drafting.bild is not None or drafting.early_head is not None or choosing.raw:
         raise ValueError("A chat has no --bild, --early-head or --raw: leave them out, or use draftree generate.")
-    check_file(trie, "--trie")
+    check_file(trie, "--trie", history=history)
     choosing.check()
     running.check()
     target, tokenizer = where.load(model)

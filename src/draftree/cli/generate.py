@@ -38,7 +38,9 @@ def generate(
     out: Annotated[
         Path | None, typer.Option(help="With --prompts: file for the answers.", show_default="standard output")
     ] = None,
-    slots: Annotated[int, typer.Option(min=1, help="With --prompts: answers at a time.")] = 8,
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="With --prompts: answers at a time.", show_default="8")
+    ] = None,
     model: Model = None,
     where: Where,
     drafting: Drafting,
@@ -60,15 +62,16 @@ def generate(
 
     if (prompt is None) == (prompts is None):
         raise ValueError("Give a prompt, or --prompts and a file of them.")
-    if prompts is None and out is not None:
-        raise ValueError("--out is for the answers to --prompts: add --prompts, or leave it out.")
+    for option, given in (("--out", out), ("--slots", slots)):
+        if prompts is None and given is not None:
+            raise ValueError(f"{option} is for the answers to --prompts: add --prompts, or leave it out.")
     if prompts is not None and out is None and stats:
         raise ValueError("--stats would stand among the answers: add --out and a file for them, or leave it out.")
     grammar = constraint.grammar()
     drafting = drafting if grammar is None else drafting.under_grammars()
     drafting.check(trie)
     check_file(trie, "--trie")
-    check_file(out, "--out")
+    check_file(out, "--out", prompts=prompts, trie=trie, json_schema=constraint.json_schema, ebnf=constraint.ebnf)
     choosing.check()
     running.check()
     where.check()
@@ -77,8 +80,7 @@ def generate(
     target, tokenizer = where.load(model)
     running.prepare(target)
     parts = drafting.for_engine(target, tokenizer, trie)
-    count = min(slots, len(texts)) if asked else 1
-    engine = Engine(target, **parts, slots=count, runner=running.name, strict=running.strict)
+    engine = Engine(target, **parts, slots=min(slots or 8, len(texts)), runner=running.name, strict=running.strict)
     requests = []
     for b, text in enumerate(texts):
         try:
@@ -92,7 +94,7 @@ def generate(
             answer_file(engine, tokenizer, asked, requests, out)
         else:
             answer_one(engine, tokenizer, requests[0], as_json=as_json)
-    if stats and not as_json:
+    if stats and (asked or not as_json):
         report_stats(requests)
 
 

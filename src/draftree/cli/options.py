@@ -28,7 +28,7 @@ Prompts = Annotated[
         show_default="those of the package",
     ),
 ]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.", show_default="torch's choice")]
+Threads = Annotated[int | None, typer.Option(min=1, max=4096, help="CPU threads.", show_default="torch's choice")]
 Results = Annotated[Path, "Folder for the results."]
 Runner = Annotated[str, "auto, hooked, eager, cpu, cuda_graphs or in_place."]
 
@@ -126,14 +126,24 @@ def check_folder(folder: Path) -> None:
         raise ValueError(f"--out is {str(folder)!r}, and nothing can be written there: name another folder.")
 
 
-def check_file(path: Path | None, option: str) -> None:
-    """Raise a ValueError for a file for results that cannot be written; None is none."""
+def check_file(path: Path | None, option: str, **others: Path | None) -> None:
+    """Raise a ValueError for a file for results that cannot be written, or is one of `others`; None is none.
+
+    `others` are files of further options, by their names; a folder stands for its .jsonl files.
+    """
     if path is None:
         return
+    place = path.resolve()
+    for name, other in others.items():
+        held = None if other is None or (path.exists() and not path.is_file()) else other.resolve()
+        if held == place or (held == place.parent and place.suffix == ".jsonl"):
+            raise ValueError(
+                f"{option} is {str(path)!r}, which belongs to --{name.replace('_', '-')}: name another file."
+            )
     if path.is_dir():
         raise ValueError(f"{option} is {str(path)!r}, which is a folder: name a file.")
     if not path.parent.is_dir():
         raise ValueError(f"There is no folder {path.parent} for {path.name}: make it, or name another.")
-    folder = [path.resolve().parent] if path.is_file() or not path.exists() else []  # what replaces it is written there
+    folder = [place.parent] if path.is_file() or not path.exists() else []  # what replaces it is written there
     if not all(os.access(there, os.W_OK) for there in (*folder, path) if there.exists()):
         raise ValueError(f"{option} is {str(path)!r}, which cannot be written: name another.")

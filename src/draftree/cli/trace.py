@@ -47,12 +47,13 @@ def trace(
     running: Running,
 ) -> None:
     """Record how PROMPTS are answered: every step's tree, what was pruned, accepted and emitted, and its times."""
-    check_file(html, "--html")
+    inputs = {"replay": replay, "trie": trie, "json_schema": constraint.json_schema, "ebnf": constraint.ebnf}
+    check_file(html, "--html", **inputs)
     if replay is not None:
         _refuse_recording(context)
         show_recorded(replay, html, step or [])
         return
-    check_file(out, "--out")
+    check_file(out, "--out", **inputs, html=html)
     grammar = constraint.grammar()
     drafting = drafting if grammar is None else drafting.under_grammars()
     drafting.check(trie, nodes)
@@ -82,7 +83,7 @@ def trace(
         target,
         **drafting.for_engine(target, tokenizer, trie),
         shape=None if nodes is None else Fixed(nodes),
-        slots=slots or len(texts),
+        slots=min(slots or len(texts), len(texts)),
         runner=running.name,
         strict=running.strict,
         recorder=recorder,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from draftree.cli.options import MaxNewTokens, Model, Prompts, check_folder, grouped
+from draftree.cli.options import MaxNewTokens, Model, Prompts, check_file, check_folder, grouped
 from draftree.cli.where import Where
 
 
@@ -54,8 +54,8 @@ def tune(
     if prompts is None and column is not None:
         raise ValueError("--column names an entry of the rows of --prompts: add --prompts, or leave --column out.")
     check_folder(out.parent)
-    if out.is_dir():
-        raise ValueError(f"--out is {str(out)!r}, which is a folder: name a .json file.")
+    if out.exists():
+        check_file(out, "--out", prompts=prompts)
     found = embedded_prompts() if prompts is None else read_prompts(prompts, column)
     named = drafters if drafters is not None else ["medusa", "hidden-transfer"] if model is None else []
     specs = tuple(_spec(name) for name in dict.fromkeys(named))

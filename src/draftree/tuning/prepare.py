@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,8 @@ class TuningOptions:
     specs: tuple[Spec, ...] = ()  # drafters besides tries and prompt lookup
 
     def __post_init__(self) -> None:
-        if not self.minutes > 0:
-            raise ValueError(f"minutes is {self.minutes:g}: give a time over 0.")
+        if not 0 < 60 * self.minutes < math.inf:
+            raise ValueError(f"minutes is {self.minutes:g}: give a time over 0, and an end.")
 
 
 @dataclass(frozen=True, slots=True)
