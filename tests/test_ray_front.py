@@ -133,8 +133,10 @@ class Response:
         self.replicas.cancelled += 1
 
 
-def ask(replicas: Replicas, path: str = "/v1/completions", sent: bytes = b"{}", *, leave: bool = False) -> list[Any]:
-    """Messages that a client of the front gets; with `leave`, it goes away after the first two."""
+def ask(
+    replicas: Replicas, path: str = "/v1/completions", sent: bytes = b"{}", *, leave: bool = False, more: bool = False
+) -> list[Any]:
+    """What a client of the front gets; it may leave behind the first two messages, or still have more to send."""
     got: list[Any] = []
     left = asyncio.Event()
 
@@ -145,7 +147,7 @@ def ask(replicas: Replicas, path: str = "/v1/completions", sent: bytes = b"{}", 
             nonlocal read
             if not read:
                 read = True
-                return {"type": "http.request", "body": sent}
+                return {"type": "http.request", "body": sent, "more_body": more}
             await left.wait()
             return {"type": "http.disconnect"}
 
@@ -155,7 +157,8 @@ def ask(replicas: Replicas, path: str = "/v1/completions", sent: bytes = b"{}", 
                 left.set()
 
         scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
-        await asyncio.wait_for(Front(replicas, ServerSettings(), None)(scope, receive, send), 10)  # type: ignore[arg-type]
+        front = Front(replicas, ServerSettings(body_bytes=1000, body_seconds=0.05), None)  # type: ignore[arg-type]
+        await asyncio.wait_for(front(scope, receive, send), 10)
         await asyncio.sleep(0.01)
 
     asyncio.run(run())
@@ -186,27 +189,6 @@ def test_a_client_that_leaves_ends_the_replicas_answer() -> None:
     replicas = Replicas([START, body(b"x", more=True), None])
     assert len(ask(replicas, leave=True)) == 2
     assert replicas.cancelled == 1
-
-
-@pytest.mark.parametrize(("sent", "status"), [([b"{"], 408), ([b"x" * 600] * 9, 413)])
-def test_bodies_have_their_limits_at_the_door(sent: list[bytes], status: int) -> None:
-    """Nobody waits for one that does not come, and one that is too long is not read to its end."""
-    left, got = list(sent), []
-
-    async def receive() -> Any:
-        if not left:
-            await asyncio.sleep(3600)
-        return {"type": "http.request", "body": left.pop(0), "more_body": True}
-
-    async def send(message: Any) -> None:
-        got.append(message)
-
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}
-    front = Front(Replicas(), ServerSettings(body_bytes=1000, body_seconds=0.05), None)  # type: ignore[arg-type]
-    asyncio.run(asyncio.wait_for(front(scope, receive, send), 10))
-    assert got[0]["status"] == status
-    assert json.loads(got[1]["body"])["error"]["type"] == "invalid_request_error"
-    assert len(left) == (7 if status == 413 else 0)
 
 
 def test_texts_for_the_trie_reach_all_and_one_refusal_is_told() -> None:
@@ -287,10 +269,12 @@ def test_metrics_name_their_replica() -> None:
     assert labelled({}) == "\n"
 
 
-def test_a_body_that_is_too_long_is_cut_and_left_to_the_replica_to_refuse() -> None:
-    replicas = Replicas([WHOLE, body(b"")])
-    ask(replicas, sent=b"x" * 5000)
-    assert len(replicas.calls[0][0][0].body) == 1001
+def test_bodies_have_their_limits_at_the_door() -> None:
+    """Nobody waits for the rest of one that does not come, nor reads that of one that is too long."""
+    for sent, status in ((b"{", 408), (b"x" * 5000, 413)):
+        found = ask(Replicas(), sent=sent, more=True)
+        assert found[0]["status"] == status
+        assert json.loads(found[1]["body"])["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import re
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,21 +58,6 @@ def test_an_answer_goes_back_into_the_history_as_clients_hold_it(client: openai.
         for one in ({"role": "assistant", "content": message.content}, held, held | {"annotations": []})
     ]
     assert found[0] == found[1] == found[2]
-
-
-def test_limits_of_the_model_s_own_are_those_of_each_request(demo: Any) -> None:
-    """Its generation config may name a time and stop strings, as for Hugging Face's `generate`."""
-    model = copy.copy(demo.model)
-    model.generation_config = copy.deepcopy(model.generation_config)
-    model.generation_config.update(max_time=1.0, stop_strings=["Z"])
-    with serving(model, demo.tokenizer) as server:
-        first = server.complete("The sea", max_tokens=12)["choices"]
-        time.sleep(1.0)
-        assert server.complete("The sea", max_tokens=12)["choices"] == first
-        assert first[0]["finish_reason"] == "length"
-        ended = server.complete("The sea", max_tokens=12, structured_outputs={"regex": "[a-y]{3}Zu"})["choices"][0]
-        assert ended["text"].endswith("Z")
-        assert ended["finish_reason"] == "stop"
 
 
 def test_stop_strings_end_the_text_before_them(server: Running) -> None:

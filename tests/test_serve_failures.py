@@ -13,6 +13,7 @@ import weakref
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from serve_driver import MESSAGES, Running, serving
 from test_serve_grammar import TOOLS, talking
@@ -130,6 +131,23 @@ def test_a_call_that_is_cut_off_is_content(demo: Any, caplog: pytest.LogCaptureF
             content = "".join(one["delta"].get("content", "") for one in choices)
             assert (content, choices[-1]["finish_reason"]) == (choice["message"]["content"], finish)
     assert "failed" not in caplog.text
+
+
+def test_a_tokenizer_that_fails_ends_its_request_alone(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        is_fast = False
+
+        def decode(self, ids: Any, **options: Any) -> str:
+            raise LookupError("no such token")
+
+    asked: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 2, "draftree": {"resumed_tokens": 2}}
+    with monkeypatch.context() as patch:
+        patch.setattr(server.worker, "tokenizer", Failing())
+        response = httpx.post(f"{server.url}/v1/completions", json=asked)  # whose connection is closed then
+    assert response.status_code == 500
+    assert server.worker.alive
+    assert server.idle()
+    assert server.post("/v1/completions", **asked).status_code == 200
 
 
 @pytest.mark.parametrize(("alive", "status"), [(True, 499), (False, 503)])

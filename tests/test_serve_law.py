@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import json
 import random
+import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from serve_driver import Running, ids_of
+from serve_driver import Running, ids_of, serving
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import draftree
@@ -179,3 +181,18 @@ def test_logit_bias(server: Running, demo: Any) -> None:
     assert banned["choices"][0]["token_ids"][0] != plain[0]
     forced = server.complete("Hello", return_token_ids=True, max_tokens=4, logit_bias={"7": 100})
     assert forced["choices"][0]["token_ids"] == [7] * 4
+
+
+def test_limits_of_the_model_s_own_are_those_of_each_request(demo: Any) -> None:
+    """Its generation config may name a time and stop strings, as for Hugging Face's `generate`."""
+    model = copy.copy(demo.model)
+    model.generation_config = copy.deepcopy(model.generation_config)
+    model.generation_config.update(max_time=1.0, stop_strings=["Z"])
+    with serving(model, demo.tokenizer) as server:
+        first = server.complete("The sea", max_tokens=12)["choices"]
+        time.sleep(1.0)
+        assert server.complete("The sea", max_tokens=12)["choices"] == first
+        assert first[0]["finish_reason"] == "length"
+        ended = server.complete("The sea", max_tokens=12, structured_outputs={"regex": "[a-y]{3}Zu"})["choices"][0]
+        assert ended["text"].endswith("Z")
+        assert ended["finish_reason"] == "stop"

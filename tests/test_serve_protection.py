@@ -243,23 +243,6 @@ def test_whoever_goes_away_while_it_is_taken_in_leaves_nothing_behind(demo: Any)
         assert server.complete("Hi", max_tokens=1)["choices"]
 
 
-def test_a_tokenizer_that_fails_ends_its_request_alone(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Failing:
-        is_fast = False
-
-        def decode(self, ids: Any, **options: Any) -> str:
-            raise LookupError("no such token")
-
-    asked: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 2, "draftree": {"resumed_tokens": 2}}
-    with monkeypatch.context() as patch:
-        patch.setattr(server.worker, "tokenizer", Failing())
-        response = httpx.post(f"{server.url}/v1/completions", json=asked)  # whose connection is closed then
-    assert response.status_code == 500
-    assert server.worker.alive
-    assert server.idle()
-    assert server.post("/v1/completions", **asked).status_code == 200
-
-
 def test_stopping_lets_running_answers_end(demo: Any) -> None:
     found: list[httpx.Response] = []
     with serving(*demo) as server:
