@@ -25,6 +25,12 @@ def test_working_models_pass(name: str, dtype: torch.dtype) -> None:
         assert 0 <= check_trees(runner) < (1e-4 if dtype == torch.float32 else 0.03)
 
 
+def test_mistrals_layers_all_have_the_window_whatever_layer_types_say() -> None:
+    model = zoo.construct(zoo.MEMBERS["mistral-window"], layer_types=["full_attention"] * 4)
+    for runner in runners_for(model):
+        assert check_trees(runner) < 1e-4
+
+
 class CountsColumns(LlamaForCausalLM):
     """Ignores explicit positions, as a model does that counts what its cache holds."""
 

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 import zoo
+from few import few
 from runner_driver import Run, Tree, difference, one_thread, runners_for  # noqa: F401
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import AutoConfig, DynamicCache
 
 from draftree.drafting import SelfSpeculative
 from draftree.engine import Engine, Rules, generate
@@ -23,11 +24,41 @@ from draftree.runner.target import inspect_model
 
 PARENTS = (-1, 0, 0, 1, 3, 4, 4, 5)  # five deep
 SWITCH = {"llama-dynamic": 64, "phi3-longrope": 128}  # length at which the frequencies change
+STRETCHED: dict[str, dict[str, Any]] = {
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+    "longrope": {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64},
+}
+# One of every family with rotary modules that take such parameters.
+ROTARY = [
+    f"{member.id}+{kind}"
+    for member in {member.model_type: member for member in reversed(zoo.CAUSAL)}.values()
+    if hasattr(AutoConfig.for_model(member.model_type), "rope_parameters")
+    for kind in STRETCHED
+    if (member.model_type, kind) != ("phi3", "dynamic")  # Hugging Face refuses it
+]
+# Angles by kind of layer, turned neighbours, half of a table, complex numbers.
+SPECIAL = ("gemma3+dynamic", "olmo3+longrope", "cohere+dynamic", "gpt_oss+longrope", "llama4+dynamic")
 
 
 @functools.cache
 def _pristine(name: str) -> Any:
-    return zoo.construct(zoo.MEMBERS[name])
+    family, _, kind = name.partition("+")
+    member = zoo.MEMBERS[family]
+    if not kind:
+        return zoo.construct(member)
+    rope, settings = dict(STRETCHED[kind]), {"max_position_embeddings": 64 if kind == "dynamic" else 256}
+    if family == "mixtral":
+        settings["head_dim"] = 16  # None otherwise, which Hugging Face does not stretch
+    rotary = next(m for m in zoo.construct(member).modules() if hasattr(m, "rope_type"))
+    by_layer = isinstance(rotary.rope_type, dict)
+    usual = rotary.config.rope_parameters
+    if not by_layer and "partial_rotary_factor" in usual:
+        rope["partial_rotary_factor"] = usual["partial_rotary_factor"]
+    if kind == "longrope":
+        pairs = next(buffer for name, buffer in rotary.named_buffers() if name.endswith("inv_freq")).numel()
+        rope |= {"short_factor": [1.0] * pairs, "long_factor": [3.0] * pairs}
+    parameters = usual | {"full_attention": rope} if by_layer else rope
+    return zoo.construct(member, rope_parameters=parameters, **settings)
 
 
 @torch.no_grad()
@@ -89,6 +120,14 @@ def test_an_answer_begun_elsewhere_is_no_prompt(name: str, before: int) -> None:
             assert rest.tokens == whole[length + cut :]
 
 
+@pytest.mark.parametrize("name", few(ROTARY, SPECIAL))
+def test_any_family_on_both_sides_of_the_switch(name: str) -> None:
+    for runner in runners_for(_pristine(name)):
+        run = Run(runner, [63, 20])
+        trees = [Tree(PARENTS, 2), Tree(PARENTS, 3)]
+        assert _worst(name, run, trees, run.prefill().step(trees).logits) < 1e-4
+
+
 def test_the_floor_matters() -> None:
     """Without the prompt's length as a floor, a long prompt's first rows would get the short frequencies."""
     for runner in runners_for(zoo.build("llama-dynamic")):
@@ -109,5 +148,6 @@ def test_a_long_pass_leaves_the_rotary_module_as_it_was() -> None:
 
 def test_dynamic_models_may_grow_to_their_stretched_length() -> None:
     assert inspect_model(zoo.build("llama-dynamic")).max_positions == 128  # 64 in the config, factor 2
+    assert inspect_model(_pristine("gemma3+dynamic")).max_positions == 256  # 64 and 4, in some layers
     assert inspect_model(zoo.build("llama")).max_positions == 256
     assert inspect_model(zoo.build("bloom")).max_positions is None

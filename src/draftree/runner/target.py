@@ -16,7 +16,7 @@ from draftree.runner.weights.stock import alteration
 KINDS = ("full_attention", "sliding_attention", "chunked_attention")
 RECURRENT = ("linear", "conv", "mamba", "recurrent")  # in the names of layer types that keep a state
 MASK_4D = ("sdpa", "eager")  # attention implementations that take an explicit 4D mask
-# Families whose `sliding_window` holds for every layer although they name no layer types.
+# Families whose `sliding_window` holds for every layer, whatever layer types their configuration names.
 UNIFORM_WINDOW = ("mistral", "mixtral", "starcoder2", "phi3", "phimoe")
 
 # What `forward` calls its KV cache: in transformers from 5.24 on, and before it or in code that comes with weights.
@@ -233,13 +233,13 @@ def _layers(decoder: nn.Module, config: Any) -> list[nn.Module]:
 def _kind(config: Any, layer: nn.Module, index: int) -> LayerKind:
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)
-    if types is not None:
+    if config.model_type in UNIFORM_WINDOW:
+        name = "sliding_attention" if window else "full_attention"
+    elif types is not None:
         name = types[index]
     elif getattr(config, "attention_layers", None) is not None:  # gpt_neo
         name = "sliding_attention" if config.attention_layers[index] == "local" else "full_attention"
         window = config.window_size
-    elif config.model_type in UNIFORM_WINDOW and window:
-        name = "sliding_attention"
     else:
         name = "full_attention"
     if name == "sliding_attention" and window:
@@ -253,8 +253,9 @@ def _max_positions(config: Any) -> int | None:
     if config.model_type in ("bloom", "t5", "mt5", "umt5", "xglm", "m2m_100") or getattr(config, "alibi", False):
         return None  # relative, alibi or generated positions
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "dynamic":  # the config names the length before stretching
-        return int(config.max_position_embeddings * rope["factor"])
+    for parameters in (rope, *rope.values()):  # of all layers, or by kind of layer
+        if isinstance(parameters, dict) and parameters.get("rope_type") == "dynamic":
+            return int(config.max_position_embeddings * parameters["factor"])  # the config has the length before
     for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
         value = getattr(config, name, None)
         if isinstance(value, int) and value > 0:

@@ -61,7 +61,8 @@ class AngleTables:
             kind: of the layers.
         """
         if self.by_length:
-            cosine, sine = self.rotation.spread(*per_row_angles(self._rotary, segment.positions, floor, dtype))
+            like = torch.empty(0, dtype=dtype, device=segment.positions.device)
+            cosine, sine = self.rotation.spread(*per_row_angles(self._rotary, like, segment.positions, floor))
         else:
             cosine, sine = self.tables[self.name(kind)].look(segment.positions, dtype)
         return Angles(cosine[:, :, None], sine[:, :, None], cache, self.rotation)

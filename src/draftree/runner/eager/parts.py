@@ -191,7 +191,7 @@ def known_shape(target: Target) -> bool:
         return False
     if activation_name(config) not in ACTIVATIONS or getattr(config, "use_bidirectional_attention", False):
         return False
-    # Angles that differ by layer and by length: no family has both.
+    # Angles that differ by layer, and by length or in width as well, are left to the hooked runner.
     return not isinstance(getattr(target.decoder.rotary_emb, "rope_type", None), dict) or all(
         kind == "default" or kind == "linear" for kind in target.decoder.rotary_emb.rope_type.values()
     )

@@ -2,53 +2,76 @@
 
 Most rotary modules are pure functions of the positions given. Two kinds ('dynamic' NTK and 'longrope') pick
 their frequencies from the largest position of the *call*, so a tree row's angles would depend on its
-neighbours. Here they are computed per row, from the row's own position (never below the prompt's length,
-which is what Hugging Face's prefill uses), so that every row gets what token-by-token decoding would have
-given it.
+neighbours. Here such a module is called once for every length that chooses other frequencies, as it was made,
+with the rows of that length (never below the prompt's, which is what Hugging Face's prefill uses), so that every
+row gets what token-by-token decoding would have given it. How angles are laid out is the module's own affair.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from torch.nn import functional as F
 
 LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
 def is_length_dependent(module: nn.Module) -> bool:
-    """Whether a rotary module chooses its frequencies from the length of the call."""
-    return getattr(module, "rope_type", None) in LENGTH_DEPENDENT
+    """Whether a rotary module chooses its frequencies from the length of the call, for layers of any kind."""
+    kinds = getattr(module, "rope_type", None)
+    return any(kind in LENGTH_DEPENDENT for kind in (kinds.values() if isinstance(kinds, dict) else [kinds]))
 
 
-def per_row_angles(module: Any, positions: Tensor, floor: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [B, N, rotary dim] of a length-dependent rotary `module`, row by row.
+def per_row_angles(
+    module: Any, x: Tensor, positions: Tensor, floor: tuple[int, ...], layer_type: str | None = None
+) -> Any:
+    """What a length-dependent rotary `module` returns (cosines and sines [B, N, dim] in most families), row by row.
 
     Args:
         module: the model's rotary module.
+        x: a tensor of the rows' device and dtype.
         positions: LongTensor [B, N].
         floor: per request, the length below which the length does not choose (the prompt's).
-        dtype: dtype of the result.
+        layer_type: of the layers that the angles are for, where these differ.
     """
     lengths = positions + 1
     if floor:
         lengths = torch.maximum(lengths, torch.tensor(floor, device=positions.device, dtype=torch.long)[:, None])
-    distinct, which = lengths.unique(return_inverse=True)
-    table = torch.stack([_frequencies(module, int(n), positions.device) for n in distinct.tolist()])
-    angles = positions[..., None].float() * table[which]
-    angles = torch.cat([angles, angles], -1)
-    scale = module.attention_scaling
-    return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+    lengths, places = _deciding(module, lengths, layer_type).flatten(), positions.flatten()
+    parts = []
+    for length in lengths.unique().tolist():  # in rising order
+        rows = F.pad(places[lengths == length], (0, 1), value=length - 1)[None]  # the last one chooses
+        more = () if layer_type is None else (layer_type,)
+        parts.append(type(module).forward(_as_made(module), x, rows, *more))
+    back = lengths.argsort(stable=True).argsort()
+
+    def joined(tensors: Any) -> Tensor:
+        return torch.cat([t[0, :-1] for t in tensors])[back].unflatten(0, positions.shape)
+
+    return joined(parts) if torch.is_tensor(parts[0]) else tuple(map(joined, zip(*parts, strict=True)))
 
 
-def _frequencies(module: Any, length: int, device: torch.device) -> Tensor:
-    config = module.config
-    if module.rope_type == "longrope":
-        original = config.rope_parameters["original_max_position_embeddings"]
-        chosen = original + 1 if length > original else original
-        return ROPE_INIT_FUNCTIONS["longrope"](config, device, seq_len=chosen)[0].float()
-    if length <= module.original_max_seq_len:
-        return module.original_inv_freq.to(device).float()
-    return ROPE_INIT_FUNCTIONS["dynamic"](config, device, seq_len=length)[0].float()
+def _deciding(module: Any, lengths: Tensor, layer_type: str | None) -> Tensor:
+    """Of the lengths that choose the same frequencies one that is none of their rows' positions, for all of them."""
+    kind = module.rope_type if layer_type is None else module.rope_type[layer_type]
+    if kind == "dynamic":
+        return lengths.clamp(min=module.original_max_seq_len)
+    if kind != "longrope":
+        return lengths.amax().expand_as(lengths)
+    parameters = module.config.rope_parameters if layer_type is None else module.config.rope_parameters[layer_type]
+    original = parameters["original_max_position_embeddings"]
+    return torch.where(lengths > original, lengths.amax(), original)
+
+
+def _as_made(module: Any) -> Any:
+    """A copy of a rotary module that remembers no text."""
+    copied, buffers = copy.copy(module), module._buffers
+    originals = {name: buffers.get(name.replace("inv_freq", "original_inv_freq"), buffers[name]) for name in buffers}
+    copied._buffers = {name: tensor.clone() for name, tensor in originals.items()}
+    for name in vars(copied):
+        if name.endswith("max_seq_len_cached"):
+            setattr(copied, name, module.original_max_seq_len)
+    return copied
