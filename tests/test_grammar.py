@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import re
+import subprocess
+import sys
 import time
 import weakref
 from typing import Any
@@ -195,6 +197,7 @@ def test_the_mask_stands_where_hugging_face_puts_what_callers_add() -> None:
         (lambda: Grammar.json_schema({"a": {1}}), "cannot be written as JSON"),
         (lambda: Grammar.json_schema({}, whitespace="much"), "whitespace is 'much': choose fixed, compact, any"),
         (lambda: Grammar.json_schema({"enum": ["x" * (1 << 20)]}), "characters, and at most 1048576 are taken"),
+        (lambda: Grammar.json_schema("[" * 100_000), "The schema is no JSON"),
         (lambda: Grammar.regex(""), "The pattern is ''"),
         (lambda: Grammar.ebnf(7), "The grammar is 7"),
         (lambda: Grammar.choice("yes"), "A choice is a list of texts"),
@@ -247,6 +250,34 @@ def test_grammars_that_explode_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(GrammarError, match=r"was not compiled within 0\.05 seconds"):
         Grammar.json_schema(wide)
     assert time.monotonic() - began < 2
+
+
+CHAINS = """
+from draftree import Grammar
+from draftree.grammar import GrammarError
+links = 4000
+for name in "a", "A":
+    rules = [f"{name}{i}: {28 * '('}{name}{i + 1}{28 * ')'}" for i in range(links // 4)]
+    Grammar.ebnf("\\n".join([f"start: {name}0", *rules, f'{name}{len(rules)}: "x"']))
+nested = {f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(links)}
+Grammar.json_schema({"$ref": "#/$defs/d0", "$defs": nested | {f"d{links}": {"type": "string"}}})
+"""
+
+
+def test_long_chains_of_rules_do_not_end_the_process() -> None:
+    """In a process of its own: the library descends by recursion, and a stack that is too small ends all."""
+    done = subprocess.run([sys.executable, "-c", CHAINS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_gbnf_that_would_take_hours_is_refused() -> None:
+    rules = "\n".join(f"a{i} ::= a{i + 1}" for i in range(30_000))
+    with pytest.raises(GrammarError, match=r"30002 rules and comments in .* write Lark"):
+        Grammar.ebnf(f'root ::= a0\n{rules}\na30000 ::= "a"')
+    began = time.monotonic()
+    with pytest.raises(GrammarError):
+        Grammar.ebnf("\n" * 200_000)
+    assert time.monotonic() - began < 5
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

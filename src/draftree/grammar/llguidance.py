@@ -8,6 +8,7 @@ tokens are forced, and needs neither triton nor a compiler.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 Made = TypeVar("Made")
+_starting = threading.Lock()
 NAMES = {
     "json_schema": "JSON schema",
     "regex": "regular expression",
@@ -31,6 +33,8 @@ NAMES = {
 }
 SECONDS = 10.0  # that compiling may take
 CHARACTERS = 1 << 20  # of a grammar's text
+STACK, STACK_A_CHARACTER = 16 << 20, 2 << 10  # bytes; the library descends as deep as texts go, at most 863 for each
+GBNF_WORK = 300_000_000  # rules and comments times characters; some seconds
 LEXER_STATES = 50_000  # of 1 to 2 kB each, so that a request stays below 100 MB
 FIXED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as json.dumps writes
 COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
@@ -70,11 +74,11 @@ def translate(kind: str, text: str, whitespace: str) -> str:
     Raises:
         GrammarError: a text that is no grammar of its kind.
     """
+    if len(text) > CHARACTERS:
+        raise GrammarError(f"The grammar has {len(text)} characters, and at most {CHARACTERS} are taken: shorten it.")
     if kind == "composed":
         return text
     matcher = library().LLMatcher
-    if len(text) > CHARACTERS:
-        raise GrammarError(f"The grammar has {len(text)} characters, and at most {CHARACTERS} are taken: shorten it.")
     try:
         if kind == "json_schema":
             return str(matcher.grammar_from_json_schema(text, overrides=WHITESPACE[whitespace]))
@@ -83,11 +87,28 @@ def translate(kind: str, text: str, whitespace: str) -> str:
         if kind == "choice":
             options = " | ".join(json.dumps(option) for option in json.loads(text))
             return str(matcher.grammar_from_lark(f"start: {options}"))
-        from llguidance.gbnf_to_lark import any_to_lark
-
-        return str(matcher.grammar_from_lark(any_to_lark(text)))
+        lark = text if _is_lark(text) else _in_time(kind, text, lambda: _from_gbnf(text))
+        return str(matcher.grammar_from_lark(lark))
+    except GrammarError:
+        raise
     except Exception as error:
         raise GrammarError(f"The {NAMES[kind]} cannot be read ({_first_line(error)}): correct it.") from None
+
+
+def _is_lark(text: str) -> bool:
+    """As the library tells it from GBNF, line by line: its own pattern takes hours over a megabyte of empty lines."""
+    return any(re.match(r"\s*(%llguidance\b|start\s*:)", line) for line in text.split("\n"))
+
+
+def _from_gbnf(text: str) -> str:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    parts = text.count("::=") + text.count("#")
+    if parts * len(text) > GBNF_WORK:  # it looks at all rules again for each
+        raise GrammarError(
+            f"The GBNF has {parts} rules and comments in {len(text)} characters, which takes too long: write Lark."
+        )
+    return str(gbnf_to_lark(text))
 
 
 def compose(text: str, parts: Mapping[str, str]) -> str:
@@ -99,7 +120,7 @@ def compose(text: str, parts: Mapping[str, str]) -> str:
     """
     inner = [json.loads(part)["grammars"][0] if part[0] == "{" else {"lark_grammar": part} for part in parts.values()]
     named = [part | {"name": name} for name, part in zip(parts, inner, strict=True)]
-    return json.dumps({"grammars": [{"lark_grammar": text}, *named]})
+    return json.dumps({"grammars": [{"lark_grammar": text}, *named]}, ensure_ascii=False)
 
 
 @lru_cache(maxsize=64)
@@ -110,7 +131,7 @@ def check(kind: str, text: str, whitespace: str) -> None:
         GrammarError: what the library cannot express, or a grammar beyond the limits of time and memory.
     """
     translated, library_ = translate(kind, text, whitespace), library()
-    error = _in_time(kind, lambda: library_.LLMatcher.validate_grammar(translated, limits=_limits()))
+    error = _in_time(kind, translated, lambda: library_.LLMatcher.validate_grammar(translated, limits=_limits()))
     if error:
         raise GrammarError(f"The {NAMES[kind]} cannot be used ({_first_line(error)}): correct or simplify it.")
 
@@ -129,7 +150,7 @@ def build(tokenizer: LLTokenizer, kind: str, text: str) -> LLMatcher:
             matcher.compute_bitmask()  # its tables for the beginning of a text, which copies share
         return matcher
 
-    matcher = _in_time(kind, work)
+    matcher = _in_time(kind, text, work)
     error = matcher.get_error()
     if error.startswith("NoExtension"):
         raise GrammarError(f"The {NAMES[kind]} allows no text at all: correct it.")
@@ -142,8 +163,8 @@ def _limits() -> Any:
     return library().LLParserLimits(max_lexer_states=LEXER_STATES, verbose_errors=False)
 
 
-def _in_time(kind: str, work: Callable[[], Made]) -> Made:
-    """What `work` makes of a grammar of this kind, within `SECONDS`.
+def _in_time(kind: str, text: str, work: Callable[[], Made]) -> Made:
+    """What `work` makes of a grammar of this kind and text, within `SECONDS`, on a stack that no text can overflow.
 
     The library lets go of the interpreter's lock meanwhile, so a thread that takes too long harms nobody else.
     """
@@ -157,7 +178,14 @@ def _in_time(kind: str, work: Callable[[], Made]) -> Made:
             failed.append(error)
 
     thread = threading.Thread(target=run, daemon=True, name="grammar")
-    thread.start()
+    with _starting:
+        before = threading.stack_size(STACK + STACK_A_CHARACTER * len(text))
+        try:
+            thread.start()
+        except RuntimeError:
+            raise GrammarError(f"The {NAMES[kind]} needs more memory than there is: make it smaller.") from None
+        finally:
+            threading.stack_size(before)
     thread.join(SECONDS)
     if failed:
         raise failed[0]
