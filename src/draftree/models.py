@@ -65,7 +65,7 @@ class Placement:
         counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
         if device.type not in counts:  # another kind, which this torch may know
             try:
-                torch.empty(0, device=device)
+                torch.empty(0, dtype=torch.float32, device=device)
                 return
             except (AssertionError, RuntimeError):
                 counts[device.type] = 0
