@@ -92,7 +92,7 @@ def test_a_spread_model(stored: str) -> None:
     ("placement", "message"),
     [
         (Placement(device="gpu"), "There is no device 'gpu': give cpu, cuda, cuda:1, mps or auto"),
-        (Placement(device="mkldnn"), "This machine has no device 'mkldnn': give one of cpu"),
+        (Placement(device="ipu"), "This machine has no device 'ipu': give one of cpu"),
         (Placement(device="cpu:3"), "This machine has no device 'cpu:3': give one of cpu"),
         (Placement(dtype="int8"), "dtype is 'int8': choose auto, float32, bfloat16, float16"),
         (Placement(dtype="fp16"), r"choose auto, float32, bfloat16, float16\. Did you mean 'float16'\?"),
