@@ -352,32 +352,6 @@ def test_an_answer_that_began_outside_the_grammar_is_refused() -> None:
     assert ascii_tokenizer().decode(inside.tokens) == "aa</s>"
 
 
-def test_a_grammar_beyond_its_limits_ends_its_own_request_alone() -> None:
-    """After some tokens the lexer of such a grammar has more states than it may have."""
-    hard = compiled(Grammar.regex("(a|b)*a(a|b){40}"))
-    object.__setattr__(hard, "_first", limited(hard))
-    with Engine(build("llama"), slots=2, drafter=GrammarDrafter()) as engine:
-        wrong = engine.add([5, 6], Rules(64, (EOS,), grammar=hard))
-        right = engine.add([5, 6], Rules(8, (EOS,), grammar=compiled(Grammar.regex("a{3}"))))
-        engine.run()
-    assert isinstance(wrong.error, GrammarError)
-    assert "cannot be followed further" in str(wrong.error)
-    assert wrong.tokens
-    assert right.error is None
-    assert ascii_tokenizer().decode(right.tokens) == "aaa</s>"
-
-
-def limited(grammar: CompiledGrammar) -> Any:
-    """A matcher of the grammar above that may have hardly any states."""
-    import llguidance as library
-    from llguidance.hf import from_tokenizer
-
-    words = from_tokenizer(ascii_tokenizer(), n_vocab=VOCABULARY, eos_token=[EOS])
-    text = library.LLMatcher.grammar_from_regex("(a|b)*a(a|b){40}")
-    limits = library.LLParserLimits(max_lexer_states=20)
-    return library.LLMatcher(words, text, log_level=0, limits=limits)
-
-
 def test_the_end_is_drafted_where_nothing_else_can_follow() -> None:
     state = compiled(Grammar.choice(["yes", "no"])).begin()
     assert state.forced(ids_of("y")) == [*ids_of("es"), EOS]

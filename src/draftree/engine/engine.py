@@ -9,7 +9,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, Self
 
 from torch import Tensor
@@ -152,10 +152,7 @@ class Engine:
             encoder_states=encoder_states,
             on_token=on_token,
         )
-        if self.busy:
-            self.waiting.append(request)
-            return request
-        with self._turn:
+        with nullcontext() if self.busy else self._turn:
             if not self.busy:  # no other thread has added one meanwhile
                 self.watch.look()
             self.waiting.append(request)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 
 from draftree.errors import brief, check_kind, check_least
@@ -137,8 +138,9 @@ def as_ids(ids: Any) -> tuple[int, ...]:
     if ids is None:
         return ()
     try:
-        numbers = [operator.index(i) for i in torch.as_tensor(ids, device="cpu").flatten().tolist()]
-    except (TypeError, ValueError, RuntimeError):
+        given = np.ravel(ids.tolist() if isinstance(ids, torch.Tensor) else ids).tolist()
+        numbers = [operator.index(i) for i in given]
+    except (TypeError, ValueError):
         raise ValueError(f"eos_token_id is {brief(repr(ids))}: give a token id, or a list of them.") from None
     return tuple(i for i in numbers if i >= 0)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 from draftree.grammar import llguidance as backend
-from draftree.grammar.base import GrammarError
+from draftree.grammar.base import GrammarError, Matcher
 from draftree.grammar.state import GrammarState
 
 KEPT = 128  # compiled grammars of a tokenizer; the one asked for longest ago goes
@@ -17,22 +17,33 @@ KEPT = 128  # compiled grammars of a tokenizer; the one asked for longest ago go
 _Key = tuple[int, tuple[int, ...]]  # vocabulary and end tokens
 
 
-@dataclass(frozen=True, slots=True)
 class CompiledGrammar:
     """A grammar for one tokenizer, vocabulary and set of end tokens; made by `Grammar.compile`.
 
-    Attributes:
+    Args:
+        build: makes a matcher at the beginning of a text.
         vocabulary: V, tokens that the model's logits have.
         end_tokens: ids that end an answer.
     """
 
-    vocabulary: int
-    end_tokens: tuple[int, ...]
-    _first: Any = field(repr=False)
+    def __init__(self, build: Callable[[], Any], vocabulary: int, end_tokens: tuple[int, ...]) -> None:
+        self.vocabulary, self.end_tokens = vocabulary, end_tokens
+        self._build, self._first = build, build()
+        self._full = False  # whether the states of its copies, which share one store of them, have met their limit
 
     def begin(self) -> GrammarState:
         """A state at the beginning of an answer."""
-        return GrammarState(backend.LLGuidance(self._first.deep_copy(), self.vocabulary, self.end_tokens))
+        if self._full:
+            self._first, self._full = self._build(), False
+        return GrammarState(self._matcher(self._first.deep_copy()), self._alone)
+
+    def _alone(self) -> Matcher:
+        """A matcher at the beginning that shares its states with no other."""
+        self._full = True
+        return self._matcher(self._build())
+
+    def _matcher(self, made: Any) -> Matcher:
+        return backend.LLGuidance(made, self.vocabulary, self.end_tokens)
 
 
 class _Kept:
@@ -73,8 +84,8 @@ def compiled(
                 f"The tokenizer has token {last} and the model a vocabulary of {vocabulary}: pass the model's own one."
             )
         tokens = backend.read_tokenizer(tokenizer, vocabulary, end_tokens)
-    first = backend.build(tokens, kind, backend.translate(kind, text, whitespace))
-    made = CompiledGrammar(vocabulary, end_tokens, first)
+    translated = backend.translate(kind, text, whitespace)
+    made = CompiledGrammar(lambda: backend.build(tokens, kind, translated), vocabulary, end_tokens)
     with _lock:
         kept.tokens[vocabulary, end_tokens] = tokens
         kept.grammars[own] = made

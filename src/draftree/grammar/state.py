@@ -1,8 +1,14 @@
-"""One answer under a grammar: which tokens may follow a prefix of it, and which of its draft tokens it allows."""
+"""One answer under a grammar: which tokens may follow a prefix of it, and which of its draft tokens it allows.
+
+What a matcher has met it keeps, up to a limit of memory, and its copies share that: draft tokens that were tried, and
+other answers, bring an answer nearer to the limit. So a matcher that meets it is replaced by one that is the answer's
+alone, and that is asked about its true prefixes only, from the first on, as plain decoding asks: where that one meets
+the limit, the answer ends, whatever its drafter tried.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -16,11 +22,13 @@ class GrammarState:
     """Answers about prefixes of one answer. A prefix is given whole, so nothing depends on what was asked before.
 
     Args:
-        matcher: at the beginning of the answer, its own.
+        matcher: at the beginning of the answer.
+        alone: makes another one, which shares nothing.
     """
 
-    def __init__(self, matcher: Matcher) -> None:
+    def __init__(self, matcher: Matcher, alone: Callable[[], Matcher]) -> None:
         self._matcher = matcher
+        self._alone: Callable[[], Matcher] | None = alone  # None where the matcher is such a one
         self._at: list[int] = []  # the tokens that the matcher has consumed
         self._masks: dict[tuple[int, ...], np.ndarray] = {}  # by prefix, the last ones that were asked for
 
@@ -33,17 +41,31 @@ class GrammarState:
         key = tuple(answer)
         mask = self._masks.get(key)
         if mask is None:
-            self._move(answer)
-            mask = self._masks[key] = self._matcher.allowed()
+            mask = self._masks[key] = self._mask(answer)
             if len(self._masks) > KEPT:
                 del self._masks[next(iter(self._masks))]
         return mask
+
+    def _mask(self, answer: Sequence[int]) -> np.ndarray:
+        try:
+            self._move(answer)
+            return self._matcher.allowed()
+        except GrammarError:
+            if self._alone is None:
+                raise
+        self._matcher, self._alone, self._at = self._alone(), None, []
+        for end in range(len(answer)):
+            self._move(answer[:end])
+            self._matcher.allowed()
+        return self._mask(answer)
 
     def forced(self, answer: Sequence[int]) -> list[int]:
         """The tokens that follow `answer` whatever is chosen, as the tokenizer would write them; often none.
 
         None as well where the grammar cannot be followed further: `allowed` says why, to the one who has to choose.
         """
+        if self._alone is None:
+            return []
         try:
             self._move(answer)
             return self._matcher.forced()
@@ -58,6 +80,8 @@ class GrammarState:
             tokens, parents: of the nodes, the root first; a parent comes before its children.
         """
         keep = [True] + [False] * (len(tokens) - 1)
+        if self._alone is None:
+            return keep
         with suppress(GrammarError):  # see `forced`
             self._move(answer)
             self._walk(tokens, parents, keep)

@@ -1,0 +1,77 @@
+"""A grammar has a limit of memory, which neither draft tokens nor other answers bring an answer nearer to."""
+
+from __future__ import annotations
+
+import pytest
+from drafters_for_tests import RandomTree
+from grammar_cases import ascii_tokenizer
+from zoo import VOCABULARY, build
+
+from draftree import Grammar, GrammarDrafter
+from draftree.engine import Engine, Rules
+from draftree.grammar import CompiledGrammar, GrammarError, llguidance
+from draftree.shaping import Fixed
+
+EOS = 2
+
+
+def compiled(grammar: Grammar) -> CompiledGrammar:
+    return grammar.compile(ascii_tokenizer(), VOCABULARY, [EOS])
+
+
+def ids_of(text: str) -> list[int]:
+    found: list[int] = ascii_tokenizer()(text, add_special_tokens=False).input_ids
+    return found
+
+
+def hard(letters: str, monkeypatch: pytest.MonkeyPatch) -> CompiledGrammar:
+    """A grammar of two letters whose lexer has more states after some tokens than it may have."""
+    a, b = letters
+    grammar = Grammar.regex(f"({a}|{b})*{a}({a}|{b}){{40}}")
+    monkeypatch.setattr(llguidance, "LEXER_STATES", 20)
+    return compiled(grammar)
+
+
+def test_a_grammar_beyond_its_limits_ends_its_own_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine(build("llama"), slots=2, drafter=GrammarDrafter()) as engine:
+        wrong = engine.add([5, 6], Rules(64, (EOS,), grammar=hard("ab", monkeypatch)))
+        right = engine.add([5, 6], Rules(8, (EOS,), grammar=compiled(Grammar.regex("a{3}"))))
+        engine.run()
+    assert isinstance(wrong.error, GrammarError)
+    assert "cannot be followed further" in str(wrong.error)
+    assert wrong.tokens
+    assert right.error is None
+    assert ascii_tokenizer().decode(right.tokens) == "aaa</s>"
+
+
+def steps_to_the_limit(grammar: CompiledGrammar, *, drafted: bool) -> int:
+    """Tokens that an answer has when its grammar cannot be followed further."""
+    text, wild, state = ids_of("dcdccdddcdccdcdd" * 4), ids_of("ccddcdc"), grammar.begin()
+    for count in range(len(text)):
+        if drafted and count:
+            state.permits(text[:count], [text[count - 1], *wild], range(-1, len(wild)))
+            state.forced(text[:count])
+        try:
+            state.allowed(text[:count])
+        except GrammarError:
+            return count
+    return -1
+
+
+def test_neither_draft_tokens_nor_other_answers_bring_one_to_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar = hard("cd", monkeypatch)
+    first, *others = (steps_to_the_limit(grammar, drafted=drafted) for drafted in (False, True, False, True, True))
+    assert first > 1
+    assert others == [first] * 4
+
+
+def test_an_answer_at_its_grammars_limits_is_that_of_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar, found = hard("ef", monkeypatch), []
+    for drafter in (None, RandomTree({}), None, GrammarDrafter()):
+        engine = Engine(build("llama"), drafter=drafter, shape=None if drafter is None else Fixed(12))
+        request = engine.add([5, 6], Rules(64, (EOS,), grammar=grammar, sample=True, seed=3))
+        engine.run()
+        found.append((request.tokens, str(request.error)))
+    assert found[0][0]
+    assert "cannot be followed further" in found[0][1]
+    assert all(one == found[0] for one in found)
