@@ -42,10 +42,11 @@ def test_drafts_and_saves_as_any_model(tmp_path: Path) -> None:
     model = construct(MEMBERS["llama"])
     small = early_exit_model(model, 1)
     ids = torch.tensor([[5, 9, 3, 0, 7]])
-    expected = draftree.generate(model, ids, max_new_tokens=24).sequences
+    mask = torch.ones_like(ids)  # the pad token is one of the prompt's
+    expected = draftree.generate(model, ids, mask, max_new_tokens=24).sequences
     pair = draftree.BiLD(small, fallback_threshold=0, lossless=True)
     for drafter, shape in ((draftree.DraftModel(small, depth=3, confidence=0), draftree.Fixed(8)), (pair, None)):
-        out = draftree.generate(model, ids, drafter=drafter, shape=shape, max_new_tokens=24)
+        out = draftree.generate(model, ids, mask, drafter=drafter, shape=shape, max_new_tokens=24)
         assert out.sequences.tolist() == expected.tolist()
         assert out.stats.total.drafted > 0
     small.save_pretrained(tmp_path)

@@ -324,7 +324,7 @@ def test_each_drafter_is_shown_which_draft_tokens_are_its_own() -> None:
     ids = torch.tensor([[5, 0, 7, 5, 0]])
     text = hf(model, ids, do_sample=False)[0, 5:].tolist()
     drafters = [Watching({(5, 0, 7, 5, 0): text}, seed=seed) for seed in (1, 2, 3)]
-    generate(model, ids, drafter=Merge(drafters), shape=Fixed(12), max_new_tokens=NEW)
+    generate(model, ids, torch.ones_like(ids), drafter=Merge(drafters), shape=Fixed(12), max_new_tokens=NEW)
     for drafter in drafters:
         assert drafter.shown
         assert all(own == offered for own, offered in drafter.shown)

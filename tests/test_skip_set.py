@@ -33,7 +33,8 @@ NEW = 40
 def answered(model: Any, prompts: list[list[int]]) -> list[Row]:
     rows = []
     for prompt in prompts:
-        out = draftree.generate(model, torch.tensor([prompt]), max_new_tokens=NEW, eos_token_id=[])
+        ids = torch.tensor([prompt])
+        out = draftree.generate(model, ids, torch.ones_like(ids), max_new_tokens=NEW, eos_token_id=[])
         rows.append(Row(tuple(out.sequences[0].tolist()), len(prompt)))
     return rows
 
@@ -56,6 +57,7 @@ def test_replay_accepts_what_decoding_accepts(kind: type[Runner], name: str, ski
         out = draftree.generate(
             model,
             torch.tensor([row.tokens[: row.start]]),
+            torch.ones(1, row.start),  # the pad token is one of the prompt's
             drafter=drafter,
             shape=Fixed(depth),
             runner=runner,
@@ -128,8 +130,8 @@ def test_a_search_leaves_a_folder(tmp_path: Path) -> None:
     assert drafter.recipe["predicted_on_dev"]["rows"] >= 1
     assert told["predicted"]["speed"] == best["speed"]
     ids = torch.tensor([[5, 9, 3, 0, 7]])
-    expected = draftree.generate(model, ids, max_new_tokens=12).sequences
-    out = draftree.generate(model, ids, drafter=drafter, shape=Fixed(6), max_new_tokens=12)
+    expected = draftree.generate(model, ids, torch.ones_like(ids), max_new_tokens=12).sequences
+    out = draftree.generate(model, ids, torch.ones_like(ids), drafter=drafter, shape=Fixed(6), max_new_tokens=12)
     assert out.sequences.tolist() == expected.tolist()
 
 

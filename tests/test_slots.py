@@ -29,7 +29,7 @@ def prompt(seed: int, length: int, front: list[int] | None = None) -> list[int]:
 
 
 def alone(model: Any, ids: list[int], new: int = 12) -> list[int]:
-    out = draftree.generate(model, torch.tensor([ids]), max_new_tokens=new, eos_token_id=[])
+    out = draftree.generate(model, torch.tensor([ids]), torch.ones(1, len(ids)), max_new_tokens=new, eos_token_id=[])
     return out.sequences[0, len(ids) :].tolist()
 
 

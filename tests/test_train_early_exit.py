@@ -39,8 +39,9 @@ def test_the_exit_learns_and_the_model_is_another(tmp_path: Path) -> None:
     assert len(trained.model.layers) == 4
     assert not torch.equal(trained.lm_head.weight, model.lm_head.weight)
     ids = torch.tensor([[5, 9, 3, 0, 7]])
-    plain = draftree.generate(trained, ids, max_new_tokens=16)
-    drafted = draftree.generate(trained, ids, drafter=draftree.SelfSpeculative(exit_layer=2), max_new_tokens=16)
+    plain = draftree.generate(trained, ids, torch.ones_like(ids), max_new_tokens=16)
+    drafter = draftree.SelfSpeculative(exit_layer=2)
+    drafted = draftree.generate(trained, ids, torch.ones_like(ids), drafter=drafter, max_new_tokens=16)
     assert torch.equal(plain.sequences, drafted.sequences)
 
 
