@@ -73,6 +73,31 @@ def test_a_broken_answer_stays_as_far_as_it_came(demo: Any) -> None:
         assert "".join(chat.send(TURNS[0])) == expected(demo, [{"role": "user", "content": TURNS[0]}])
 
 
+class Interrupted(StoppingCriteria):
+    """Ctrl-C in the midst of a step, behind 9 tokens."""
+
+    left = 9
+
+    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+        return False
+
+
+@pytest.mark.parametrize("drafter", [None, Lookahead])
+def test_ctrl_c_keeps_what_has_come(demo: Any, drafter: Any) -> None:
+    made = None if drafter is None else drafter()
+    with Chat(demo.model, demo.tokenizer, made, max_new_tokens=40, stopping_criteria=[Interrupted()]) as chat:
+        said = []
+        with pytest.raises(KeyboardInterrupt):
+            said.extend(chat.send(TURNS[0]))
+        asked, answered = chat.messages
+        assert asked["content"] == TURNS[0]
+        assert answered["content"] == demo.tokenizer.decode(chat.requests[0].tokens, skip_special_tokens=True) != ""
+        assert "".join(chat.send(TURNS[1])) == expected(demo, chat.messages[:-1])
+
+
 def test_a_dialogue_that_is_reset_or_overlapped(demo: Any) -> None:
     with Chat(demo.model, demo.tokenizer, max_new_tokens=40) as chat:
         first = chat.send(TURNS[0])

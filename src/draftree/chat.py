@@ -68,7 +68,7 @@ class Chat:
         self.messages = [] if self.system is None else [{"role": "system", "content": self.system}]
 
     def send(self, text: str, *, drafting: bool = True) -> Iterator[str]:
-        """The answer to `text`, piece by piece; what has come when the iterator is closed is the answer.
+        """The answer to `text`, piece by piece; what has come when it is closed, or at Ctrl-C, is the answer.
 
         Args:
             text: what the user says.
@@ -94,7 +94,7 @@ class Chat:
         try:
             yield from self.engine.stream(request)
         finally:
-            if self.messages is turns and request.error is None:
+            if self.messages is turns and (request.error is None or isinstance(request.error, KeyboardInterrupt)):
                 said = self.tokenizer.decode(request.tokens, skip_special_tokens=True)
                 turns.append({"role": "assistant", "content": said})
             elif self.messages is turns:
