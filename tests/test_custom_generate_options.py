@@ -13,7 +13,7 @@ import torch
 from drafters_for_tests import RandomTree
 from generate_driver import LENGTHS, NEW, SAMPLED, hf, left_pad, noisy, prompts, references_of, same
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig
+from transformers import DynamicCache, Gemma3Config, Gemma3ForConditionalGeneration, GenerationConfig
 from zoo import build
 
 import draftree
@@ -213,3 +213,23 @@ def test_inputs_that_say_what_the_ids_say_are_taken() -> None:
         inputs_embeds=embeddings("t5", source), custom_generate=loop, max_new_tokens=NEW, do_sample=False
     )
     same(out, expected)
+
+
+def test_a_model_that_reads_images_is_asked_about_text_alone() -> None:
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = shape | {"num_hidden_layers": 2, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 100}
+    config = Gemma3Config(
+        vision_config=shape | {"image_size": 32, "patch_size": 16},
+        text_config=text | {"initializer_range": 0.5},
+        image_token_id=99,
+        mm_tokens_per_image=4,
+    )
+    torch.manual_seed(0)
+    model: Any = Gemma3ForConditionalGeneration(config).eval()
+    ids, mask = left_pad(prompts())
+    expected = hf(model, ids, mask)
+    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": NEW, "do_sample": False}
+    same(model.generate(ids, custom_generate=custom_generate(draftree.Lookahead()), **options), expected)
+    with pytest.raises(ValueError, match="leave pixel_values out|leave mm_encoder_outputs out"):
+        pixels = torch.zeros(3, 3, 32, 32)
+        model.generate(ids, pixel_values=pixels, custom_generate=custom_generate(), **options)

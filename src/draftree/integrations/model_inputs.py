@@ -31,6 +31,8 @@ def check_inputs(input_ids: Tensor, model_kwargs: dict[str, Any], *, encoder_dec
     for name, value in model_kwargs.items():
         if value is None or value is False or name in WITHOUT_EFFECT:
             continue
+        if name == "mm_encoder_outputs" and not value:  # `generate` itself puts it there, also for text alone
+            continue
         if name == "attention_mask":
             if not isinstance(value, Tensor) or value.dim() != 2:
                 raise ValueError("attention_mask must be [batch, length]: draftree makes the mask of its trees itself.")
