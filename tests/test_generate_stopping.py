@@ -9,7 +9,7 @@ import torch
 from drafters_for_tests import RandomTree, References
 from generate_driver import LENGTHS, NEW, hf, left_pad, prompts, references_of, same
 from torch import Tensor
-from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, MaxLengthCriteria, StoppingCriteria, StoppingCriteriaList
 from zoo import build
 
 from draftree.drafting import PromptLookup
@@ -103,6 +103,23 @@ def test_a_padded_batch_counts_padding_into_max_length() -> None:
     expected = hf(build(MODEL), ids, mask, max_new_tokens=None, max_length=25)
     out = ours(ids, mask, references_of(rows, expected), max_new_tokens=None, max_length=25)
     same(out.sequences, expected)
+
+
+@pytest.mark.parametrize("longer", [{}, {"max_new_tokens": 3}, {"max_length": 40}, {"forced_eos_token_id": 5}], ids=str)
+def test_a_length_among_the_criteria_wins(longer: dict[str, Any]) -> None:
+    ids, mask = left_pad(prompts())
+    criteria = StoppingCriteriaList([MaxLengthCriteria(ids.shape[1] + 5)])
+    options: dict[str, Any] = {"max_new_tokens": NEW} | longer
+    if "max_length" in longer:
+        del options["max_new_tokens"]
+    options |= {"do_sample": False, "stopping_criteria": criteria}
+    expected = build(MODEL).generate(ids, attention_mask=mask, **options)
+    assert expected.shape[1] == ids.shape[1] + 5
+    same(generate(build(MODEL), ids, mask, drafter=PromptLookup(), **options).sequences, expected)
+    with Engine(build(MODEL)) as engine:
+        request = engine.add(prompts()[0], **options)
+        engine.run()
+    assert (len(request.tokens), request.finish_reason) == (5, "length")
 
 
 class Noted(StoppingCriteria):

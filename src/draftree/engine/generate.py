@@ -82,7 +82,8 @@ def generate(
         seed: of the noise, at most 64 bits; request b of a batch uses seed + b. With a seed, batch 1 equals Hugging
             Face's `generate(do_sample=True)` after `torch.manual_seed(seed)`. None takes torch's default generator.
         eos_token_id: ends a text; default from the model's generation config, [] for none.
-        stopping_criteria: called after every token with its true prefix.
+        stopping_criteria: called after every token with its true prefix. A row that they end is filled with the pad
+            token; Hugging Face, where a batch has no EOS, lets it go on until all rows have ended.
         generation_config: Hugging Face's; explicit arguments win over it.
         streamer: Hugging Face streamer (batch 1).
         strict: in 16 bits, bit for bit the answers of plain decoding alone; refused where that cannot be kept.

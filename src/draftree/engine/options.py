@@ -110,6 +110,7 @@ class Options:
     pad_token_id: int  # what fills short rows
     criteria: StoppingCriteriaList  # custom stopping criteria, EOS and length taken out
     eos_token_ids: tuple[int, ...]  # tokens that end a text
+    criterion_length: int | None  # total with the (padded) prompt by a `MaxLengthCriteria`, which wins over the options
 
     def shown(self, input_ids: Tensor) -> Tensor:
         """The mask of prompts [batch, length] that come without one: the pad token is hidden unless it ends texts.
@@ -186,12 +187,12 @@ def read_options(
     config_for_criteria = copy.copy(config)
     config_for_criteria.max_length = None
     merged = model._get_stopping_criteria(config_for_criteria, criteria, tokenizer=tokenizer)
-    _, ids, custom = split_criteria(merged)
+    length, ids, custom = split_criteria(merged)
     # The merged config holds a max_length of 20 where nobody set one; whoever did is looked up here.
     lengths = [given.get("max_length"), getattr(generation_config, "max_length", None)]
     lengths.append(model.generation_config.max_length)
     max_length = next((int(n) for n in lengths if n is not None), None)
-    return Options(config, config.max_new_tokens, max_length, _pad(config, ids), custom, ids)
+    return Options(config, config.max_new_tokens, max_length, _pad(config, ids), custom, ids, length)
 
 
 @lru_cache(maxsize=1)
@@ -328,8 +329,9 @@ def rules_for(
         device=str(device_of(model)),
         model_kwargs={} if mask is None else {"attention_mask": mask},
     )
+    length = options.criterion_length
     return Rules(
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=max_new_tokens if length is None else length - padded_length,
         eos_token_ids=options.eos_token_ids,
         sample=bool(config.do_sample),
         seed=seed,
