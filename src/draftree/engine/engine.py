@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any, Self
 
 from torch import Tensor
 
+from draftree.engine import streams
 from draftree.engine.config import EngineConfig
 from draftree.engine.limits import check_encoder_side, check_grammar, check_prompt, eos_token_ids
 from draftree.engine.loop import Loop
@@ -214,38 +214,24 @@ class Engine:
         """Whether any request is waiting or running."""
         return bool(self.waiting or self.running)
 
-    def stream(self, request: Request) -> Iterator[Emitted]:
+    def stream(self, request: Request) -> Generator[Emitted, None, None]:
         """Step the engine and yield `request`'s tokens as they come; other requests advance as well.
 
         Streams may be read in several threads at once. Closing the iterator before its end, or dropping it, cancels the
-        request.
+        request, also before its first token.
 
         Raises:
             Exception: whatever ended the request with an error.
         """
-        given = 0
-        try:
-            while new := self._next(request, given):
-                yield from new
-                given += len(new)
-        finally:
-            self.cancel(request)
+        return streams.stream(request, self._next, self.cancel)
 
-    async def astream(self, request: Request) -> AsyncIterator[Emitted]:
+    def astream(self, request: Request) -> AsyncGenerator[Emitted, None]:
         """The same for `async for`; steps run in a thread, so that the event loop goes on meanwhile.
 
         Raises:
             Exception: whatever ended the request with an error.
         """
-        given = 0
-        try:
-            while new := await asyncio.to_thread(self._next, request, given):
-                for emitted in new:
-                    yield emitted
-                given += len(new)
-        finally:
-            if request.state is not State.FINISHED:  # a step under way ends first, and nobody waits for it here
-                await asyncio.shield(asyncio.to_thread(self.cancel, request))
+        return streams.astream(request, self._next, self.cancel)
 
     def _next(self, request: Request, given: int) -> list[Emitted]:
         """The tokens behind the first `given`, as soon as there are any, whoever steps; none where the text is over.
