@@ -183,7 +183,7 @@ def _states(b: int, model_kwargs: dict[str, Any]) -> Tensor:
 
 def _source(inputs: Tensor | None, b: int, count: int, model_kwargs: dict[str, Any]) -> Tensor | None:
     """What the encoder has read for row `b` of `count`, for drafters with an encoder of their own; None if unknown."""
-    if inputs is None or inputs.is_floating_point():  # embeddings in place of ids
+    if inputs is None or inputs.is_floating_point() or bool((inputs < 0).any()):  # embeddings; -100: states alone
         return None
     mask = model_kwargs.get("attention_mask")  # expanded already where a prompt has several answers
     source = inputs[b * len(inputs) // count]
