@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -61,6 +62,18 @@ def test_half_precision_on_disk_is_fp32_in_memory(tmp_path):
     loaded = load_drafter(tmp_path, build("llama"))
     for name, tensor in saved.weights.state_dict().items():
         assert torch.equal(loaded.weights.state_dict()[name], tensor.half().float())
+
+
+def test_numpy_numbers_are_saved_as_plain_ones(tmp_path):
+    model = build("llama")
+    saved = method_class("medusa").fresh(model, heads=np.int64(2), candidates=np.int32(3))
+    saved.base, saved.recipe = base_of(model), {"steps": np.array([7, 8])}
+    saved.save_pretrained(tmp_path)
+    loaded = load_drafter(tmp_path, model)
+    assert (loaded.settings, loaded.recipe) == (saved.settings, {"steps": [7, 8]})
+    saved.recipe = {"by": object()}
+    with pytest.raises(TypeError, match="is a object: give plain numbers"):
+        saved.save_pretrained(tmp_path)
 
 
 def test_early_heads_are_no_drafters(tmp_path):

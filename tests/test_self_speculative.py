@@ -189,11 +189,20 @@ def test_a_folder_keeps_it(tmp_path: Path) -> None:
     drafter.save_pretrained(tmp_path)
     held = load_drafter(tmp_path, model)
     assert isinstance(held, SelfSpeculative)
+    assert held.shapes() == {"hidden_size": 64, "layers": 4}
     assert held.settings == drafter.settings
     with pytest.raises(ValueError, match="for a layers of 4, and this model has 6"):
         load_drafter(tmp_path, construct(MEMBERS["llama"], num_hidden_layers=6))
     with pytest.raises(ValueError, match="trained for 'llama' with other weights"):
         load_drafter(tmp_path, construct(MEMBERS["llama-tied"]))
+
+
+def test_one_made_for_no_model_is_not_saved(tmp_path: Path) -> None:
+    drafter = SelfSpeculative(exit_layer=2)
+    for base in (None, base_of(build("llama"))):
+        drafter.base = base
+        with pytest.raises(ValueError, match="made for no model: make it by SelfSpeculative"):
+            drafter.save_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(

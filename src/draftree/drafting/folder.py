@@ -19,6 +19,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from draftree.drafting.base_model import Base as Base
 from draftree.drafting.base_model import base_of as base_of
 from draftree.drafting.base_model import model_hash as model_hash
-from draftree.errors import brief, did_you_mean
+from draftree.errors import brief, did_you_mean, given_as
 from draftree.files import parse_json, replacing_files
 from draftree.runner.target import inspect_model
 
@@ -97,8 +98,9 @@ class Trained(ABC):
             dtype: store floating tensors in this type; they are read back as fp32.
 
         Raises:
-            ValueError: it is not known which model this belongs to.
+            ValueError: it is not known which model this belongs to, or was made for.
         """
+        shapes = self.shapes()
         if self.base is None:
             raise ValueError(
                 f"This {self.method} drafter belongs to no model yet: train it, or set "
@@ -113,14 +115,14 @@ class Trained(ABC):
             "format": FORMAT,
             "method": self.method,
             "base_model": asdict(self.base),
-            "shapes": self.shapes(),
+            "shapes": shapes,
             "settings": self.settings,
             "recipe": self.recipe,
             "weights": _digest(tensors),
         }
         with replacing_files(folder) as temporary:
             (temporary / WEIGHTS).write_bytes(save(tensors, {"format": "pt"}))  # save_file would hide it from others
-            (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            (temporary / CONFIG).write_text(json.dumps(config, indent=2, default=_plain) + "\n", encoding="utf-8")
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
         """Upload the folder to a hub repository, made where it is missing; returns the address of the commit."""
@@ -298,6 +300,13 @@ def _check_shapes(folder: Path, trained: Mapping[str, Any], present: Mapping[str
                 f"{brief(repr(trained.get(name)))}, and this model has {value}: load it with {brief(repr(base.name))}, "
                 "or train one for this model."
             )
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers and arrays as Python's own."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"A setting or a line of the recipe is {given_as(value)}: give plain numbers, strings and lists.")
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:

@@ -81,7 +81,7 @@ class SelfSpeculative(Trained, Drafter):
             "confidence": confidence,
         }
         self.weights = nn.Module()  # it has none of its own
-        self._shapes = {"hidden_size": 0, "layers": 0}  # of the model that it was made for, where that is known
+        self._shapes: dict[str, int] | None = None  # of the model that it was made for, where that is known
         self._skips: dict[int, Skip] = {}  # by number of layers of the models met
         self._times = OwnTimes(PRICE_FIRST)
 
@@ -99,7 +99,13 @@ class SelfSpeculative(Trained, Drafter):
         return drafter
 
     def shapes(self) -> dict[str, Any]:
-        """What must fit the model: hidden_size, layers."""
+        """What must fit the model: hidden_size, layers.
+
+        Raises:
+            ValueError: it was made for none.
+        """
+        if self._shapes is None:
+            raise ValueError("This drafter was made for no model: make it by SelfSpeculative.fresh(model, ...).")
         return dict(self._shapes)
 
     def skip_of(self, target: Target) -> Skip:
