@@ -134,6 +134,9 @@ def test_what_cannot_be_said_changes_nothing(demo: Any) -> None:
             with pytest.raises(ValueError, match=message):
                 "".join(chat.send(text))
             assert chat.messages == before
+        with pytest.raises(TypeError, match="text is a int"):
+            "".join(chat.send(5))  # type: ignore[arg-type]
+        assert chat.messages == before
         long = "".join(chat.send("word " * 1950))
         assert len(demo.tokenizer(long).input_ids) <= 40, "an answer ends where the context does"
 

@@ -11,6 +11,7 @@ from draftree.drafting import Drafter
 from draftree.engine import Emitted, Engine, Request, Rules, RunStats
 from draftree.engine.limits import as_seed
 from draftree.engine.options import rules_of
+from draftree.errors import check_kind
 from draftree.models import encode_messages
 
 
@@ -75,6 +76,7 @@ class Chat:
             drafting: False answers this turn without draft tokens.
 
         Raises:
+            TypeError: what is no string.
             ValueError: nothing said, or a dialogue that fills the context.
         """
         detokenizer = Detokenizer(self.tokenizer)
@@ -109,7 +111,8 @@ class Chat:
         """Add a turn to the dialogue, and its answer's request to the engine; neither where it cannot be."""
         if self.engine.busy:
             raise ValueError("An answer is still under way: read it to its end, or close it.")
-        if not text.strip():
+        check_kind(str, "what the user says, a string", text=text)
+        if not (text or "").strip():
             raise ValueError("There is nothing to answer: say something.")
         target, turns = self.engine.target, [*self.messages, {"role": "user", "content": text}]
         ids = encode_messages(self.tokenizer, turns)

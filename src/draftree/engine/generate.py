@@ -203,6 +203,10 @@ def _check_ids(input_ids: Any, attention_mask: Tensor | None) -> None:
             f"attention_mask has shape {tuple(attention_mask.shape)} and input_ids {tuple(input_ids.shape)}: "
             "give one mask value per token."
         )
+    if not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
+        raise ValueError(
+            "attention_mask holds other values than 0 and 1: give 1 for the tokens to read, 0 for padding."
+        )
 
 
 def _integral(tensor: Tensor) -> bool:

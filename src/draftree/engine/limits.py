@@ -126,6 +126,7 @@ def decoder_start(config: Any) -> int:
         raise ValueError(
             "The model names no decoder_start_token_id: pass it as an option, or set it in its generation config."
         )
+    check_least(0, math.inf, decoder_start_token_id=start)
     return int(start)
 
 

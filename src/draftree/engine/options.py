@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -162,7 +163,8 @@ def read_options(
     _refuse_unknown(given)
     check_kind(GenerationConfig, "a GenerationConfig, or options by name", generation_config=generation_config)
     check_kind(Iterable, "a list of them", stopping_criteria=stopping_criteria)
-    check_least(1, math.inf, max_new_tokens=given.get("max_new_tokens"))
+    counts = {name: given.get(name) for name in ("max_new_tokens", "num_return_sequences")}
+    check_least(1, math.inf, **counts)
     eos = given.pop("eos_token_id", None)
     if generation_config is None and "do_sample" not in given and model.generation_config.do_sample:
         warnings.warn(
@@ -191,7 +193,8 @@ def read_options(
     # The merged config holds a max_length of 20 where nobody set one; whoever did is looked up here.
     lengths = [given.get("max_length"), getattr(generation_config, "max_length", None)]
     lengths.append(model.generation_config.max_length)
-    max_length = next((int(n) for n in lengths if n is not None), None)
+    max_length = next((n for n in lengths if n is not None), None)
+    check_kind(Integral, "a whole number", max_length=max_length)
     return Options(config, config.max_new_tokens, max_length, _pad(config, ids), custom, ids, length)
 
 
@@ -247,12 +250,13 @@ def refuse_other_methods(config: GenerationConfig) -> None:
 
 def _check_ranges(config: GenerationConfig) -> None:
     temperature = config.temperature
+    numbers = {name: getattr(config, name) for name in ("temperature", "top_p", "repetition_penalty", "max_time")}
+    check_kind(Real, "a number", **numbers)
+    check_least(1, math.inf, num_return_sequences=config.num_return_sequences)
     if config.do_sample and temperature is not None and not temperature > 0:
         raise ValueError(f"temperature is {temperature}: give a number over 0, or do_sample=False for greedy decoding.")
     if config.do_sample and config.top_p is not None and not 0 <= config.top_p <= 1:
         raise ValueError(f"top_p is {config.top_p}: give a probability from 0 to 1.")
-    if config.num_return_sequences is not None and config.num_return_sequences < 1:
-        raise ValueError(f"num_return_sequences is {config.num_return_sequences}: give at least 1.")
 
 
 def rules_of(
