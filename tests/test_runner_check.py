@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from transformers import LlamaForCausalLM, MistralForCausalLM
 from draftree.runner.hooked.check import check_trees
 from draftree.runner.hooked.families import TESTED_FAMILIES
 from draftree.runner.hooked.runner import HookedRunner
+from draftree.runner.layout.kinds import LayerKind
 from draftree.runner.target import inspect_model
 
 
@@ -29,6 +31,25 @@ def test_mistrals_layers_all_have_the_window_whatever_layer_types_say() -> None:
     model = zoo.construct(zoo.MEMBERS["mistral-window"], layer_types=["full_attention"] * 4)
     for runner in runners_for(model):
         assert check_trees(runner) < 1e-4
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "ministral3", "doge", "phi4_multimodal"])
+def test_windows_of_families_whose_layers_all_have_one(model_type: str) -> None:
+    settings = {"head_dim": 16, "sliding_window": 20}
+    if model_type == "qwen3_moe":
+        settings |= {"use_sliding_window": True, "num_experts": 4, "num_experts_per_tok": 2}
+    model = zoo.construct(zoo.Member(model_type, model_type, zoo.LLAMA_LIKE | settings))
+    target = inspect_model(model)
+    assert {kind.window for kind in target.kinds} == {20}
+    assert check_trees(HookedRunner(target)) < 1e-4
+
+
+def test_a_window_that_no_layer_is_known_to_have_is_reached() -> None:
+    model = zoo.construct(zoo.MEMBERS["mistral-window"], sliding_window=20)
+    target = inspect_model(model)
+    blind = dataclasses.replace(target, kinds=(LayerKind("full_attention"),) * len(target.kinds))
+    with pytest.raises(ValueError, match="are not those of its branches"):
+        check_trees(HookedRunner(blind))
 
 
 class CountsColumns(LlamaForCausalLM):

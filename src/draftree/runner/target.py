@@ -17,7 +17,10 @@ KINDS = ("full_attention", "sliding_attention", "chunked_attention")
 RECURRENT = ("linear", "conv", "mamba", "recurrent")  # in the names of layer types that keep a state
 MASK_4D = ("sdpa", "eager")  # attention implementations that take an explicit 4D mask
 # Families whose `sliding_window` holds for every layer, whatever layer types their configuration names.
-UNIFORM_WINDOW = ("mistral", "mixtral", "starcoder2", "phi3", "phimoe")
+UNIFORM_WINDOW = (
+    *("mistral", "mixtral", "ministral3", "starcoder2", "phi3", "phi4_multimodal", "phimoe"),
+    *("doge", "qwen3_moe"),
+)
 
 # What `forward` calls its KV cache: in transformers from 5.24 on, and before it or in code that comes with weights.
 CACHES = ("cache", "past_key_values")

@@ -34,7 +34,8 @@ def check_trees(runner: Runner) -> float:
     target = runner.target
     if target.model.training:
         target.refuse_training()
-    reach = min((kind.window or kind.chunk or 0 for kind in target.kinds if kind.window or kind.chunk), default=0)
+    named = getattr(target.config, "sliding_window", None)  # a window, also where no layer is known to have it
+    reach = min(filter(None, (named, *(kind.window or kind.chunk for kind in target.kinds))), default=0)
     context = reach + 4 if CONTEXT < reach + 4 <= LONGEST_CONTEXT else CONTEXT
     room = (target.max_positions or LONGEST_CONTEXT * 2) - len(PARENTS)
     context = max(4, min(context, room))
