@@ -44,6 +44,12 @@ def test_windows_of_families_whose_layers_all_have_one(model_type: str) -> None:
     assert check_trees(HookedRunner(target)) < 1e-4
 
 
+def test_llama4s_temperature_of_attention_follows_positions() -> None:
+    settings = {"no_rope_layers": [1, 0, 1, 0], "floor_scale": 4, "attn_scale": 0.5}
+    model = zoo.construct(zoo.MEMBERS["llama4"], **settings)
+    assert check_trees(HookedRunner(inspect_model(model))) < 1e-4
+
+
 def test_a_window_that_no_layer_is_known_to_have_is_reached() -> None:
     model = zoo.construct(zoo.MEMBERS["mistral-window"], sliding_window=20)
     target = inspect_model(model)

@@ -232,11 +232,50 @@ class M2M100(LearnedByColumn):
         return F.embedding(index, module.weights)
 
 
+class _Uncounted:
+    """A cache for a layer that counts its rows from `get_seq_length` on: to it they all stand at position 0."""
+
+    def __init__(self, cache: Any, rows: Tensor) -> None:
+        self._rows, self.update = rows, cache.update
+
+    def get_seq_length(self, layer_idx: int = 0) -> Tensor:
+        return -self._rows
+
+
+class Llama4(Family):
+    """Layers without angles scale their queries by position, which the model counts by column."""
+
+    @contextmanager
+    def patched(self, masks: Callable[[], PassMasks]) -> Iterator[None]:
+        """Have the layers scale nothing, as at position 0, and scale the queries by the rows' positions."""
+        config, cache_argument = self.target.config, self.target.cache_argument
+        layers: list[Any] = self.target.layers
+
+        def scale(module: nn.Module, args: Any, queries: Tensor) -> Tensor:
+            position = masks().segment.positions.to(queries.device).float() + 1.0
+            scales = torch.log1p(torch.floor(position / config.floor_scale)) * config.attn_scale + 1.0
+            return (queries * scales[..., None]).to(queries.dtype)
+
+        def uncount(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+            positions = masks().segment.positions
+            rows = torch.arange(positions.shape[1], dtype=torch.long, device=kwargs["hidden_states"].device)
+            return args, kwargs | {cache_argument: _Uncounted(kwargs[cache_argument], rows)}
+
+        with ExitStack() as stack:
+            for attention in (layer.self_attn for layer in layers if not layer.self_attn.use_rope):
+                hook = on_this_thread(uncount)
+                stack.callback(attention.register_forward_pre_hook(hook, with_kwargs=True).remove)
+                stack.callback(attention.q_proj.register_forward_hook(on_this_thread(scale)).remove)
+            yield
+
+
 def family_of(target: Target) -> Family:
     """The provider for `target`'s family."""
     name = target.model_type
     if name == "falcon" and target.config.alibi:
         return FalconAlibi(target)
+    if name == "llama4_text" and target.config.attn_temperature_tuning:
+        return Llama4(target)
     special: dict[str, type[Family]] = {
         "bloom": Bloom,
         "mpt": Mpt,
