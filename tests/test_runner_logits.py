@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
 from in_model_driver import make
 from runner_driver import BUSHY, Run, Tree, difference, runners_for
 from torch import Tensor
-from zoo import CAUSAL, ENCODER_DECODER, MEMBERS, build, construct
+from transformers import AutoConfig, Gemma3Config, Gemma3ForConditionalGeneration
+from zoo import CAUSAL, ENCODER_DECODER, MEMBERS, _draw_weights, build, construct
 
 from draftree.engine import Engine, Rules
 from draftree.runner import EagerRunner, HookedRunner, inspect_model
@@ -70,6 +72,33 @@ def test_logits_that_cannot_be_followed_are_refused(monkeypatch: pytest.MonkeyPa
     runner = HookedRunner(inspect_model(model))
     with pytest.raises(ValueError, match="from its head to its logits"):
         runner.logits(torch.zeros(1, 1, 64))
+
+
+def test_only_gemma2s_eager_attention_caps_scores() -> None:
+    model = construct(dataclasses.replace(MEMBERS["gemma3"], attention="eager"), attn_logit_softcapping=0.5)
+    for runner in runners_for(model):
+        run = Run(runner).prefill()
+        assert run.error([Tree(BUSHY, 2)], run.step([Tree(BUSHY, 2)])) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_logits_are_capped_where_the_models_class_does_it(name: str) -> None:
+    """Not by a key in the configuration alone: the model for images around Gemma 3 leaves it be."""
+    if name == "llama":
+        model = construct(MEMBERS[name], final_logit_softcapping=0.5)
+    else:
+        text = AutoConfig.for_model("gemma3_text", **MEMBERS[name].settings, final_logit_softcapping=0.5)
+        sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        vision = {**sizes, "image_size": 28, "patch_size": 14}
+        config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=95)
+        model = Gemma3ForConditionalGeneration(config).eval()
+        _draw_weights(model)
+    for runner in runners_for(model):
+        last, run = len(runner.target.layers), Run(runner).prefill()
+        result = run.step([Tree(BUSHY, 2)], taps=(last,))
+        assert run.error([Tree(BUSHY, 2)], result) < 1e-4
+        with runner.guard():
+            assert difference(runner.logits(result.hidden[last]), result.logits) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "gemma3", "mpt", "bart"])

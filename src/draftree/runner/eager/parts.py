@@ -36,6 +36,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 WEIGHT_FROM_ONE = ("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm")
 ROUNDED_ONCE = (*WEIGHT_FROM_ONE, "Olmo2RMSNorm", "Olmo3RMSNorm")
 
+CAP_LOGITS = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "PaliGemmaForConditionalGeneration")
+
 
 def activation_name(config: Any) -> str | None:
     """The MLP's activation, by Hugging Face's name."""
@@ -126,9 +128,9 @@ class Parts(NamedTuple):
         head_norms = None
         if getattr(attention, "q_norm", None) is not None:
             head_norms = Norm.of(attention.q_norm), Norm.of(attention.k_norm)
-        cap = getattr(config, "attn_logit_softcapping", None)
-        if config._attn_implementation != "eager":  # no other one of transformers looks at it
-            cap = None
+        cap = None
+        if config.model_type == "gemma2" and config._attn_implementation == "eager":  # nobody else looks at it
+            cap = config.attn_logit_softcapping
         fused, fused_mlp = getattr(attention, "qkv_proj", None), getattr(mlp, "gate_up_proj", None)
         return cls(
             heads,
@@ -182,6 +184,12 @@ def _norm_names(layer: Any) -> tuple[Sequence[str], Sequence[str]]:
 def _norm(layer: Any, name: str) -> Norm | None:
     module = getattr(layer, name, None) if name else None
     return None if module is None else Norm.of(module)
+
+
+def logit_cap(target: Target) -> float | None:
+    """What a model's class bends its logits within: others may have the key in their configuration, too."""
+    caps = any(known.__name__ in CAP_LOGITS for known in type(target.model).__mro__)
+    return getattr(target.config, "final_logit_softcapping", None) if caps else None
 
 
 def known_shape(target: Target) -> bool:

@@ -18,7 +18,7 @@ from draftree.runner.base import Runner
 from draftree.runner.eager.angles import AngleTables
 from draftree.runner.eager.attention import attend
 from draftree.runner.eager.layer import TensorHead, TensorLayer
-from draftree.runner.eager.parts import FAMILIES, Norm, Parts, known_shape
+from draftree.runner.eager.parts import FAMILIES, Norm, Parts, known_shape, logit_cap
 from draftree.runner.eager.product import FusedProduct, StockProduct, may_copy
 from draftree.runner.eager.rows import SegmentRows
 from draftree.runner.kv.cache import SlotCache
@@ -82,10 +82,9 @@ class EagerRunner(Runner):
         self.tables = AngleTables(target, parts[0].heads.dim)
         self._cap = parts[0].cap  # of attention scores
         self._norm, self._embedding = Norm.of(target.decoder.norm), target.model.get_input_embeddings()
-        head, cap = target.model.get_output_embeddings(), getattr(target.config, "final_logit_softcapping", None)
         self._layers: list[Any]
         self._head: Any
-        self._load(parts, head, cap)
+        self._load(parts, target.model.get_output_embeddings(), logit_cap(target))
 
     def _load(self, parts: list[Parts], head: nn.Module, cap: float | None) -> None:
         """Lay out the weights: set `_layers` and `_head`.

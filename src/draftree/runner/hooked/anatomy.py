@@ -163,15 +163,15 @@ def _look(runner: Runner) -> Anatomy:
 
 def _finished(anatomy: Anatomy, target: Target, output: Tensor, logits: Tensor) -> Anatomy:
     """The anatomy with what the model does to its head's output to make logits of it."""
+    bias = getattr(target.model, "final_logits_bias", None)
+    given = logits if bias is None else logits - bias.to(logits)
+    ours, theirs = output.double().flatten(), given.double().flatten()
+    factor = float((ours @ theirs) / (ours @ ours))
+    made = [replace(anatomy, factor=1.0 if abs(factor - 1) < CLOSE else factor)]
     cap = getattr(target.config, "final_logit_softcapping", None)
-    if cap is not None:
-        anatomy = replace(anatomy, cap=float(cap))
-    else:
-        bias = getattr(target.model, "final_logits_bias", None)
-        given = logits if bias is None else logits - bias.to(logits)
-        ours, theirs = output.double().flatten(), given.double().flatten()
-        factor = float((ours @ theirs) / (ours @ ours))
-        anatomy = replace(anatomy, factor=1.0 if abs(factor - 1) < CLOSE else factor)
+    if cap is not None:  # which not every model applies that has it
+        made.append(replace(anatomy, cap=float(cap)))
+    anatomy = min(made, key=lambda way: float((way.finish(output) - logits).abs().max()))
     if (anatomy.finish(output) - logits).abs().max() <= CLOSE * logits.abs().max():
         return anatomy
     raise ValueError(

@@ -233,13 +233,13 @@ class M2M100(LearnedByColumn):
 
 
 class _Uncounted:
-    """A cache for a layer that counts its rows from `get_seq_length` on: to it they all stand at position 0."""
+    """A cache for a layer that counts its rows from `get_seq_length` on: to it they all stand before the first."""
 
     def __init__(self, cache: Any, rows: Tensor) -> None:
         self._rows, self.update = rows, cache.update
 
     def get_seq_length(self, layer_idx: int = 0) -> Tensor:
-        return -self._rows
+        return -1 - self._rows
 
 
 class Llama4(Family):
@@ -247,7 +247,7 @@ class Llama4(Family):
 
     @contextmanager
     def patched(self, masks: Callable[[], PassMasks]) -> Iterator[None]:
-        """Have the layers scale nothing, as at position 0, and scale the queries by the rows' positions."""
+        """Have the layers scale nothing, as before the first position, and scale the queries by the rows' positions."""
         config, cache_argument = self.target.config, self.target.cache_argument
         layers: list[Any] = self.target.layers
 
