@@ -11,7 +11,15 @@ import torch
 import zoo
 from runner_driver import Run, Tree, one_thread  # noqa: F401
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, BertConfig, BertForMaskedLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForMaskedLM,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
+)
 
 from draftree.engine import Engine, generate
 from draftree.runner import open_runner
@@ -67,6 +75,23 @@ def test_attention_without_explicit_masks(attention: str) -> None:
     message = _message(model, ValueError)
     assert attention in message
     assert "attn_implementation='sdpa'" in message
+
+
+def test_prompts_that_are_read_both_ways() -> None:
+    model = zoo.construct(zoo.MEMBERS["gemma"], use_bidirectional_attention=True)
+    message = _message(model, ValueError)
+    assert "both ways" in message
+    assert "attn_implementation='eager'" in message
+
+
+def test_architectures_that_fail_in_a_pass() -> None:
+    sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    one, other = BertConfig(**sizes), BertConfig(**sizes, is_decoder=True, add_cross_attention=True)
+    both = EncoderDecoderModel(EncoderDecoderConfig.from_encoder_decoder_configs(one, other))
+    assert "no list of its decoder layers" in _message(both, ValueError)
+    config = AutoConfig.for_model("openai-gpt", **zoo.GPT_LIKE)
+    with pytest.raises(ValueError, match="cannot be driven as draftree tries it"):
+        open_runner(AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval())
 
 
 def test_activations_quantised_per_tensor() -> None:

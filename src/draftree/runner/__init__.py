@@ -158,7 +158,9 @@ def _open(target: Target, way: type[Runner]) -> Runner:
         runner.copied.keep_checksums(copied)
     if runner.copied.nbytes >= MUCH:
         log.warning(_of_copies(runner))
-    if target.model_type not in TESTED_FAMILIES or (target.alteration is not None and not offloaded(target.model)):
+    altered = target.alteration is not None and not offloaded(target.model)
+    inside = not target.encoder_decoder and target.config is not target.model.config  # of a model for images, say
+    if target.model_type not in TESTED_FAMILIES or altered or inside:
         check_trees(runner)
     return runner
 

@@ -159,6 +159,11 @@ def inspect_model(model: Any) -> Target:
             f"Attention implementation '{attention}' takes no tree mask: load the model with "
             "attn_implementation='sdpa' (or 'eager')."
         )
+    if attention == "sdpa" and name in ("gemma", "gemma2") and getattr(config, "use_bidirectional_attention", False):
+        raise ValueError(
+            f"This '{name}' model reads its prompts both ways under sdpa (use_bidirectional_attention), which trees do "
+            "not: load it with attn_implementation='eager', which reads them one way, or use Hugging Face's generate."
+        )
     decoder = model.get_decoder()
     encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
     layers = _layers(decoder, model.config if encoder_decoder else config)
@@ -220,7 +225,7 @@ def _brought_to(module: nn.Module) -> Any:
 
 
 def _layers(decoder: nn.Module, config: Any) -> list[nn.Module]:
-    expected = config.num_hidden_layers
+    expected = getattr(config, "num_hidden_layers", "its")
     if getattr(config, "is_encoder_decoder", False):
         expected = getattr(config, "num_decoder_layers", None) or getattr(config, "decoder_layers", expected)
     for _, module in decoder.named_modules():

@@ -3,7 +3,7 @@
 Any architecture may run through the hooked runner, also one nobody has tried. Where the model's type is not among the
 tested families, or its user has altered it, the engine calls `check_trees` once: two short requests of different
 lengths, one tree behind each, every branch compared with a plain `forward` of the model. It costs some tens of rows,
-and a model that ignores our mask or positions is refused instead of being silently wrong.
+and a model that ignores our mask or positions, or raises an error, is refused instead of being silently wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check_trees(runner: Runner) -> float:
     """Compare a tree's logits with its branches'; return the relative difference, largest in fp32, median in 16 bits.
 
     Raises:
-        ValueError: they differ, so drafts would change the model's text.
+        ValueError: they differ, so drafts would change the model's text; or a model that fails in such a pass.
     """
     target = runner.target
     if target.model.training:
@@ -42,9 +42,19 @@ def check_trees(runner: Runner) -> float:
     texts = [_tokens(target.vocab_size, context - 3 * b, 1 + b) for b in range(2)]
     tree = _tokens(target.vocab_size, len(PARENTS), 7)
     source = _tokens(target.vocab_size, 5, 9)
-    ours = _tree_logits(runner, texts, tree, source)
-    branches = _branches()
-    stock = torch.stack([torch.stack([_stock(runner, t, tree[branch], source) for branch in branches]) for t in texts])
+    branches = [tree[branch] for branch in _branches()]
+    try:
+        ours = _tree_logits(runner, texts, tree, source)
+        stock = torch.stack([torch.stack([_stock(runner, t, branch, source) for branch in branches]) for t in texts])
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        if target.alteration is not None:
+            raise
+        raise ValueError(
+            f"'{target.model_type}' models cannot be driven as draftree tries it ({type(error).__name__} in a pass): "
+            "use Hugging Face's own generate, and please report this architecture."
+        ) from error
     rows = (ours - stock).double().pow(2).mean(-1).sqrt() / stock.double().std().clamp(min=1e-12)
     in_16_bits = torch.is_autocast_enabled(target.device.type) or target.dtype.itemsize < 4
     if not in_16_bits:
