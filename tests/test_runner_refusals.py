@@ -89,9 +89,17 @@ def test_architectures_that_fail_in_a_pass() -> None:
     one, other = BertConfig(**sizes), BertConfig(**sizes, is_decoder=True, add_cross_attention=True)
     both = EncoderDecoderModel(EncoderDecoderConfig.from_encoder_decoder_configs(one, other))
     assert "no list of its decoder layers" in _message(both, ValueError)
-    config = AutoConfig.for_model("openai-gpt", **zoo.GPT_LIKE)
-    with pytest.raises(ValueError, match="cannot be driven as draftree tries it"):
-        open_runner(AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval())
+    for family, settings in (("openai-gpt", zoo.GPT_LIKE), ("cpmant", zoo.LLAMA_LIKE | {"dim_head": 16, "dim_ff": 50})):
+        config = AutoConfig.for_model(family, **settings)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        with pytest.raises(ValueError, match="cannot be driven as draftree tries it"):
+            open_runner(model)
+
+
+def test_drafters_that_read_one_hidden_state_a_row() -> None:
+    runner = HookedRunner(inspect_model(zoo.build("llama")))
+    with pytest.raises(ValueError, match="several hidden states a row"):
+        runner.best(torch.zeros(4, 1, 3, 64), [[0]], 1)
 
 
 def test_activations_quantised_per_tensor() -> None:

@@ -98,7 +98,15 @@ class Runner(ABC):
 
         Returns:
             tokens int64 [B, D, K], best first, and their log-probabilities float32; 0 and -inf where there is no row.
+
+        Raises:
+            ValueError: a model with several hidden states a row (Gemma 3n).
         """
+        if hidden.dim() != 3:
+            raise ValueError(
+                f"'{self.target.model_type}' models keep several hidden states a row, which draftree cannot follow "
+                "to the head: use a drafter that reads none, such as draftree.Lookahead()."
+            )
         index = torch.tensor(rows, device=hidden.device, dtype=torch.long)
         picked = hidden.gather(1, index.clamp(min=0)[:, :, None].expand(-1, -1, hidden.shape[2]))
         tokens, logp = top_tokens(self.logits(picked), count)
