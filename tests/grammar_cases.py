@@ -9,6 +9,9 @@ from transformers import PreTrainedTokenizerFast
 from zoo import VOCABULARY
 
 from draftree import Grammar
+from draftree.grammar import CompiledGrammar
+
+EOS = 2  # of the tokenizer
 
 # What other kinds of grammar say, and what their texts look like to Python's own `re`.
 OTHERS: dict[str, tuple[Grammar, str]] = {
@@ -30,3 +33,14 @@ def ascii_tokenizer() -> PreTrainedTokenizerFast:
     made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
     assert len(made) == VOCABULARY
     return made
+
+
+def compiled(grammar: Grammar) -> CompiledGrammar:
+    """The grammar for that tokenizer."""
+    return grammar.compile(ascii_tokenizer(), VOCABULARY, [EOS])
+
+
+def ids_of(text: str) -> list[int]:
+    """Token ids of a text."""
+    found: list[int] = ascii_tokenizer()(text, add_special_tokens=False).input_ids
+    return found

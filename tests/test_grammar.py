@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from grammar_cases import OTHERS, ascii_tokenizer
+from grammar_cases import EOS, OTHERS, ascii_tokenizer, compiled, ids_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -25,18 +25,7 @@ import draftree
 from benchmarks.machine.schemas import SCHEMAS, record
 from draftree import Grammar, GrammarDrafter
 from draftree.engine import Engine, Rules
-from draftree.grammar import CompiledGrammar, GrammarError, GrammarProcessor, GrammarState, llguidance, with_grammar
-
-EOS = 2
-
-
-def compiled(grammar: Grammar) -> CompiledGrammar:
-    return grammar.compile(ascii_tokenizer(), VOCABULARY, [EOS])
-
-
-def ids_of(text: str) -> list[int]:
-    found: list[int] = ascii_tokenizer()(text, add_special_tokens=False).input_ids
-    return found
+from draftree.grammar import GrammarError, GrammarProcessor, GrammarState, llguidance, with_grammar
 
 
 def allows(grammar: Grammar, text: str) -> bool:

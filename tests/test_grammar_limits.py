@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import pytest
 from drafters_for_tests import RandomTree
-from grammar_cases import ascii_tokenizer
-from zoo import VOCABULARY, build
+from grammar_cases import EOS, ascii_tokenizer, compiled, ids_of
+from zoo import build
 
 from draftree import Grammar, GrammarDrafter
 from draftree.engine import Engine, Rules
 from draftree.grammar import CompiledGrammar, GrammarError, llguidance
 from draftree.shaping import Fixed
-
-EOS = 2
-
-
-def compiled(grammar: Grammar) -> CompiledGrammar:
-    return grammar.compile(ascii_tokenizer(), VOCABULARY, [EOS])
-
-
-def ids_of(text: str) -> list[int]:
-    found: list[int] = ascii_tokenizer()(text, add_special_tokens=False).input_ids
-    return found
 
 
 def hard(letters: str, monkeypatch: pytest.MonkeyPatch) -> CompiledGrammar:
