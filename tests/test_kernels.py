@@ -19,6 +19,7 @@ CUDA = torch.cuda.is_available()
 if find_spec("triton") is None or not (CUDA or os.environ.get("TRITON_INTERPRET")):
     pytest.skip("there is no CUDA device with Triton, and no TRITON_INTERPRET=1", allow_module_level=True)
 kernels: Any = pytest.importorskip("draftree.runner.cuda_graphs.kernels")
+products: Any = pytest.importorskip("draftree.runner.cuda_graphs.products")
 
 DEVICE = "cuda" if CUDA else "cpu"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16) if CUDA else (torch.float32,)
@@ -46,9 +47,14 @@ def close(ours: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("width", [64, 100, 4096])
 def test_sums_and_norms(width: int, dtype: torch.dtype) -> None:
     x, more, weight = random(dtype, 2, 3, width), random(dtype, 2, 3, width), random(dtype, width)
-    total, out = kernels.add_norm(x, more, weight, EPSILON)
+    total, out = kernels.add_norm(x, more[None], weight, EPSILON)
     assert torch.equal(total, x + more)
     close(out, F.rms_norm(total, (width,), weight, EPSILON))
+    parts = random(torch.float32, 3, 2, 3, width)
+    total, out = kernels.add_norm(x, parts, weight, EPSILON)
+    assert torch.equal(total, x + (parts[0] + parts[1] + parts[2]).to(dtype))
+    close(out, F.rms_norm(total, (width,), weight, EPSILON))
+    assert torch.equal(kernels.add_norm(x, parts, None, EPSILON)[1], total)
     alone, out = kernels.add_norm(x, None, weight.float(), EPSILON)
     assert alone is x
     close(out, F.rms_norm(x.float(), (width,), weight.float(), EPSILON).to(dtype))
@@ -60,6 +66,81 @@ def test_gates(width: int, activation: str, dtype: torch.dtype) -> None:
     gate, up = random(dtype, 2, 3, 2 * width).chunk(2, -1)
     expected = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
     close(kernels.gated(gate, up, activation), expected * up)
+
+
+# ---------------------------------------------------------------- products
+
+LINEARS = ([96], [32, 48], [40, 24, 24], [8192, 8, 16])  # outputs of linears with the same input
+
+
+def linears_of(counts: list[int], width: int, dtype: torch.dtype, *, bias: bool) -> Any:
+    """Weights and biases whose results are near 1."""
+    weights = [(random(torch.float32, count, width) / width**0.5).to(dtype) for count in counts]
+    return [(weight, random(dtype, len(weight)) if bias else None) for weight in weights]
+
+
+def multiplied(x: Tensor, linears: Any) -> Tensor:
+    """The linears' results side by side, in float32."""
+    return torch.cat([F.linear(x.float(), w.float(), None if b is None else b.float()) for w, b in linears], -1)
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["bare", "bias"])
+@pytest.mark.parametrize("width", [64, 100, 1300])
+@pytest.mark.parametrize("counts", LINEARS[: None if CUDA else 3], ids=str)
+def test_products(counts: list[int], width: int, bias: bool, dtype: torch.dtype) -> None:
+    if CUDA and dtype == torch.float32:
+        pytest.skip("of float32 torch makes the products")
+    linears = linears_of(counts, width, dtype, bias=bias)
+    for n in (1, 3, 70):
+        x = random(dtype, 2, n, width)
+        close(products.product(x, linears), multiplied(x, linears).to(dtype))
+        parts = products.product_in_parts(x, linears[0])
+        assert len(parts) == 1 or parts.dtype == torch.float32
+        close(parts.sum(0).to(dtype), multiplied(x, linears[:1]).to(dtype))
+    assert (len(parts) > 1) == (width > 512 and counts[0] < 8192)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize(("width", "outputs", "bias"), [(64, 40, False), (100, 96, True), (640, 8200, False)])
+def test_gated_products(width: int, outputs: int, bias: bool, activation: str, dtype: torch.dtype) -> None:
+    if CUDA and dtype == torch.float32:
+        pytest.skip("of float32 torch makes the products")
+    if outputs > 1000 and not CUDA:
+        outputs = 70
+    linears = linears_of([outputs, outputs], width, dtype, bias=bias)
+    x = random(dtype, 1, 5, width)
+    gate, up = multiplied(x, linears).to(dtype).chunk(2, -1)
+    opened = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+    ours, expected = products.gated_product(x, *linears, activation).float(), (opened * up).float()
+    # A gate that is rounded the other way than torch's differs by a bit, and so does what it is multiplied with.
+    assert float(((ours - expected).abs() / (1 + expected.abs())).max()) < 20 * torch.finfo(dtype).eps
+
+
+@pytest.mark.skipif(not CUDA, reason="the interpreter's products depend on their rows")
+@pytest.mark.parametrize("width", [896, 4096, 11008])
+def test_rows_of_products_do_not_depend_on_each_other(width: int, dtype: torch.dtype) -> None:
+    """Bit for bit, in every form and in all numbers of rows, beside rows of other sizes and infinite ones."""
+    if dtype == torch.float32:
+        pytest.skip("of float32 torch makes the products")
+    linears = linears_of([4096, 1024, 1024], width, dtype, bias=True)
+    wide = linears_of([8192, 8192], width, dtype, bias=False)
+    x = random(dtype, 300, width)
+    forms = {
+        "several": lambda x: products.product(x, linears),
+        "wide": lambda x: products.product(x, wide),
+        "parts": lambda x: products.product_in_parts(x, linears[0]).float().sum(0),
+        "gated": lambda x: products.gated_product(x, *wide, "silu"),
+        "gated, narrow": lambda x: products.gated_product(x, *linears[1:], "silu"),
+    }
+    for name, form in forms.items():
+        whole = form(x)
+        for n in (1, 2, 5, 8, 16, 17, 33, 64, 65, 128, 200):
+            assert torch.equal(form(x[:n]), whole[:n]), (name, n)
+            assert torch.equal(form(x[300 - n :]), whole[300 - n :]), (name, n)
+        others = x.clone()
+        others[1::2] = float("inf")
+        others[2::4] *= 1000
+        assert torch.equal(form(others)[4::4], whole[4::4]), name
 
 
 @pytest.mark.parametrize(("kv", "groups", "dim"), [(2, 2, 20), (3, 1, 64), (1, 4, 128)])
@@ -138,6 +219,19 @@ def test_a_try_of_all_kernels_passes_and_finds_wrong_attention(
     monkeypatch.setattr(kernels, "attend", lambda *given: right(*given) * 1.2)
     with pytest.raises(RuntimeError, match="attention is off by"):
         kernels.check(*arguments)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+def test_a_try_of_products_passes_and_finds_wrong_ones(
+    activation: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products.check(activation, dtype, torch.device(DEVICE))
+    for name in ("product", "product_in_parts", "gated_product"):
+        right = getattr(products, name)
+        with monkeypatch.context() as patch:
+            patch.setattr(products, name, lambda *given, right=right: right(*given) * 1.2)
+            with pytest.raises(RuntimeError, match=r"product.* is off by"):
+                products.check(activation, dtype, torch.device(DEVICE))
 
 
 def test_a_row_attends_alike_among_others_and_in_wider_bands(dtype: torch.dtype) -> None:

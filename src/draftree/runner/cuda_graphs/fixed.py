@@ -16,11 +16,13 @@ from torch.nn import functional as F
 from draftree.runner.cuda_graphs.frames import Frame, PassInputs
 from draftree.runner.eager.attention import Attention
 from draftree.runner.eager.layer import Angles
+from draftree.runner.eager.parts import Norm
 from draftree.runner.kv.cache import finite
 from draftree.runner.layout.kinds import LayerKind, limits
 from draftree.runner.layout.rotary import Rotation
 
 APART = 16  # rows that attend apart at a time
+MANY = 256  # rows of all requests up to which the products of `products` are about as fast as torch's
 
 
 class FixedSlots:
@@ -30,11 +32,17 @@ class FixedSlots:
         frame: the pass's shape.
         starts: [B], the column at which each request's rows begin.
         stores: keys and values of every layer, each [slots, heads, capacity, dim].
+
+    Attributes:
+        many: whether rows are so many that torch's products are faster, and may depend on each other.
+        ahead: states that a layer gave, a norm, and what that makes of them; None for none.
     """
 
     def __init__(self, frame: Frame, starts: Tensor, stores: list[tuple[Tensor, Tensor]]) -> None:
         own = slice(frame.first, frame.first + frame.batch)
         self.starts = starts
+        self.many = frame.batch * frame.rows > MANY and not frame.apart
+        self.ahead: tuple[Tensor, Norm | None, Tensor] | None = None
         self._stores = [(keys[own], values[own]) for keys, values in stores]
         self._band = frame.band
         self._slot = torch.arange(frame.batch, device=starts.device)[:, None].expand(-1, frame.rows)
@@ -43,7 +51,14 @@ class FixedSlots:
 
     def begin(self) -> None:
         """A pass begins: its rows are written from `starts` on."""
-        self._column = self.starts[:, None] + self._row
+        self._column, self.ahead = self.starts[:, None] + self._row, None
+
+    def normed(self, norm: Norm | None, x: Tensor) -> Tensor | None:
+        """What the norm makes of x, if the layer before has made it; None if it has not."""
+        if self.ahead is None:
+            return None
+        states, by, made = self.ahead
+        return made if states is x and by is norm else None
 
     def stores(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, each [B, heads, capacity, dim]."""

@@ -35,10 +35,12 @@ def has_kernels(parts: Parts, dtype: torch.dtype, device: torch.device) -> bool:
     if torch.cuda.get_device_capability(device) < OLDEST:
         return False
     try:
-        from draftree.runner.cuda_graphs.kernels import check
+        from draftree.runner.cuda_graphs import kernels, products
 
         with torch.cuda.device(device):
-            check(parts.heads.kv, parts.heads.groups, parts.heads.dim, parts.activation, dtype, device)
+            kernels.check(parts.heads.kv, parts.heads.groups, parts.heads.dim, parts.activation, dtype, device)
+            if dtype != torch.float32:
+                products.check(parts.activation, dtype, device)
     except Exception as why:  # no C compiler, a folder that cannot be written, too little shared memory, ...
         reason = (str(why).strip().splitlines() or [type(why).__name__])[0]
         log.warning("draftree's Triton kernels do not run here, so that steps take longer: %s", reason)
@@ -63,14 +65,16 @@ class CudaGraphRunner(EagerRunner):
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
-        layers = self._layers
+        layers, head = self._layers, self._head
         kernel = None
         if has_kernels(layers[0].parts, target.dtype, target.device):
             from draftree.runner.cuda_graphs.kernels import attend
-            from draftree.runner.cuda_graphs.layer import KernelLayer
+            from draftree.runner.cuda_graphs.layer import KernelHead, KernelLayer
 
-            layers, kernel = [KernelLayer(layer) for layer in layers], attend
-        recorded = Recorded(target, layers, self._head, self._embedding, self.tables, self._cap, kernel)
+            following = [*(layer.parts.norms[0] for layer in layers[1:]), None]
+            layers = [KernelLayer(*pair) for pair in zip(layers, following, strict=True)]
+            head, kernel = KernelHead(head), attend
+        recorded = Recorded(target, layers, head, self._embedding, self.tables, self._cap, kernel)
         self._captured = CapturedPasses(self, recorded, capture_for(target.device))
 
     @property

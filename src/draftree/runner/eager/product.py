@@ -42,9 +42,9 @@ class StockProduct:
     def __init__(self, linears: list[nn.Linear]) -> None:
         self._linears: list[Any] = list(linears)
 
-    def tensors(self) -> list[Tensor]:
-        """Weights and biases, as they are read at each call."""
-        return [t for m in self._linears for t in (m._parameters["weight"], m._parameters["bias"]) if t is not None]
+    def linears(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Weight [out, in] and bias [out] of each, as they are read at a call; not of packed ones."""
+        return [(m._parameters["weight"], m._parameters["bias"]) for m in self._linears]
 
     def live(self) -> list[tuple[dict[str, Any], str]]:
         """Where those lie that are the stock model's own: the dictionaries of its modules, and their names in them."""
@@ -74,8 +74,8 @@ class FusedProduct(StockProduct):
         # One row reads float32 laid out [in, out] fastest; bfloat16 takes twice as long that way.
         return weight.t().contiguous().t() if weight.dtype == torch.float32 else weight
 
-    def tensors(self) -> list[Tensor]:
-        return [self.weight] if self.bias is None else [self.weight, self.bias]
+    def linears(self) -> list[tuple[Tensor, Tensor | None]]:
+        return [(self.weight, self.bias)]
 
     def live(self) -> list[tuple[dict[str, Any], str]]:
         """See `StockProduct.live`: none, as all are copies."""
