@@ -92,8 +92,8 @@ def _linears(of: StockProduct, x: Tensor, many: bool) -> list[Linear] | None:
     """The linears, if `products` multiplies them: in 16 bits, where rows of weights lie one behind the other."""
     linears = of.linears()
     alike = len({bias is None for _, bias in linears}) == 1
-    in_order = all(weight.is_contiguous() for weight, _ in linears)
-    return linears if x.dtype != torch.float32 and alike and in_order and not many else None
+    fit = all(weight.is_contiguous() and weight.dtype == x.dtype for weight, _ in linears)
+    return linears if x.dtype != torch.float32 and alike and fit and not many else None
 
 
 def _columns(of: StockProduct, x: Tensor, many: bool) -> list[Tensor]:

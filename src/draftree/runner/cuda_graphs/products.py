@@ -161,7 +161,8 @@ def _tiling(outputs: int, parts: int, rows: int, device: torch.device, *, weight
     else:
         tiling, block = Tiling(128, 64, 8, 4), min(2 * MOST_ROWS, triton.next_power_of_2(rows))
     stage = 2 * tiling.inputs * (tiling.outputs * weights + block)  # bytes
-    own = shared_bytes(device) // (1 if tiling.warps == 8 else 2)  # smaller programs run in pairs
+    alone = tiling.warps == 8 or parts > 1  # on a processor: a large program, or one of few
+    own = shared_bytes(device) // (1 if alone else 2)
     return tiling._replace(stages=max(2, min(tiling.stages, own // stage))), block
 
 
