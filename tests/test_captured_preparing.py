@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -103,13 +104,20 @@ def test_kernels_that_do_not_run_are_left_out_with_a_word(
     assert not graph_runner.has_kernels(parts, torch.float64, cuda)
     assert not graph_runner.has_kernels(parts, torch.float32, torch.device("cpu"))
     assert not caplog.records
-    kernels = ModuleType("kernels")
-    kernels.check = lambda *given: exec("raise RuntimeError('Failed to find C compiler.')")  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "draftree.runner.cuda_graphs.kernels", kernels)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    assert not graph_runner.has_kernels(parts, torch.float32, cuda)
-    assert "do not run here, so that steps take longer: Failed to find C compiler." in caplog.text
-    kernels.check = lambda *given: None  # type: ignore[attr-defined]
+    modules: dict[str, Any] = {name: ModuleType(name) for name in ("kernels", "products")}
+    for name, module in modules.items():
+        module.check = lambda *given: None
+        monkeypatch.setitem(sys.modules, f"draftree.runner.cuda_graphs.{name}", module)
+    assert graph_runner.has_kernels(parts, torch.bfloat16, cuda)
+    for name, dtype in (("kernels", torch.float32), ("kernels", torch.bfloat16), ("products", torch.bfloat16)):
+        caplog.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                modules[name], "check", lambda *given: exec("raise RuntimeError('Failed to find C compiler.')")
+            )
+            assert not graph_runner.has_kernels(parts, dtype, cuda)
+        assert "do not run here, so that steps take longer: Failed to find C compiler." in caplog.text
     assert graph_runner.has_kernels(parts, torch.float32, cuda)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert not graph_runner.has_kernels(parts, torch.float32, cuda)
