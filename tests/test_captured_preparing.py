@@ -105,6 +105,10 @@ def test_kernels_that_do_not_run_are_left_out_with_a_word(
     assert not graph_runner.has_kernels(parts, torch.float32, torch.device("cpu"))
     assert not caplog.records
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+
+    def fails(*given: Any) -> None:
+        raise RuntimeError("Failed to find C compiler.")
+
     modules: dict[str, Any] = {name: ModuleType(name) for name in ("kernels", "products")}
     for name, module in modules.items():
         module.check = lambda *given: None
