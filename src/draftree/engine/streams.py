@@ -1,6 +1,7 @@
-"""Iterators over a request's tokens that end it when they are closed or dropped, also before their first token.
+"""Iterators over a request's tokens that cancel it when they are closed or dropped, also before their first token.
 
-A generator that has not begun runs no `finally`. So both stand at a bare `yield` inside of theirs when they are given.
+A generator that has not begun runs no `finally`. So both are begun here: they stop at a first, bare `yield` within
+their `try`, and whoever reads them goes on from there.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from typing import Any
 from draftree.engine.request import Emitted, Request, State
 
 Following = Callable[[Request, int], list[Emitted]]  # the tokens behind the first n; none where the text is over
+Cancel = Callable[[Request], None]
 
 
-def stream(request: Request, following: Following, cancel: Callable[[Request], None]) -> Generator[Emitted, None, None]:
+def stream(request: Request, following: Following, cancel: Cancel) -> Generator[Emitted, None, None]:
     """The tokens of `request` one by one; `cancel` is called at the end, whatever brings it."""
-    begun: Generator[Any, None, None] = _stream(request, following, cancel)
-    next(begun)
-    return begun
+    tokens = _stream(request, following, cancel)
+    next(tokens)
+    return tokens
 
 
-def _stream(request: Request, following: Following, cancel: Callable[[Request], None]) -> Generator[Any, None, None]:
+def _stream(request: Request, following: Following, cancel: Cancel) -> Generator[Any, None, None]:
     given = 0
     try:
         yield
@@ -34,27 +36,26 @@ def _stream(request: Request, following: Following, cancel: Callable[[Request], 
         cancel(request)
 
 
-def astream(request: Request, following: Following, cancel: Callable[[Request], None]) -> AsyncGenerator[Emitted, None]:
+def astream(request: Request, following: Following, cancel: Cancel) -> AsyncGenerator[Emitted, None]:
     """The same for `async for`; `following` and `cancel` run in threads."""
-    looped = sys.get_asyncgen_hooks().finalizer is not None  # else no event loop would end it: it begins in one, later
-    begun: AsyncGenerator[Any, None] = _astream(request, following, cancel, stands=looped)
-    if looped:
-        with suppress(StopIteration):  # which brings the bare yield
-            begun.__anext__().__await__().__next__()
-    return begun
+    # An event loop closes the dropped generators that began in it. Outside of any, the reader's loop has to begin this.
+    in_loop = sys.get_asyncgen_hooks().finalizer is not None
+    tokens = _astream(request, following, cancel, begun=in_loop)
+    if in_loop:
+        with suppress(StopIteration):  # by which the coroutine returns what the bare `yield` gives
+            tokens.asend(None).send(None)
+    return tokens
 
 
-async def _astream(
-    request: Request, following: Following, cancel: Callable[[Request], None], *, stands: bool
-) -> AsyncGenerator[Any, None]:
+async def _astream(request: Request, following: Following, cancel: Cancel, *, begun: bool) -> AsyncGenerator[Any, None]:
     given = 0
     try:
-        if stands:
+        if begun:
             yield
         while new := await asyncio.to_thread(following, request, given):
             for emitted in new:
                 yield emitted
             given += len(new)
     finally:
-        if request.state is not State.FINISHED:  # a step under way ends first, and nobody waits for it here
+        if request.state is not State.FINISHED:  # in a thread, as it waits for a step under way
             await asyncio.shield(asyncio.to_thread(cancel, request))
