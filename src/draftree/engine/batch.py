@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from draftree.engine.config import EngineConfig
@@ -47,7 +48,8 @@ def real_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[i
             "A prompt of the batch is all padding: give every row at least one token, and a mask if that is the pad "
             "token."
         )
-    if bool((real[:, 0] + (real[:, 1:] & ~real[:, :-1]).sum(1) > 1).any()):  # families read such gaps differently
+    begins = real & ~pad(real[:, :-1], (1, 0))  # of the stretches of real tokens in a row
+    if bool((begins.sum(1) > 1).any()):  # families read what is hidden between two of them differently
         raise ValueError(
             "Tokens in the midst of a prompt are hidden, by attention_mask or, without one, as pad tokens: leave them "
             "out of input_ids, or give a mask that shows them."
@@ -128,7 +130,7 @@ def run_batch(
     length = max(len(row.prompt) + row.rules.max_new_tokens for row in rows) + 64
     slots = min(len(rows), MOST_SLOTS)
     with Engine(model, replace(config, slots=slots, capacity=min(length, MOST_COLUMNS), closed=True)) as engine:
-        engine.watch.compared = True
+        engine.watch.just_compared = True
         requests = []
         for row in rows:
             if streamer is not None and not prompt_streamed:

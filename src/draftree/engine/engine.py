@@ -93,7 +93,7 @@ class Engine:
         self.slots = Slots(self.runner, self.cache, encoder, keeps=keeps)
         self.watch = ModelWatch(self.runner, self.slots)
         self._stepping = threading.Lock()
-        self._turn = threading.RLock()  # of the streams: one steps, the others find what it has brought
+        self._turn = threading.RLock()  # of the streams: one steps, and the others find the tokens that this gave them
         self.closed = False
 
     # ---------------------------------------------------------------- requests come and go
@@ -152,9 +152,10 @@ class Engine:
             encoder_states=encoder_states,
             on_token=on_token,
         )
+        # Only the first request after a pause checks the model. One that comes later must not wait for a step to end.
         with nullcontext() if self.busy else self._turn:
             if not self.busy:  # no other thread has added one meanwhile
-                self.watch.look()
+                self.watch.check()
             self.waiting.append(request)
         return request
 

@@ -128,7 +128,7 @@ def generate(
         given = {name: value for name, value in named.items() if value is not None} | options
         read = read_options(target.model, generation_config, stopping_criteria, tokenizer, given)
         if attention_mask is None and not target.encoder_decoder:
-            attention_mask = read.shown(input_ids)
+            attention_mask = read.default_mask(input_ids)
         copies = int(read.config.num_return_sequences or 1)
         if copies > 1:
             input_ids = input_ids.repeat_interleave(copies, 0)

@@ -82,6 +82,7 @@ class Loop:
         trees = _trees_of(plan)
         marks.append(clock())
         ends = self.acceptance.ends(requests, trees)
+        # Without a pass where the model has nothing to decide and nobody asks for what it says of the tokens.
         if None not in ends and all(request.rules.logprobs is None for request in requests):
             self._account(requests, trees, self.acceptance.close(requests, trees, ends), None, marks)
             return

@@ -113,10 +113,10 @@ class Options:
     eos_token_ids: tuple[int, ...]  # tokens that end a text
     criterion_length: int | None  # total with the (padded) prompt by a `MaxLengthCriteria`, which wins over the options
 
-    def shown(self, input_ids: Tensor) -> Tensor:
-        """The mask of prompts [batch, length] that come without one: the pad token is hidden unless it ends texts.
+    def default_mask(self, input_ids: Tensor) -> Tensor:
+        """The attention mask of prompts [batch, length] that come without one, as Hugging Face makes it.
 
-        As in Hugging Face's `_prepare_attention_mask_for_generation`.
+        The pad token is hidden, unless it ends texts too.
         """
         pad = self.config.pad_token_id
         return torch.ones_like(input_ids) if pad is None or pad in self.eos_token_ids else input_ids.ne(pad).long()

@@ -1,4 +1,4 @@
-"""Looks, between requests, whether a model is still the one that an engine was made for."""
+"""Checks, between requests, that a model is still the one that an engine was made for."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ class ModelWatch:
         slots: may keep keys and values of requests that have left.
 
     Attributes:
-        compared: whether whoever made the engine has just compared the model, so that the next look need not.
+        just_compared: whether whoever made the engine has just compared the model, so that the next check need not.
     """
 
     def __init__(self, runner: Runner, slots: Slots) -> None:
         self._runner, self._slots = runner, slots
         self._read_by = self._in_place()  # by which weights prompts were read
-        self.compared = False
+        self.just_compared = False
 
-    def look(self) -> None:
-        """Refuse to answer as the model no longer is; for a request that comes while none waits or runs.
+    def check(self) -> None:
+        """Refuse to answer as a model that has changed; for a request that comes while none waits or runs.
 
         Raises:
             ValueError: it has changed, or was put into a training mode in which no two passes agree.
         """
-        if self.compared:
-            self.compared = False
+        if self.just_compared:
+            self.just_compared = False
             return
         self._runner.target.refuse_training()
         if self._runner.outdated:
