@@ -120,7 +120,7 @@ def test_an_answer_that_fails_does_not_end_the_others(tmp_path: Path, monkeypatc
         made.append(begin(self))
         if len(made) % 2 == 0:
             monkeypatch.setattr(made[-1], "_matcher", Broken(made[-1]._matcher))
-            monkeypatch.setattr(made[-1], "_alone", None)
+            monkeypatch.setattr(made[-1], "_private", True)
         return made[-1]
 
     monkeypatch.setattr(CompiledGrammar, "begin", begun)

@@ -28,17 +28,17 @@ class CompiledGrammar:
 
     def __init__(self, build: Callable[[], Any], vocabulary: int, end_tokens: tuple[int, ...]) -> None:
         self.vocabulary, self.end_tokens = vocabulary, end_tokens
-        self._build, self._first = build, build()
-        self._full = False  # whether the states of its copies, which share one store of them, have met their limit
+        self._build, self._original = build, build()
+        self._full = False  # whether the store of states that the original's copies share has met its limit
 
     def begin(self) -> GrammarState:
         """A state at the beginning of an answer."""
         if self._full:
-            self._first, self._full = self._build(), False
-        return GrammarState(self._matcher(self._first.deep_copy()), self._alone)
+            self._original, self._full = self._build(), False
+        return GrammarState(self._matcher(self._original.deep_copy()), self._private_matcher)
 
-    def _alone(self) -> Matcher:
-        """A matcher at the beginning that shares its states with no other."""
+    def _private_matcher(self) -> Matcher:
+        """A matcher at the beginning that shares its states with no other; asked for when the shared store is full."""
         self._full = True
         return self._matcher(self._build())
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 Made = TypeVar("Made")
-_starting = threading.Lock()
+_starting = threading.Lock()  # the size of new threads' stacks is one for the whole process
 NAMES = {
     "json_schema": "JSON schema",
     "regex": "regular expression",
@@ -96,7 +96,7 @@ def translate(kind: str, text: str, whitespace: str) -> str:
 
 
 def _is_lark(text: str) -> bool:
-    """As the library tells it from GBNF, line by line: its own pattern takes hours over a megabyte of empty lines."""
+    """Lark or GBNF, as the library decides, but line by line: its pattern takes hours on a megabyte of empty lines."""
     return any(re.match(r"\s*(%llguidance\b|start\s*:)", line) for line in text.split("\n"))
 
 

@@ -1,9 +1,9 @@
 """One answer under a grammar: which tokens may follow a prefix of it, and which of its draft tokens it allows.
 
-What a matcher has met it keeps, up to a limit of memory, and its copies share that: draft tokens that were tried, and
-other answers, bring an answer nearer to the limit. So a matcher that meets it is replaced by one that is the answer's
-alone, and that is asked about its true prefixes only, from the first on, as plain decoding asks: where that one meets
-the limit, the answer ends, whatever its drafter tried.
+A matcher keeps the states that it has met in one store for all its copies, up to a limit of memory. Draft tokens that
+were tried, and other answers, fill the store too. So where an answer's matcher meets the limit, it is replaced by a
+private one with a store of its own. That one is asked only about true prefixes of the answer, from the first on, as
+plain decoding asks: where it meets the limit, the answer ends, and would have ended with any drafter.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class GrammarState:
 
     Args:
         matcher: at the beginning of the answer.
-        alone: makes another one, which shares nothing.
+        make_private: makes a matcher that shares its store with no other.
     """
 
-    def __init__(self, matcher: Matcher, alone: Callable[[], Matcher]) -> None:
-        self._matcher = matcher
-        self._alone: Callable[[], Matcher] | None = alone  # None where the matcher is such a one
+    def __init__(self, matcher: Matcher, make_private: Callable[[], Matcher]) -> None:
+        self._matcher, self._make_private = matcher, make_private
+        self._private = False  # whether the matcher is such a one
         self._at: list[int] = []  # the tokens that the matcher has consumed
         self._masks: dict[tuple[int, ...], np.ndarray] = {}  # by prefix, the last ones that were asked for
 
@@ -51,9 +51,9 @@ class GrammarState:
             self._move(answer)
             return self._matcher.allowed()
         except GrammarError:
-            if self._alone is None:
+            if self._private:
                 raise
-        self._matcher, self._alone, self._at = self._alone(), None, []
+        self._matcher, self._private, self._at = self._make_private(), True, []
         for end in range(len(answer)):
             self._move(answer[:end])
             self._matcher.allowed()
@@ -62,9 +62,10 @@ class GrammarState:
     def forced(self, answer: Sequence[int]) -> list[int]:
         """The tokens that follow `answer` whatever is chosen, as the tokenizer would write them; often none.
 
-        None as well where the grammar cannot be followed further: `allowed` says why, to the one who has to choose.
+        None as well where the grammar cannot be followed further: `allowed` says why, to the one who has to choose. And
+        none of a private matcher, see the module.
         """
-        if self._alone is None:
+        if self._private:
             return []
         try:
             self._move(answer)
@@ -75,12 +76,14 @@ class GrammarState:
     def permits(self, answer: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
         """Of a draft tree behind `answer`, which nodes the grammar allows; none below one that it does not.
 
+        A private matcher is not asked, see the module: the root alone is kept.
+
         Args:
             answer: its last token is the root.
             tokens, parents: of the nodes, the root first; a parent comes before its children.
         """
         keep = [True] + [False] * (len(tokens) - 1)
-        if self._alone is None:
+        if self._private:
             return keep
         with suppress(GrammarError):  # see `forced`
             self._move(answer)
