@@ -1,10 +1,10 @@
 """Rotary angles of rows whose positions are no simple range.
 
-Most rotary modules are pure functions of the positions given. Two kinds ('dynamic' NTK and 'longrope') pick
-their frequencies from the largest position of the *call*, so a tree row's angles would depend on its
-neighbours. Here such a module is called once for every length that chooses other frequencies, as it was made,
-with the rows of that length (never below the prompt's, which is what Hugging Face's prefill uses), so that every
-row gets what token-by-token decoding would have given it. How angles are laid out is the module's own affair.
+Most rotary modules are pure functions of the positions given. Two kinds ('dynamic' NTK and 'longrope') pick their
+frequencies from the largest position of the *call*, so a tree row's angles would depend on its neighbours. Here rows
+are grouped by the text's length at each (never below the prompt's, which is what Hugging Face's prefill uses), as far
+as lengths pick different frequencies. A fresh copy of the module is called once for each group, so that every row gets
+what token-by-token decoding would have given it. How angles are laid out is the module's own affair.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ def per_row_angles(
         module: the model's rotary module.
         x: a tensor of the rows' device and dtype.
         positions: LongTensor [B, N].
-        floor: per request, the length below which the length does not choose (the prompt's).
+        floor: per request, the least length that picks frequencies (the prompt's).
         layer_type: of the layers that the angles are for, where these differ.
     """
     lengths = positions + 1
     if floor:
         lengths = torch.maximum(lengths, torch.tensor(floor, device=positions.device, dtype=torch.long)[:, None])
-    lengths, places = _deciding(module, lengths, layer_type).flatten(), positions.flatten()
-    parts = []
+    lengths, rows = _representatives(module, lengths, layer_type).flatten(), positions.flatten()
+    layer_types = () if layer_type is None else (layer_type,)
+    groups = []
     for length in lengths.unique().tolist():  # in rising order
-        rows = F.pad(places[lengths == length], (0, 1), value=length - 1)[None]  # the last one chooses
-        more = () if layer_type is None else (layer_type,)
-        parts.append(type(module).forward(_as_made(module), x, rows, *more))
-    back = lengths.argsort(stable=True).argsort()
+        group = F.pad(rows[lengths == length], (0, 1), value=length - 1)[None]  # the last row picks the frequencies
+        groups.append(type(module).forward(_fresh_copy(module), x, group, *layer_types))
+    order = lengths.argsort(stable=True).argsort()  # where in the groups each row is
 
     def joined(tensors: Any) -> Tensor:
-        return torch.cat([t[0, :-1] for t in tensors])[back].unflatten(0, positions.shape)
+        return torch.cat([t[0, :-1] for t in tensors])[order].unflatten(0, positions.shape)
 
-    return joined(parts) if torch.is_tensor(parts[0]) else tuple(map(joined, zip(*parts, strict=True)))
+    return joined(groups) if torch.is_tensor(groups[0]) else tuple(map(joined, zip(*groups, strict=True)))
 
 
-def _deciding(module: Any, lengths: Tensor, layer_type: str | None) -> Tensor:
-    """Of the lengths that choose the same frequencies one that is none of their rows' positions, for all of them."""
+def _representatives(module: Any, lengths: Tensor, layer_type: str | None) -> Tensor:
+    """For each length one that picks the same frequencies and is no smaller: one and the same for all of a group."""
     kind = module.rope_type if layer_type is None else module.rope_type[layer_type]
     if kind == "dynamic":
         return lengths.clamp(min=module.original_max_seq_len)
@@ -66,8 +66,8 @@ def _deciding(module: Any, lengths: Tensor, layer_type: str | None) -> Tensor:
     return torch.where(lengths > original, lengths.amax(), original)
 
 
-def _as_made(module: Any) -> Any:
-    """A copy of a rotary module that remembers no text."""
+def _fresh_copy(module: Any) -> Any:
+    """A copy of a rotary module as it was made, before it met any text."""
     copied, buffers = copy.copy(module), module._buffers
     originals = {name: buffers.get(name.replace("inv_freq", "original_inv_freq"), buffers[name]) for name in buffers}
     copied._buffers = {name: tensor.clone() for name, tensor in originals.items()}
