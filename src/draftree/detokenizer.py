@@ -20,9 +20,9 @@ class Detokenizer:
     def __init__(self, tokenizer: Any, *, skip_special_tokens: bool = True) -> None:
         fast = getattr(tokenizer, "_tokenizer", None) if getattr(tokenizer, "is_fast", False) else None
         self._decode = partial((tokenizer if fast is None else fast).decode, skip_special_tokens=skip_special_tokens)
-        self._ids: list[int] = []  # those of the last piece, and those behind them, whose text is still to come
-        self._given = 0  # how many of the former
-        self._text = ""  # theirs
+        self._ids: list[int] = []  # tokens of the last piece, and those behind them, whose text is still to come
+        self._given = 0  # how many of these are of the last piece
+        self._text = ""  # which these decode to
 
     def feed(self, token: int) -> str:
         """What the token adds; "" while a character is not complete."""
@@ -40,7 +40,7 @@ class Detokenizer:
         return self._new(self._decode(self._ids))
 
     def _new(self, text: str) -> str:
-        """What is not given yet of `text`, that of all tokens that are kept."""
+        """What is not given yet of `text`, which all tokens that are kept decode to."""
         if text.startswith(self._text):
             return text[len(self._text) :]
         return str(self._decode(self._ids[self._given :]))

@@ -190,7 +190,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def encoded(payload: dict[str, Any]) -> bytes:
-    """As JSON."""
+    """A payload as JSON in UTF-8."""
     try:
         return to_json(payload)
     except PydanticSerializationError:  # a lone surrogate, which becomes a question mark

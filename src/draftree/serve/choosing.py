@@ -46,8 +46,13 @@ def remembered_options(model: Any, tokenizer: Any) -> OptionsOf:
         return read_options(model, None, None, tokenizer, dict(given))
 
     remembered = lru_cache(REMEMBERED)(read)
-    # Stopping criteria belong to one request: that of `max_time` counts from when it is made.
-    return lambda given: read(given) if remembered(given).criteria else remembered(given)
+
+    def read_anew(given: tuple[tuple[str, Any], ...]) -> Options:
+        options = remembered(given)
+        # Stopping criteria belong to one request: that of `max_time` counts from when it is made.
+        return read(given) if options.criteria else options
+
+    return read_anew
 
 
 class OutputPenalties(LogitsProcessor):

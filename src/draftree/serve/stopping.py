@@ -37,5 +37,5 @@ class GracefulServer(uvicorn.Server):
         if closing.is_alive():
             self._worker.close()
         await super().shutdown(sockets)
-        if self.force_exit:  # uvicorn leaves the application's end to its loop then, which logs a traceback
+        if self.force_exit:  # uvicorn does not end the application then, and the loop's end would log a traceback
             await self.lifespan.shutdown()
