@@ -144,7 +144,7 @@ def test_rows_of_products_do_not_depend_on_each_other(width: int, dtype: torch.d
 
 
 @pytest.mark.parametrize(("kv", "groups", "dim"), [(2, 2, 20), (3, 1, 64), (1, 4, 128)])
-def test_heads_are_turned_and_kept(kv: int, groups: int, dim: int, dtype: torch.dtype) -> None:
+def test_heads_are_rotated_and_stored(kv: int, groups: int, dim: int, dtype: torch.dtype) -> None:
     """Also what is no number: it is kept as 0."""
     batch, n, capacity, queries = 2, 3, 70, kv * groups
     given = random(dtype, batch, n, (queries + 2 * kv) * dim)
@@ -156,7 +156,7 @@ def test_heads_are_turned_and_kept(kv: int, groups: int, dim: int, dtype: torch.
     stores = random(dtype, batch, kv, capacity, dim), random(dtype, batch, kv, capacity, dim)
     expected = [store.clone() for store in stores]
     starts = torch.tensor([5, 40], device=DEVICE)
-    ours = kernels.turn_and_keep(query, key, value, cosine, sine, partner, starts, stores, groups)
+    ours = kernels.rotate_and_store(query, key, value, cosine, sine, partner, starts, stores, groups)
     heads = given.view(batch, n, -1, dim)
     both = heads[:, :, : queries + kv]
     turned = torch.addcmul(both * cosine, both.index_select(-1, partner), sine)

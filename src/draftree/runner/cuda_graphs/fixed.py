@@ -21,8 +21,8 @@ from draftree.runner.kv.cache import finite
 from draftree.runner.layout.kinds import LayerKind, limits
 from draftree.runner.layout.rotary import Rotation
 
-APART = 16  # rows that attend apart at a time
-MANY = 256  # rows of all requests up to which the products of `products` are about as fast as torch's
+GATHERED = 16  # rows whose own keys and values are gathered at a time, as they take memory
+MOST_KERNEL_ROWS = 256  # rows of all requests up to which the products of `products` are about as fast as torch's
 
 
 class FixedSlots:
@@ -34,15 +34,14 @@ class FixedSlots:
         stores: keys and values of every layer, each [slots, heads, capacity, dim].
 
     Attributes:
-        many: whether rows are so many that torch's products are faster, and may depend on each other.
-        ahead: states that a layer gave, a norm, and what that makes of them; None for none.
+        by_torch: whether rows are so many that torch's products are faster, and may depend on each other.
     """
 
     def __init__(self, frame: Frame, starts: Tensor, stores: list[tuple[Tensor, Tensor]]) -> None:
         own = slice(frame.first, frame.first + frame.batch)
         self.starts = starts
-        self.many = frame.batch * frame.rows > MANY and not frame.apart
-        self.ahead: tuple[Tensor, Norm | None, Tensor] | None = None
+        self.by_torch = frame.batch * frame.rows > MOST_KERNEL_ROWS and not frame.row_by_row
+        self._normed: tuple[Tensor, Norm | None, Tensor] | None = None
         self._stores = [(keys[own], values[own]) for keys, values in stores]
         self._band = frame.band
         self._slot = torch.arange(frame.batch, device=starts.device)[:, None].expand(-1, frame.rows)
@@ -51,14 +50,18 @@ class FixedSlots:
 
     def begin(self) -> None:
         """A pass begins: its rows are written from `starts` on."""
-        self._column, self.ahead = self.starts[:, None] + self._row, None
+        self._column, self._normed = self.starts[:, None] + self._row, None
 
-    def normed(self, norm: Norm | None, x: Tensor) -> Tensor | None:
-        """What the norm makes of x, if the layer before has made it; None if it has not."""
-        if self.ahead is None:
+    def keep_normed(self, x: Tensor, norm: Norm | None, normed: Tensor) -> None:
+        """Keep the norm of the states x that leave a layer, which was computed along with them, for the next layer."""
+        self._normed = x, norm, normed
+
+    def normed(self, x: Tensor, norm: Norm | None) -> Tensor | None:
+        """The norm of x, if it is what was kept last; None if not, as where a layer between the two is skipped."""
+        if self._normed is None:
             return None
-        states, by, made = self.ahead
-        return made if states is x and by is norm else None
+        kept_x, kept_norm, normed = self._normed
+        return normed if kept_x is x and kept_norm is norm else None
 
     def stores(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, each [B, heads, capacity, dim]."""
@@ -128,14 +131,14 @@ class FixedRows:
 
     def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
         """The attention of queries [B, kv, groups * R, dim] in a layer of that kind; a kernel's as [B, R, width]."""
-        if self._frame.apart:
-            return self._mix_apart(heads, query, keys, values, kind)
+        if self._frame.row_by_row:
+            return self._mix_row_by_row(heads, query, keys, values, kind)
         if self._kernel is not None and heads.cap is None:
             mask, starts = self._additive(kind)[:, 0], self._inputs.starts
             return self._kernel(query, keys, values, mask, starts, heads.groups, heads.scaling)
         return heads(query, keys, values, self.mask(kind, heads.groups))
 
-    def _mix_apart(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
+    def _mix_row_by_row(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
         """The same, each row in the arithmetic of a pass of its own: its branch's columns follow the context.
 
         Other branches' columns between them would change the order of sums. They go behind, where masks hide them.
@@ -146,8 +149,8 @@ class FixedRows:
         mask = mask.gather(3, order[:, None])
         query = query.view(batch, kv, heads.groups, rows, dim)
         mixed = torch.empty_like(query)
-        for first in range(0, rows, APART):  # each row's own keys and values take memory
-            some = slice(first, min(first + APART, rows))
+        for first in range(0, rows, GATHERED):
+            some = slice(first, min(first + GATHERED, rows))
             n = some.stop - some.start
             index = order[:, some, None, :, None].expand(-1, -1, kv, -1, dim)
             key, value = (

@@ -53,7 +53,7 @@ class Frame(NamedTuple):
         injects: whether some rows enter as embeddings.
         heads: rows that get logits, a bucket; 0 for none.
         skip: what all rows leave out.
-        apart: whether each row attends in the arithmetic of a pass of its own.
+        row_by_row: whether each row attends in the arithmetic of a pass of its own.
     """
 
     first: int
@@ -67,7 +67,7 @@ class Frame(NamedTuple):
     injects: bool
     heads: int
     skip: Skip | None
-    apart: bool
+    row_by_row: bool
 
 
 class PassInputs(NamedTuple):

@@ -1,14 +1,15 @@
-"""The small steps of a layer, one kernel each where torch has several: Triton, which comes with torch for CUDA.
+"""What a layer does between its matrix products: one Triton kernel each where torch has several.
 
-A step of few rows is bound by reading weights, and what lies between two products takes a third of its time in torch's
-operations, most of it for the kernels' beginning and end. Each row has the arithmetic of those operations, rounded
-where they round, and no row's depends on how many others there are.
+In a step of few rows, which mostly waits for weights to be read, torch's operations between two products take a third
+of the time, most of it for the starting and ending of kernels. The kernels here compute as those operations do, rounded
+where they round, and no row depends on how many others there are. Triton comes with torch for CUDA.
 
-Rows of states are contiguous; rows of what a product gave may lie further apart than they are wide.
+Rows of hidden states are contiguous; rows of what a product gave may lie further apart than they are wide.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,33 +19,33 @@ from torch import Tensor
 from torch.nn import functional as F
 
 SPAN = 512  # columns that one program attends to: always the same ones, so that sums have the same order in all passes
-WIDTH = 1024  # of an MLP, by one program
-ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
+WIDTH = 1024  # columns of an MLP's gate that one program reads
+IS_GELU = {"silu": 0, "gelu_pytorch_tanh": 1}  # the activations that there are, by Hugging Face's names
 TOLERANCE = 0.05  # of results near 1 in 16 bits
 
 
 @triton.jit
 def _add_norm(
-    x, more, weight, total, out, epsilon, of_part, D: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr,
+    x, more, weight, total, out, epsilon, part_stride, D: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr,
     NORMS: tl.constexpr,
 ):  # fmt: skip
-    """A row: `total` is x + more, which may come in parts; `out` its root-mean-square norm."""
+    """One row: `total` is x + more, which comes in ADDS parts; `out` is the root-mean-square norm of that."""
     begin = tl.program_id(0).to(tl.int64) * D
-    at = tl.arange(0, BLOCK)
-    inside = at < D
-    value = tl.load(x + begin + at, mask=inside, other=0.0)
+    column = tl.arange(0, BLOCK)
+    inside = column < D
+    value = tl.load(x + begin + column, mask=inside, other=0.0)
     if ADDS > 0:
-        other = tl.load(more + begin + at, mask=inside, other=0.0).to(tl.float32)
+        added = tl.load(more + begin + column, mask=inside, other=0.0).to(tl.float32)
         for part in tl.static_range(1, ADDS):
-            other += tl.load(more + part * of_part + begin + at, mask=inside, other=0.0)
-        other = other.to(x.dtype.element_ty).to(tl.float32)
-        value = (value.to(tl.float32) + other).to(x.dtype.element_ty)
-        tl.store(total + begin + at, value, mask=inside)
+            added += tl.load(more + part * part_stride + begin + column, mask=inside, other=0.0)
+        added = added.to(x.dtype.element_ty).to(tl.float32)
+        value = (value.to(tl.float32) + added).to(x.dtype.element_ty)
+        tl.store(total + begin + column, value, mask=inside)
     if NORMS:
-        wide = value.to(tl.float32)
-        scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / D + epsilon)
-        gain = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out + begin + at, (wide * scale * gain).to(out.dtype.element_ty), mask=inside)
+        state = value.to(tl.float32)
+        scale = 1.0 / tl.sqrt(tl.sum(state * state, 0) / D + epsilon)
+        gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + begin + column, (state * scale * gain).to(out.dtype.element_ty), mask=inside)
 
 
 def add_norm(x: Tensor, more: Tensor | None, weight: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -53,7 +54,7 @@ def add_norm(x: Tensor, more: Tensor | None, weight: Tensor | None, epsilon: flo
     Args:
         x: [..., d].
         more: [P, ..., d], parts of what is added; None for nothing.
-        weight: of the norm, [d]; None for no norm: x + more itself is in its place.
+        weight: of the norm, [d]; None for no norm, so that x + more is returned twice.
         epsilon: of the norm.
     """
     x = x.contiguous()
@@ -71,46 +72,47 @@ def add_norm(x: Tensor, more: Tensor | None, weight: Tensor | None, epsilon: flo
 
 
 @triton.jit
-def _turn_and_keep(
-    query, key, value, of_query, of_key, of_value, cosine, sine, partner, starts, out, keys, values, slot, head_of_slot,
-    rows, KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+def _rotate_and_store(
+    query, key, value, query_stride, key_stride, value_stride, cosine, sine, partner, starts, out, keys, values,
+    slot_stride, head_stride, rows, KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row: a query is turned, a key turned and put into its slot, a value put there."""
-    row, head = tl.program_id(0), tl.program_id(1)
-    b, i = row // rows, row % rows
+    """One head of one row of all requests: a query is rotated, a key rotated and stored, a value stored."""
+    token, head = tl.program_id(0), tl.program_id(1)
+    request, row = token // rows, token % rows
     QUERIES: tl.constexpr = KV * GROUPS
-    at = tl.arange(0, BLOCK)
-    inside = at < DIM
-    wide = row.to(tl.int64)
-    column = tl.load(starts + b) + i
+    entry = tl.arange(0, BLOCK)
+    inside = entry < DIM
+    wide_token = token.to(tl.int64)  # whose products do not overflow
+    column = tl.load(starts + request) + row
     if head < QUERIES + KV:
         if head < QUERIES:
-            source = query + wide * of_query + head * DIM
+            source = query + wide_token * query_stride + head * DIM
         else:
-            source = key + wide * of_key + (head - QUERIES) * DIM
-        held = tl.load(source + at, mask=inside, other=0.0)
-        across = tl.load(source + tl.load(partner + at, mask=inside, other=0), mask=inside, other=0.0)
-        cos = tl.load(cosine + wide * DIM + at, mask=inside, other=0.0)
-        sin = tl.load(sine + wide * DIM + at, mask=inside, other=0.0)
-        turned = (held.to(tl.float32) * cos.to(tl.float32)).to(cosine.dtype.element_ty).to(tl.float32)
-        turned = (turned + across.to(tl.float32) * sin.to(tl.float32)).to(cosine.dtype.element_ty).to(tl.float32)
+            source = key + wide_token * key_stride + (head - QUERIES) * DIM
+        given = tl.load(source + entry, mask=inside, other=0.0)
+        partners = tl.load(source + tl.load(partner + entry, mask=inside, other=0), mask=inside, other=0.0)
+        cos = tl.load(cosine + wide_token * DIM + entry, mask=inside, other=0.0)
+        sin = tl.load(sine + wide_token * DIM + entry, mask=inside, other=0.0)
+        rotated = (given.to(tl.float32) * cos.to(tl.float32)).to(cosine.dtype.element_ty).to(tl.float32)
+        rotated = (rotated + partners.to(tl.float32) * sin.to(tl.float32)).to(cosine.dtype.element_ty).to(tl.float32)
         if head < QUERIES:
-            to = ((b * QUERIES + head) * rows + i).to(tl.int64) * DIM
-            tl.store(out + to + at, turned.to(out.dtype.element_ty), mask=inside)
+            place = ((request * QUERIES + head) * rows + row).to(tl.int64) * DIM
+            tl.store(out + place + entry, rotated.to(out.dtype.element_ty), mask=inside)
         else:
-            key_held = turned.to(keys.dtype.element_ty)
-            key_held = tl.where(tl.abs(key_held.to(tl.float32)) < float("inf"), key_held, 0.0)
-            kept = b.to(tl.int64) * slot + (head - QUERIES).to(tl.int64) * head_of_slot + column * DIM
-            tl.store(keys + kept + at, key_held.to(keys.dtype.element_ty), mask=inside)
+            finite_key = rotated.to(keys.dtype.element_ty)
+            finite_key = tl.where(tl.abs(finite_key.to(tl.float32)) < float("inf"), finite_key, 0.0)
+            of_key = request.to(tl.int64) * slot_stride + (head - QUERIES).to(tl.int64) * head_stride + column * DIM
+            tl.store(keys + of_key + entry, finite_key.to(keys.dtype.element_ty), mask=inside)
     else:
-        number = head - QUERIES - KV
-        copied = tl.load(value + wide * of_value + number * DIM + at, mask=inside, other=0.0).to(tl.float32)
-        copied = tl.where(tl.abs(copied) < float("inf"), copied, 0.0)
-        place = b.to(tl.int64) * slot + number.to(tl.int64) * head_of_slot + column * DIM
-        tl.store(values + place + at, copied.to(values.dtype.element_ty), mask=inside)
+        kv_head = head - QUERIES - KV
+        finite_value = tl.load(value + wide_token * value_stride + kv_head * DIM + entry, mask=inside, other=0.0)
+        finite_value = finite_value.to(tl.float32)
+        finite_value = tl.where(tl.abs(finite_value) < float("inf"), finite_value, 0.0)
+        of_value = request.to(tl.int64) * slot_stride + kv_head.to(tl.int64) * head_stride + column * DIM
+        tl.store(values + of_value + entry, finite_value.to(values.dtype.element_ty), mask=inside)
 
 
-def turn_and_keep(
+def rotate_and_store(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -121,21 +123,24 @@ def turn_and_keep(
     stores: tuple[Tensor, Tensor],
     groups: int,
 ) -> Tensor:
-    """Queries [B, kv, groups * n, dim], turned; keys, turned, and values are put behind each slot's context.
+    """Rotate queries and keys, and store keys and values behind each slot's context.
 
     Args:
         query, key, value: [B, n, heads * dim], columns of what products gave.
         cosine, sine: [B, n, 1, dim], see `Angles`.
-        partner: LongTensor [dim], which entry each one turns with.
+        partner: LongTensor [dim], the entry that each one is rotated with.
         starts: LongTensor [B], the column of each request's first row.
         stores: keys and values of the layer, each [B, kv, capacity, dim].
         groups: query heads to a key/value head.
+
+    Returns:
+        the rotated queries [B, kv, groups * n, dim].
     """
     batch, n, _ = query.shape
     keys, values = stores
     kv, dim = keys.shape[1], keys.shape[3]
     out = query.new_empty(batch, kv, groups * n, dim)
-    _turn_and_keep[(batch * n, kv * (groups + 2))](
+    _rotate_and_store[(batch * n, kv * (groups + 2))](
         query, key, value, query.stride(1), key.stride(1), value.stride(1), cosine, sine, partner, starts, out,
         keys, values, keys.stride(0), keys.stride(1),
         n, KV=kv, GROUPS=groups, DIM=dim, BLOCK=triton.next_power_of_2(dim), num_warps=1,
@@ -144,7 +149,7 @@ def turn_and_keep(
 
 
 @triton.jit
-def opened(x, GELU: tl.constexpr):
+def activated(x, GELU: tl.constexpr):
     """The activation of numbers in float32."""
     if GELU:
         inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
@@ -154,101 +159,107 @@ def opened(x, GELU: tl.constexpr):
 
 
 @triton.jit
-def _gated(gate, up, of_gate, of_up, out, N: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr):
+def _gated(gate, up, gate_stride, up_stride, out, N: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < N
-    x = tl.load(gate + row * of_gate + at, mask=inside, other=0.0).to(tl.float32)
-    x = opened(x, GELU).to(out.dtype.element_ty).to(tl.float32)
-    x = x * tl.load(up + row * of_up + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * N + at, x.to(out.dtype.element_ty), mask=inside)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < N
+    x = tl.load(gate + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
+    x = activated(x, GELU).to(out.dtype.element_ty).to(tl.float32)
+    x = x * tl.load(up + row * up_stride + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * N + column, x.to(out.dtype.element_ty), mask=inside)
 
 
 def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    """The activation of gate times up, both [B, n, w], columns of what products gave."""
+    """The activation of `gate`, times `up`: both [B, n, w], columns of what products gave."""
     batch, n, width = gate.shape
     out = gate.new_empty(batch, n, width)
     _gated[(batch * n, triton.cdiv(width, WIDTH))](
-        gate, up, gate.stride(1), up.stride(1), out, N=width, BLOCK=WIDTH, GELU=ACTIVATIONS[activation]
+        gate, up, gate.stride(1), up.stride(1), out, N=width, BLOCK=WIDTH, GELU=IS_GELU[activation]
     )
     return out
 
 
 @triton.jit
 def _attend(
-    query, keys, values, mask, starts, out, parts, logs, slot, head_of_slot, scale, rows, band, spans,
+    query, keys, values, mask, starts, out, numerators, softmax, slot_stride, head_stride, scale, rows, band, spans,
     KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
     QUERIES: tl.constexpr, COLUMNS: tl.constexpr, OF_SPAN: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Some queries of one key/value head over one span of columns; the whole of it where there is one span."""
+    """Some queries of one key/value head over one span of columns, by a running softmax.
+
+    They go to `out` where there is one span (WHOLE). Else each span leaves its sum of values in `numerators`, its
+    highest score and its sum of exponentials in `softmax`, for `_join`.
+    """
     pair, span = tl.program_id(0), tl.program_id(2)
-    b, head = pair // KV, pair % KV
+    request, head = pair // KV, pair % KV
     number = tl.program_id(1) * QUERIES + tl.arange(0, QUERIES)  # of the head's queries: by group, then by row
     real = number < GROUPS * rows
-    row = (b * rows + number % rows).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    inside = at < DIM
-    mine = (pair * GROUPS * rows + number).to(tl.int64)
-    q = tl.load(query + mine[:, None] * DIM + at[None, :], mask=real[:, None] & inside[None, :], other=0.0)
-    store = b.to(tl.int64) * slot + head.to(tl.int64) * head_of_slot
-    last = tl.minimum(tl.load(starts + b).to(tl.int32) + rows, band)
-    last = tl.minimum(last, span * OF_SPAN + OF_SPAN)
-    most = tl.full([QUERIES], float("-inf"), tl.float32)
-    weight = tl.zeros([QUERIES], tl.float32)
-    mixed = tl.zeros([QUERIES, BLOCK], tl.float32)
-    for begin in range(span * OF_SPAN, last, COLUMNS):
+    row = (request * rows + number % rows).to(tl.int64)
+    entry = tl.arange(0, BLOCK)
+    inside = entry < DIM
+    place = (pair * GROUPS * rows + number).to(tl.int64)
+    q = tl.load(query + place[:, None] * DIM + entry[None, :], mask=real[:, None] & inside[None, :], other=0.0)
+    store = request.to(tl.int64) * slot_stride + head.to(tl.int64) * head_stride
+    end = tl.minimum(tl.load(starts + request).to(tl.int32) + rows, band)
+    end = tl.minimum(end, span * OF_SPAN + OF_SPAN)
+    highest = tl.full([QUERIES], float("-inf"), tl.float32)
+    denominator = tl.zeros([QUERIES], tl.float32)
+    numerator = tl.zeros([QUERIES, BLOCK], tl.float32)
+    for begin in range(span * OF_SPAN, end, COLUMNS):
         column = begin + tl.arange(0, COLUMNS)
-        there = column < last
+        there = column < end
         k = tl.load(
-            keys + store + column[None, :] * DIM + at[:, None], mask=there[None, :] & inside[:, None], other=0.0
+            keys + store + column[None, :] * DIM + entry[:, None], mask=there[None, :] & inside[:, None], other=0.0
         )
         score = tl.dot(q, k, input_precision="ieee") * scale
         seen = tl.load(mask + row[:, None] * band + column[None, :], mask=real[:, None] & there[None, :], other=0.0).to(
             tl.float32
         )
         score = tl.where(there[None, :], score + seen, float("-inf"))
-        highest = tl.maximum(most, tl.max(score, 1))
-        share = tl.exp(score - highest[:, None])
-        fading = tl.exp(most - highest)
-        weight = weight * fading + tl.sum(share, 1)
+        new_highest = tl.maximum(highest, tl.max(score, 1))
+        exponential = tl.exp(score - new_highest[:, None])
+        rescale = tl.exp(highest - new_highest)
+        denominator = denominator * rescale + tl.sum(exponential, 1)
         v = tl.load(
-            values + store + column[:, None] * DIM + at[None, :], mask=there[:, None] & inside[None, :], other=0.0
+            values + store + column[:, None] * DIM + entry[None, :], mask=there[:, None] & inside[None, :], other=0.0
         )
-        mixed = mixed * fading[:, None] + tl.dot(share.to(v.dtype), v, input_precision="ieee")
-        most = highest
+        numerator = numerator * rescale[:, None] + tl.dot(exponential.to(v.dtype), v, input_precision="ieee")
+        highest = new_highest
     if WHOLE:
-        place = row * (KV * GROUPS * DIM) + (head * GROUPS + number // rows) * DIM
-        done = (mixed / weight[:, None]).to(out.dtype.element_ty)
-        tl.store(out + place[:, None] + at[None, :], done, mask=real[:, None] & inside[None, :])
+        to = row * (KV * GROUPS * DIM) + (head * GROUPS + number // rows) * DIM
+        attended = (numerator / denominator[:, None]).to(out.dtype.element_ty)
+        tl.store(out + to[:, None] + entry[None, :], attended, mask=real[:, None] & inside[None, :])
     else:
-        part = mine * spans + span
-        tl.store(parts + part[:, None] * DIM + at[None, :], mixed, mask=real[:, None] & inside[None, :])
-        tl.store(logs + part * 2, most, mask=real)
-        tl.store(logs + part * 2 + 1, weight, mask=real)
+        to = place * spans + span
+        tl.store(numerators + to[:, None] * DIM + entry[None, :], numerator, mask=real[:, None] & inside[None, :])
+        tl.store(softmax + to * 2, highest, mask=real)
+        tl.store(softmax + to * 2 + 1, denominator, mask=real)
 
 
 @triton.jit
 def _join(
-    parts, logs, out, rows, spans,
+    numerators, softmax, out, rows, spans,
     KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, MOST_SPANS: tl.constexpr,
 ):  # fmt: skip
-    """One query of one head: its spans, each weighed by what it holds of the softmax."""
-    mine = tl.program_id(0).to(tl.int64)
-    pair, number = mine // (GROUPS * rows), mine % (GROUPS * rows)
-    b, head = pair // KV, pair % KV
+    """One query of one head: the sums of its spans, each rescaled to the highest score of all, become one softmax."""
+    place = tl.program_id(0).to(tl.int64)
+    pair, number = place // (GROUPS * rows), place % (GROUPS * rows)
+    request, head = pair // KV, pair % KV
     span = tl.arange(0, MOST_SPANS)
     real = span < spans
-    at = tl.arange(0, BLOCK)
-    inside = at < DIM
-    most = tl.load(logs + (mine * spans + span) * 2, mask=real, other=float("-inf"))
-    weight = tl.load(logs + (mine * spans + span) * 2 + 1, mask=real, other=0.0)
-    share = tl.exp(most - tl.max(most, 0))
-    mixed = tl.load(
-        parts + (mine * spans + span)[:, None] * DIM + at[None, :], mask=real[:, None] & inside[None, :], other=0.0
+    entry = tl.arange(0, BLOCK)
+    inside = entry < DIM
+    highest = tl.load(softmax + (place * spans + span) * 2, mask=real, other=float("-inf"))
+    denominator = tl.load(softmax + (place * spans + span) * 2 + 1, mask=real, other=0.0)
+    rescale = tl.exp(highest - tl.max(highest, 0))
+    numerator = tl.load(
+        numerators + (place * spans + span)[:, None] * DIM + entry[None, :],
+        mask=real[:, None] & inside[None, :],
+        other=0.0,
     )
-    done = tl.sum(mixed * share[:, None], 0) / tl.sum(weight * share, 0)
-    place = (b * rows + number % rows) * (KV * GROUPS * DIM) + (head * GROUPS + number // rows) * DIM
-    tl.store(out + place + at, done.to(out.dtype.element_ty), mask=inside)
+    attended = tl.sum(numerator * rescale[:, None], 0) / tl.sum(denominator * rescale, 0)
+    to = (request * rows + number % rows) * (KV * GROUPS * DIM) + (head * GROUPS + number // rows) * DIM
+    tl.store(out + to + entry, attended.to(out.dtype.element_ty), mask=inside)
 
 
 def attend(
@@ -259,7 +270,7 @@ def attend(
     Args:
         query: of the rows.
         keys, values: [B, kv, K, dim], the columns that there may be to see; those behind a request's rows are not read.
-            Columns of a head lie one behind the other in memory.
+            Columns of a head follow each other in memory.
         mask: [B, n, K], what is added to the scores.
         starts: LongTensor [B], the column of each request's first row.
         groups: query heads to a key/value head.
@@ -270,9 +281,9 @@ def attend(
     query, mask = query.contiguous(), mask.contiguous()
     spans = triton.cdiv(band, SPAN)
     out = query.new_empty(batch, n, kv * groups * dim)
-    whole = spans == 1
-    parts = out if whole else torch.empty(batch * kv * count, spans, dim, dtype=torch.float32, device=query.device)
-    logs = out if whole else torch.empty(batch * kv * count, spans, 2, dtype=torch.float32, device=query.device)
+    whole, total = spans == 1, batch * kv * count
+    numerators = out if whole else torch.empty(total, spans, dim, dtype=torch.float32, device=query.device)
+    softmax = out if whole else torch.empty(total, spans, 2, dtype=torch.float32, device=query.device)
     queries = min(64, max(16, triton.next_power_of_2(count)))
     block = max(16, triton.next_power_of_2(dim))
     sizes: dict[str, Any] = {"KV": kv, "GROUPS": groups, "DIM": dim, "BLOCK": block}
@@ -281,14 +292,31 @@ def attend(
     if query.dtype == torch.float32:
         columns, stages, queries = 16, 1, min(queries, 32)
     _attend[(batch * kv, triton.cdiv(count, queries), spans)](
-        query, keys, values, mask, starts, out, parts, logs, keys.stride(0), keys.stride(1), scaling, n, band, spans,
-        **sizes, QUERIES=queries, COLUMNS=columns, OF_SPAN=SPAN, WHOLE=whole, num_warps=4, num_stages=stages,
+        query, keys, values, mask, starts, out, numerators, softmax, keys.stride(0), keys.stride(1), scaling, n, band,
+        spans, **sizes, QUERIES=queries, COLUMNS=columns, OF_SPAN=SPAN, WHOLE=whole, num_warps=4, num_stages=stages,
     )  # fmt: skip
     if not whole:
-        _join[(batch * kv * count,)](
-            parts, logs, out, n, spans, **sizes, MOST_SPANS=triton.next_power_of_2(spans), num_warps=1
+        _join[(total,)](
+            numerators, softmax, out, n, spans, **sizes, MOST_SPANS=triton.next_power_of_2(spans), num_warps=1
         )
     return out
+
+
+def normal(dtype: torch.dtype, device: torch.device) -> Callable[..., Tensor]:
+    """Makes tensors, of the shapes that it is called with, of the same normally distributed numbers each time."""
+    generator = torch.Generator(device).manual_seed(0)
+    return lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float32, device=device).to(dtype)
+
+
+def compare(name: str, ours: Tensor, expected: Tensor) -> None:
+    """Refuse a kernel's result that is not torch's.
+
+    Raises:
+        RuntimeError: they differ by more than rounding does.
+    """
+    off = float((ours.float() - expected.float()).abs().max())
+    if not off < TOLERANCE:
+        raise RuntimeError(f"{name} is off by {off:.2g}")
 
 
 def check(kv: int, groups: int, dim: int, activation: str, dtype: torch.dtype, device: torch.device) -> None:
@@ -298,11 +326,7 @@ def check(kv: int, groups: int, dim: int, activation: str, dtype: torch.dtype, d
         Exception: whatever Triton raises where it cannot compile or run one.
         RuntimeError: attention is not what torch's is.
     """
-    generator = torch.Generator(device).manual_seed(0)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float32, device=device).to(dtype)
-
+    random = normal(dtype, device)
     add_norm(random(1, 2, 64), random(1, 1, 2, 64), random(64), 1e-6)
     gated(random(1, 2, 64), random(1, 2, 64), activation)
     for n, capacity in ((1, SPAN // 2), (max(1, 64 // groups), 2 * SPAN)):
@@ -311,10 +335,8 @@ def check(kv: int, groups: int, dim: int, activation: str, dtype: torch.dtype, d
         heads = random(1, n, kv * groups * dim), random(1, n, kv * dim), random(1, n, kv * dim)
         angles = random(1, n, 1, dim), random(1, n, 1, dim)
         partner = torch.arange(dim, dtype=torch.long, device=device)
-        query = turn_and_keep(*heads, *angles, partner, starts, (keys, values), groups)
+        query = rotate_and_store(*heads, *angles, partner, starts, (keys, values), groups)
         mask = torch.zeros(1, n, capacity, dtype=dtype, device=device)
-        ours = attend(query, keys, values, mask, starts, groups, dim**-0.5).view(n, kv, groups, dim).float()
+        ours = attend(query, keys, values, mask, starts, groups, dim**-0.5).view(n, kv, groups, dim)
         theirs = F.scaled_dot_product_attention(query.float(), keys.float(), values.float(), scale=dim**-0.5)
-        off = (ours - theirs.view(kv, groups, n, dim).permute(2, 0, 1, 3)).abs().max()
-        if not float(off) < TOLERANCE:
-            raise RuntimeError(f"attention is off by {float(off):.2g}")
+        compare("attention", ours, theirs.view(kv, groups, n, dim).permute(2, 0, 1, 3))

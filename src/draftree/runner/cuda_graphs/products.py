@@ -1,12 +1,13 @@
-"""Products of a step's rows with weights of 16 bits, in which no row depends on the others: Triton.
+"""Matrix products with weights of 16 bits in which no row depends on the others, as a Triton kernel.
 
-A library's product adds in an order that it chooses by the number of rows, so that a row has other last bits among
-others than alone, and two tokens that are nearly tied change places. Here each row's sums have one order, whatever
-stands beside it: the weights' tiles, and what of the input one program adds, depend on the weights' shape alone.
+A library's product adds in an order that it chooses by the number of rows. So a row among others has other last bits
+than alone, and two tokens that are nearly tied change places. Here each row's sums have one order, whatever other rows
+there are: it depends on the shape of the weights alone. (Such products are also called batch-invariant.)
 
-A step of few rows waits for the weights to be read. They are read once for up to 128 rows, as they lie, and linears
-with the same input are one kernel. Where a weight has too few outputs to keep a GPU busy, several programs can share
-one tile's input: such sums come in parts, which the next kernel adds up (`kernels.add_norm`).
+A step of few rows waits for the weights to be read. They are read once for up to 128 rows, without a copy in another
+layout, and linears with the same input are one kernel. Where a weight has too few outputs to keep a GPU busy, several
+programs can divide its input among them (split K): such sums come in parts, which the next kernel adds up
+(`kernels.add_norm`).
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F
 
-from draftree.runner.cuda_graphs.kernels import ACTIVATIONS, TOLERANCE, opened
+from draftree.runner.cuda_graphs.kernels import IS_GELU, activated, compare, normal
+from draftree.runner.eager.parts import ACTIVATIONS
 
-MOST_LINEARS = 3  # that read the same rows
-PROGRAMS = 128  # that keep a GPU busy: the largest have about as many processors
-OF_PART = 128  # a part's columns of the input are a multiple
+MOST_LINEARS = 3  # with the same input, in one kernel
+ENOUGH_OUTPUTS = 64 * 128  # keep a GPU busy: the largest have about 128 processors, and a tile often has 64 outputs
+PART_UNIT = 128  # the inputs of a part are a multiple of this
 MOST_PARTS = 8
-FEW_ROWS, MOST_ROWS = 16, 128  # of one program
-LEAST_SHARED = 99 * 1024  # bytes that one program may have on the smallest of these devices
+LEAST_ROWS, MOST_ROWS = 16, 128  # of one program
+MOST_STAGES = 4
+LEAST_SHARED = 99 * 1024  # bytes of shared memory that one program may have on the smallest of these devices
 
 Linear = tuple[Tensor, Tensor | None]  # weight [out, in] and bias [out]
 
@@ -37,63 +39,68 @@ class Tiling(NamedTuple):
     """What one program works on.
 
     Attributes:
+        rows: of the input.
         outputs: of one linear.
-        inputs: read at a time.
+        inputs: columns of the input that are read at a time.
         warps: of 32 threads.
-        stages: reads that are under way.
     """
 
+    rows: int
     outputs: int
     inputs: int
     warps: int
-    stages: int
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _product(
-    x, w0, w1, w2, b0, b1, b2, out, rows, width, N0, N1, N2, K, of_part,
+    x, w0, w1, w2, b0, b1, b2, out, rows, width, N0, N1, N2, K, part_inputs,
     ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr,
     GATED: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
-    """Some outputs of one linear for some rows, over one part of the input; or those of two, one gated by the other."""
+    """A tile: some outputs of one linear for some rows, summed over one part of the input.
+
+    Linear i has N_i outputs, the first of which is column `first` of the `width` columns of `out`. If GATED, a tile
+    has the same outputs of the first two linears: the activation of one, times the other. EVEN says that the input's K
+    columns are a multiple of IN.
+    """
     tile, part = tl.program_id(0), tl.program_id(2)
-    w, bias, count, first, mine = w0, b0, N0, 0, tile
+    w, bias, count, first, own_tile = w0, b0, N0, 0, tile
     if not GATED:
-        of_first = (N0 + OUT - 1) // OUT
-        of_second = (N1 + OUT - 1) // OUT
-        if tile >= of_first + of_second:
-            w, bias, count, first, mine = w2, b2, N2, N0 + N1, tile - of_first - of_second
-        elif tile >= of_first:
-            w, bias, count, first, mine = w1, b1, N1, N0, tile - of_first
+        tiles0 = (N0 + OUT - 1) // OUT
+        tiles1 = (N1 + OUT - 1) // OUT
+        if tile >= tiles0 + tiles1:
+            w, bias, count, first, own_tile = w2, b2, N2, N0 + N1, tile - tiles0 - tiles1
+        elif tile >= tiles0:
+            w, bias, count, first, own_tile = w1, b1, N1, N0, tile - tiles0
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    output = mine * OUT + tl.arange(0, OUT)
-    at = tl.arange(0, IN)
-    real, inside = row < rows, output < count
-    given = x + row.to(tl.int64)[None, :] * K + at[:, None]
-    place = output.to(tl.int64)[:, None] * K + at[None, :]
+    output = own_tile * OUT + tl.arange(0, OUT)
+    column = tl.arange(0, IN)
+    real_row, real_output = row < rows, output < count
+    x_place = x + row.to(tl.int64)[None, :] * K + column[:, None]
+    w_place = output.to(tl.int64)[:, None] * K + column[None, :]
     total = tl.zeros([OUT, ROWS], tl.float32)
-    second = tl.zeros([OUT, ROWS], tl.float32)
-    for begin in range(part * of_part, tl.minimum(K, part * of_part + of_part), IN):
-        there, here = inside[:, None], real[None, :]
+    second = tl.zeros([OUT, ROWS], tl.float32)  # of the linear that is multiplied by the activation
+    for begin in range(part * part_inputs, tl.minimum(K, part * part_inputs + part_inputs), IN):
+        w_mask, x_mask = real_output[:, None], real_row[None, :]
         if not EVEN:
-            left = at < K - begin
-            there, here = there & left[None, :], here & left[:, None]
-        a = tl.load(w + place + begin, mask=there, other=0.0, eviction_policy="evict_first")
-        b = tl.load(given + begin, mask=here, other=0.0)
+            real_column = column < K - begin
+            w_mask, x_mask = w_mask & real_column[None, :], x_mask & real_column[:, None]
+        a = tl.load(w + w_place + begin, mask=w_mask, other=0.0, eviction_policy="evict_first")
+        b = tl.load(x_place + begin, mask=x_mask, other=0.0)
         total = tl.dot(a, b, total)
         if GATED:
-            c = tl.load(w1 + place + begin, mask=there, other=0.0, eviction_policy="evict_first")
+            c = tl.load(w1 + w_place + begin, mask=w_mask, other=0.0, eviction_policy="evict_first")
             second = tl.dot(c, b, second)
     if BIAS:
         if part == 0:
-            total += tl.load(bias + output, mask=inside, other=0.0).to(tl.float32)[:, None]
+            total += tl.load(bias + output, mask=real_output, other=0.0).to(tl.float32)[:, None]
         if GATED:
-            second += tl.load(b1 + output, mask=inside, other=0.0).to(tl.float32)[:, None]
+            second += tl.load(b1 + output, mask=real_output, other=0.0).to(tl.float32)[:, None]
     if GATED:
-        gate = opened(total.to(out.dtype.element_ty).to(tl.float32), GELU).to(out.dtype.element_ty)
+        gate = activated(total.to(out.dtype.element_ty).to(tl.float32), GELU).to(out.dtype.element_ty)
         total = gate.to(tl.float32) * second.to(out.dtype.element_ty).to(tl.float32)
-    to = (part.to(tl.int64) * rows + row.to(tl.int64))[None, :] * width + first + output[:, None]
-    tl.store(out + to, total.to(out.dtype.element_ty), mask=real[None, :] & inside[:, None])
+    place = (part.to(tl.int64) * rows + row.to(tl.int64))[None, :] * width + first + output[:, None]
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=real_row[None, :] & real_output[:, None])
 
 
 def product(x: Tensor, linears: Sequence[Linear]) -> Tensor:
@@ -104,7 +111,7 @@ def product(x: Tensor, linears: Sequence[Linear]) -> Tensor:
         linears: up to three with that input, of x's type; all have a bias, or none has.
     """
     out = x.new_empty(*x.shape[:-1], sum(len(weight) for weight, _ in linears))
-    _run(x.contiguous(), linears, out[None], None)
+    _run(x, linears, out[None])
     return out
 
 
@@ -112,58 +119,59 @@ def product_in_parts(x: Tensor, linear: Linear) -> Tensor:
     """A linear's outputs of x [..., in], to be added up: [1, ..., out] of x's type, or float32 [P, ..., out]."""
     outputs, inputs = linear[0].shape
     parts = 1
-    while parts < MOST_PARTS and outputs * parts < 64 * PROGRAMS and inputs >= 4 * parts * OF_PART:
+    while parts < MOST_PARTS and outputs * parts < ENOUGH_OUTPUTS and inputs >= 4 * parts * PART_UNIT:
         parts *= 2
     dtype = x.dtype if parts == 1 else torch.float32
     out = torch.empty(parts, *x.shape[:-1], outputs, dtype=dtype, device=x.device)
-    _run(x.contiguous(), [linear], out, None)
+    _run(x, [linear], out)
     return out
 
 
 def gated_product(x: Tensor, gate: Linear, up: Linear, activation: str) -> Tensor:
     """The activation of one linear's outputs, times the other's: [..., out] of x [..., in]."""
     out = x.new_empty(*x.shape[:-1], len(gate[0]))
-    _run(x.contiguous(), (gate, up), out[None], activation)
+    _run(x, (gate, up), out[None], activation)
     return out
 
 
-def _run(x: Tensor, linears: Sequence[Linear], out: Tensor, activation: str | None) -> None:
-    """Write the linears' outputs, or what the activation makes of two, to out [P, ..., out]."""
-    width, parts, gates = x.shape[-1], len(out), activation is not None
-    rows, spare = x.numel() // width, MOST_LINEARS - len(linears)
-    counts = [len(weight) for weight, _ in linears] + [0] * spare
-    has_bias = linears[0][1] is not None
-    weights, biases = [], []
-    for weight, bias in (*linears, *[linears[0]] * spare):
-        weights.append(weight)
-        biases.append(weight if bias is None else bias)
-    tiling, block = _tiling(out.shape[-1], parts, rows, x.device, weights=2 if gates else 1)
-    tiles = sum(triton.cdiv(count, tiling.outputs) for count in counts[: 1 if gates else MOST_LINEARS])
-    of_part = triton.cdiv(triton.cdiv(width, OF_PART), parts) * OF_PART
-    _product[(tiles, triton.cdiv(rows, block), parts)](
-        x, *weights, *biases, out, rows, out.shape[-1], *counts, width, of_part,
-        ROWS=block, OUT=tiling.outputs, IN=tiling.inputs, BIAS=has_bias, EVEN=width % tiling.inputs == 0,
-        GATED=gates, GELU=ACTIVATIONS[activation or "silu"], num_warps=tiling.warps, num_stages=tiling.stages,
+def _run(x: Tensor, linears: Sequence[Linear], out: Tensor, activation: str | None = None) -> None:
+    """Write the linears' outputs to `out` [P, ..., out]; the gated ones of two where there is an activation."""
+    inputs, outputs, parts, is_gated = x.shape[-1], out.shape[-1], len(out), activation is not None
+    at_once = 2 if is_gated else 1  # linears that one program multiplies
+    rows, missing = x.numel() // inputs, MOST_LINEARS - len(linears)
+    weights, biases = zip(*linears, *[linears[0]] * missing, strict=True)  # the kernel is always given three
+    has_bias = biases[0] is not None
+    counts = [len(weight) for weight, _ in linears] + [0] * missing
+    tiling = _tiling(outputs, parts, rows, linears=at_once)
+    tiles = sum(triton.cdiv(count, tiling.outputs) for count in (counts[:1] if is_gated else counts))
+    part_inputs = triton.cdiv(triton.cdiv(inputs, PART_UNIT), parts) * PART_UNIT
+    _product[(tiles, triton.cdiv(rows, tiling.rows), parts)](
+        x.contiguous(), *weights, *(biases if has_bias else weights), out, rows, outputs, *counts, inputs, part_inputs,
+        ROWS=tiling.rows, OUT=tiling.outputs, IN=tiling.inputs, BIAS=has_bias, EVEN=inputs % tiling.inputs == 0,
+        GATED=is_gated, GELU=0 if activation is None else IS_GELU[activation],
+        num_warps=tiling.warps, num_stages=_stages(tiling, parts, x.device, linears=at_once),
     )  # fmt: skip
 
 
-def _tiling(outputs: int, parts: int, rows: int, device: torch.device, *, weights: int) -> tuple[Tiling, int]:
-    """How programs divide so many outputs of each of `weights` linears, and rows of one program.
+def _tiling(outputs: int, parts: int, rows: int, *, linears: int) -> Tiling:
+    """How programs divide `rows` and `outputs` among them, each of which works on so many linears at once.
 
-    A row's sums depend on the kind of matrix instruction: 64 outputs and 128 have the same, 32 have another, so those
-    are taken whatever the rows.
+    The order of a row's sums depends on the kind of matrix instruction. Tiles of 64 and of 128 outputs have the same
+    kind, tiles of 32 have another: so whether a weight has tiles of 32 must not depend on the rows.
     """
-    block = min(MOST_ROWS, max(FEW_ROWS, triton.next_power_of_2(rows)))
-    if parts == 1 and outputs < 64 * PROGRAMS:
-        tiling = Tiling(32, 128, 2, 4)
-    elif parts > 1 or weights > 1 or rows <= 64:
-        tiling = Tiling(64, 128 // weights, 4, 4)
-    else:
-        tiling, block = Tiling(128, 64, 8, 4), min(2 * MOST_ROWS, triton.next_power_of_2(rows))
-    stage = 2 * tiling.inputs * (tiling.outputs * weights + block)  # bytes
+    some = min(MOST_ROWS, max(LEAST_ROWS, triton.next_power_of_2(rows)))
+    if parts == 1 and outputs < ENOUGH_OUTPUTS:
+        return Tiling(some, outputs=32, inputs=128, warps=2)
+    if parts > 1 or linears > 1 or rows <= 64:
+        return Tiling(some, outputs=64, inputs=128 // linears, warps=4)
+    return Tiling(min(2 * MOST_ROWS, triton.next_power_of_2(rows)), outputs=128, inputs=64, warps=8)
+
+
+def _stages(tiling: Tiling, parts: int, device: torch.device, *, linears: int) -> int:
+    """How many reads of a program are under way at a time: 2 to `MOST_STAGES`, as far as shared memory holds them."""
+    nbytes = 2 * tiling.inputs * (tiling.outputs * linears + tiling.rows)  # of one read
     alone = tiling.warps == 8 or parts > 1  # on a processor: a large program, or one of few
-    own = shared_bytes(device) // (1 if alone else 2)
-    return tiling._replace(stages=max(2, min(tiling.stages, own // stage))), block
+    return max(2, min(MOST_STAGES, shared_bytes(device) // (1 if alone else 2) // nbytes))
 
 
 @cache
@@ -182,23 +190,11 @@ def check(activation: str, dtype: torch.dtype, device: torch.device) -> None:
         Exception: whatever Triton raises where it cannot compile or run it.
         RuntimeError: a product is not what torch's is.
     """
-    generator = torch.Generator(device).manual_seed(0)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float32, device=device).to(dtype)
-
+    random = normal(dtype, device)
     x, weight = random(2, 640), random(96, 640) / 25
     expected = x.float() @ weight.float().T
     gate, up = expected.to(dtype).float().chunk(2, -1)
-    found = {
-        "a product": (product(x, [(weight[:64], None), (weight[64:], None)]), expected),
-        "a product in parts": (product_in_parts(x, (weight, None)).float().sum(0), expected),
-        "a gated product": (
-            gated_product(x, (weight[:48], None), (weight[48:], None), activation),
-            (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up,
-        ),
-    }
-    for name, (ours, theirs) in found.items():
-        off = float((ours.float() - theirs).abs().max())
-        if not off < TOLERANCE:
-            raise RuntimeError(f"{name} is off by {off:.2g}")
+    compare("a product", product(x, [(weight[:64], None), (weight[64:], None)]), expected)
+    compare("a product in parts", product_in_parts(x, (weight, None)).float().sum(0), expected)
+    gated = gated_product(x, (weight[:48], None), (weight[48:], None), activation)
+    compare("a gated product", gated, ACTIVATIONS[activation](gate) * up)

@@ -71,8 +71,8 @@ class CudaGraphRunner(EagerRunner):
             from draftree.runner.cuda_graphs.kernels import attend
             from draftree.runner.cuda_graphs.layer import KernelHead, KernelLayer
 
-            following = [*(layer.parts.norms[0] for layer in layers[1:]), None]
-            layers = [KernelLayer(*pair) for pair in zip(layers, following, strict=True)]
+            next_norms = [*(layer.parts.norms[0] for layer in layers[1:]), None]
+            layers = [KernelLayer(*pair) for pair in zip(layers, next_norms, strict=True)]
             head, kernel = KernelHead(head), attend
         recorded = Recorded(target, layers, head, self._embedding, self.tables, self._cap, kernel)
         self._captured = CapturedPasses(self, recorded, capture_for(target.device))

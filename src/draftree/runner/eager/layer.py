@@ -98,12 +98,9 @@ class TensorLayer:
 
         None of an attention that is left out.
         """
-        batch, n, _ = x.shape
-        kv, groups, dim = self.parts.heads
         behind_attention, behind_mlp = self.parts.behind
         if mixed is not None:
-            mixed = mixed.view(batch, kv, groups, n, dim).permute(0, 3, 1, 2, 4).reshape(batch, n, kv * groups * dim)
-            x = x + normed(behind_attention, self._output(mixed))
+            x = x + normed(behind_attention, self._output(self.parts.heads.side_by_side(mixed)))
         if Omitted.MLP in self.omitted:
             return x
         gate, up = self._gate_up(normed(self.parts.norms[1], x)).chunk(2, -1)

@@ -57,6 +57,12 @@ class Heads(NamedTuple):
     groups: int
     dim: int
 
+    def side_by_side(self, mixed: Tensor) -> Tensor:
+        """Attention's result [B, kv, groups * n, dim] as [B, n, kv * groups * dim], which the next linear reads."""
+        kv, groups, dim = self
+        batch, n = len(mixed), mixed.shape[2] // groups
+        return mixed.view(batch, kv, groups, n, dim).permute(0, 3, 1, 2, 4).reshape(batch, n, kv * groups * dim)
+
 
 class Norm(NamedTuple):
     """A root-mean-square norm.

@@ -43,21 +43,21 @@ class StockProduct:
         self._linears: list[Any] = list(linears)
 
     def linears(self) -> list[tuple[Tensor, Tensor | None]]:
-        """Weight [out, in] and bias [out] of each, as they are read at a call; not of packed ones."""
+        """Weight [out, in] and bias [out] of each, as a call would read them; for linears that are not packed."""
         return [(m._parameters["weight"], m._parameters["bias"]) for m in self._linears]
 
     def live(self) -> list[tuple[dict[str, Any], str]]:
-        """Where those lie that are the stock model's own: the dictionaries of its modules, and their names in them."""
+        """Where the stock model keeps the tensors that are read: dictionaries of its modules, and the names in them."""
         held = [(m._parameters, name) for m in self._linears for name in ("weight", "bias")]
         return [(parameters, name) for parameters, name in held if parameters[name] is not None]
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] to [..., the linears' outputs side by side]."""
-        parts = self.each(x)
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        outputs = self.outputs(x)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
-    def each(self, x: Tensor) -> list[Tensor]:
-        """The same as it comes: each linear's own output, or all of them side by side."""
+    def outputs(self, x: Tensor) -> list[Tensor]:
+        """The same before it is joined: an output of each linear, or a single one where the weights are fused."""
         return [m(x) if isinstance(m, PackedLinear) else F.linear(x, m.weight, m.bias) for m in self._linears]
 
 
@@ -81,7 +81,7 @@ class FusedProduct(StockProduct):
         """See `StockProduct.live`: none, as all are copies."""
         return []
 
-    def each(self, x: Tensor) -> list[Tensor]:
+    def outputs(self, x: Tensor) -> list[Tensor]:
         return [self(x)]
 
     def __call__(self, x: Tensor) -> Tensor:
