@@ -34,7 +34,7 @@ CLOSE = 2e-5
 class DearTape(Tape):
     """Takes as long to record as a GPU does, which is counted and left out of what steps take."""
 
-    dear = True
+    costly = True
 
 
 @pytest.fixture

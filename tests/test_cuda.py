@@ -138,7 +138,7 @@ def test_what_cannot_be_recorded_is_done_anew_and_the_next_is_recorded() -> None
         replay()
         replay()
         assert int(counter) == before + 2
-    assert capture._first is not None
+    assert capture._keeper is not None
 
 
 def test_a_thread_may_record_what_another_has_begun() -> None:

@@ -1,8 +1,8 @@
-"""Recording work on a device once and replaying it without asking Python again: CUDA graphs behind two verbs.
+"""Recording work on a device once and replaying it without asking Python again: CUDA graphs behind one interface.
 
 A recorded function reads and writes tensors that stay where they are; whoever replays it fills the ones it reads and
-looks at the ones it writes. `Again`, which has nothing to record, calls the function anew: so all that surrounds a
-graph runs on any device, tests included.
+looks at the ones it writes. `CallAgain` records nothing and calls the function anew: so all that surrounds a graph runs
+on any device, tests included.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from torch import Tensor
 
 log = logging.getLogger("draftree.runner")
 
-ROOM = 2**30  # bytes that must be free, as a capture cannot take what the allocator keeps for later
+ROOM = 2**30  # bytes that must be free to record, which cannot use the memory that the allocator keeps for later
 
 
 class Capture(ABC):
     """Makes replays of functions that take nothing, return nothing and always do the same operations.
 
     Attributes:
-        dear: whether recording takes so long that it is only worth it for what is done more than once.
+        costly: whether recording takes so long that it is only worth it for what is done more than once.
     """
 
-    dear = False
+    costly = False
 
     @abstractmethod
     def record(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """What does the work of `fn` again, on the tensors it used. `fn` may have run by then, any number of times."""
+        """A function that does the work of `fn` again, on the tensors it used. To record, `fn` may be called or not."""
 
     def once(self, fn: Callable[[], None]) -> None:
         """Do the work of `fn` without recording it."""
@@ -45,14 +45,14 @@ class Capture(ABC):
         """LongTensor [words] on the CPU, to be sent from."""
         return torch.zeros(words, dtype=torch.long, device="cpu")
 
-    def follow(self) -> None:
-        """Let the device do what comes behind what went before, from whatever thread and stream that came."""
+    def keep_order(self) -> None:
+        """Let the device begin the work to come after the work before, from whatever thread and stream that came."""
 
-    def settle(self) -> None:
-        """Wait until what was sent has left, so that it may be written over."""
+    def wait_until_sent(self) -> None:
+        """Wait until the staging tensor that was sent last may be written over."""
 
     def send(self, staged: Tensor, to: Tensor) -> None:
-        """Copy from the runner to the device, in the order of the device's work."""
+        """Copy a staging tensor to the device, in the order of the device's work."""
         to.copy_(staged)
 
     @property
@@ -61,8 +61,8 @@ class Capture(ABC):
         return 0
 
 
-class Again(Capture):
-    """Calls the function again."""
+class CallAgain(Capture):
+    """Records nothing: calls the function again."""
 
     def record(self, fn: Callable[[], None]) -> Callable[[], None]:
         return fn
@@ -83,7 +83,7 @@ class CudaCapture(Capture):
         device: a CUDA device.
     """
 
-    dear = True
+    costly = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -99,10 +99,10 @@ class CudaCapture(Capture):
         free = _free_streams.setdefault(self._device, [])
         self._streams[:] = [free.pop() if free else torch.cuda.Stream(self._device)]
         self._pool = torch.cuda.graph_pool_handle()
-        self._first: Any = None  # a graph of next to nothing: a pool whose graphs are all gone cannot be used again
+        self._keeper: Any = None  # a graph of next to nothing: a pool whose graphs are all gone cannot be used again
 
     def record(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """See `Capture.record`. What cannot be recorded, for want of memory say, is done anew each time."""
+        """See `Capture.record`. What cannot be recorded, for want of memory say, is called anew each time."""
         with torch.cuda.device(self._device):
             here, (stream,) = torch.cuda.current_stream(self._device), self._streams
             stream.wait_stream(here)
@@ -129,10 +129,10 @@ class CudaCapture(Capture):
 
     def _recorded(self, fn: Callable[[], None]) -> Any:
         torch.cuda.current_blas_handle()  # each thread has its own, which cannot be made while recording
-        if self._first is None:
+        if self._keeper is None:
             fn()  # libraries set themselves up for the stream
             nothing = torch.zeros(1, dtype=torch.uint8, device=self._device)
-            self._first = self._graph(nothing.zero_)
+            self._keeper = self._graph(nothing.zero_)
         return self._graph(fn)
 
     def once(self, fn: Callable[[], None]) -> None:
@@ -158,7 +158,7 @@ class CudaCapture(Capture):
                 gc.enable()
         return graph
 
-    def follow(self) -> None:
+    def keep_order(self) -> None:
         here = torch.cuda.current_stream(self._device)
         if self._last is not None and self._last != here:
             here.wait_stream(self._last)
@@ -168,7 +168,7 @@ class CudaCapture(Capture):
         """See `Capture.staging`: pinned, so that sending does not wait for the device."""
         return torch.zeros(words, dtype=torch.long, pin_memory=True, device="cpu")
 
-    def settle(self) -> None:
+    def wait_until_sent(self) -> None:
         self._sent.synchronize()
 
     def send(self, staged: Tensor, to: Tensor) -> None:
@@ -182,5 +182,5 @@ class CudaCapture(Capture):
 
 
 def capture_for(device: torch.device) -> Capture:
-    """Graphs where the device has them."""
-    return CudaCapture(device) if device.type == "cuda" else Again()
+    """CUDA graphs where the device has them."""
+    return CudaCapture(device) if device.type == "cuda" else CallAgain()

@@ -1,9 +1,9 @@
 """Passes of fixed shapes: how many rows and columns, and the inputs of a pass in buffers that stay in place.
 
-A recorded pass can be replayed only with the same shapes and the same memory. So row counts are rounded up to buckets
-and the columns that attention reads to bands; rows that pad a bucket see themselves and the context, write behind the
-real rows, where nothing is kept, and no real row sees them. All that differs between two passes of a frame lies in one
-packed tensor, which takes one copy to the device.
+A recorded pass can be replayed only with the same shapes and the same memory. So numbers of rows are rounded up to
+buckets, and the columns that attention reads to bands. Rows that pad a bucket see themselves and the context, no real
+row sees them, and their keys and values lie behind those of the real rows, where nothing is kept. All that differs
+between two passes of a frame lies in one packed tensor, which takes one copy to the device.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MOST_COVERED = 1024  # most columns that a frame's `visible` covers
 
 
 def bucket_of(rows: int) -> int | None:
-    """The least bucket of so many rows; None where there is none."""
+    """The smallest bucket that holds so many rows; None where they are too many."""
     return next((bucket for bucket in BUCKETS if rows <= bucket), None)
 
 
 def band_of(columns: int, capacity: int) -> int:
-    """Columns that attention reads where `columns` are needed: two bands an octave, and never more than there are."""
+    """Columns that attention reads where `columns` are needed: two sizes for each doubling, and at most `capacity`."""
     band = BLOCK
     while band < columns:
         step = 1 << (band.bit_length() - 1)
@@ -39,7 +39,7 @@ def band_of(columns: int, capacity: int) -> int:
 
 
 class Frame(NamedTuple):
-    """The shape of a run of layers; what has the same frame and cache replays the same recording.
+    """The shape of a pass through some layers; passes with the same frame and cache replay the same recording.
 
     Attributes:
         first: slot of the first request.
@@ -48,11 +48,11 @@ class Frame(NamedTuple):
         band: columns that attention reads, K.
         covered: columns that `visible` covers, T: rows of the pass, and committed columns before them.
         prefix: columns of the deep prefix.
-        layers: the first layer and the one behind the last.
+        layers: the first layer, and the one behind the last.
         taps: layers in between whose incoming states are returned.
         injects: whether some rows enter as embeddings.
         heads: rows that get logits, a bucket; 0 for none.
-        skip: what all rows leave out.
+        skip: what all rows leave out; None for nothing.
         row_by_row: whether each row attends in the arithmetic of a pass of its own.
     """
 
@@ -148,7 +148,7 @@ class Buffers:
         rows, more = inputs.ids.shape[1], wide - n
         if self._staged.numel() < to.numel():
             self._staged = self._capture.staging(to.numel())
-        self._capture.settle()  # the copy of the last inputs may still be under way
+        self._capture.wait_until_sent()  # the copy of the last inputs may still be under way
         words = 2 * batch + 2 * batch * rows
         staged = self._staged[: to.numel()]
         whole = staged.numpy()
@@ -158,33 +158,33 @@ class Buffers:
         numbers[batch : 2 * batch] = np.subtract(starts, more)
         ids, positions = numbers[2 * batch :].reshape(2, batch, rows)
         shape = inputs.visible.shape
-        sight = flags[: batch * rows * shape[2]].reshape(shape)
+        visible = flags[: batch * rows * shape[2]].reshape(shape)
         padding = np.arange(n, rows)
-        sight[:, padding, more + padding] = True
-        rest = flags[sight.size : sight.size + 2 * batch * rows].reshape(2, batch, rows)
+        visible[:, padding, more + padding] = True
+        on_prefix, enters = flags[visible.size : visible.size + 2 * batch * rows].reshape(2, batch, rows)
         if injected:
-            rest[1, :, n - injected : n] = True
-        here: list[tuple[Tensor | None, np.ndarray, Tensor]] = [
+            enters[:, n - injected : n] = True
+        parts: list[tuple[Tensor | None, np.ndarray, Tensor]] = [  # given, place on the CPU, place on the device
             (tokens, ids[:, :n], inputs.ids[:, :n]),
             (segment.positions, positions[:, :n], inputs.positions[:, :n]),
-            (segment.visible, sight[:, :n, :wide], inputs.visible[:, :n, :wide]),
-            (segment.prefix_rows, rest[0, :, :n], inputs.on_prefix[:, :n]),
+            (segment.visible, visible[:, :n, :wide], inputs.visible[:, :n, :wide]),
+            (segment.prefix_rows, on_prefix[:, :n], inputs.on_prefix[:, :n]),
         ]
-        away = []
-        for given, place, there in here:
+        on_device = []  # made there by a drafter
+        for given, place, place_on_device in parts:
             if given is None:
                 continue
             if given.is_cpu:
                 place[:] = given.numpy()
-            else:  # made on the device by a drafter, and copied there
-                away.append((given, there))
+            else:
+                on_device.append((given, place_on_device))
         self._capture.send(staged, to)
-        for given, there in away:
-            there.copy_(given)
+        for given, place_on_device in on_device:
+            place_on_device.copy_(given)
 
 
 def _sizes(frame: Frame) -> tuple[int, int]:
-    """Numbers and flags of a frame."""
+    """How many numbers and how many flags the inputs of a frame are."""
     rows = frame.batch * frame.rows
     return 2 * frame.batch + 2 * rows, rows * (frame.covered + 2)
 

@@ -33,25 +33,25 @@ from draftree.runner.preparing import note_preparation
 from draftree.runner.target import Target
 
 KEPT = 64  # recordings for all caches together
-READ = 16  # most rows of a recorded pass that reads text and needs logits only for its later rows
+MOST_PROMPT_ROWS = 16  # of a recorded pass that reads text and needs logits only for its later rows
 BEYOND = 1024  # positions behind a band that its rows may stand at
 
 
 @dataclass(slots=True)
 class Recording:
-    """A run of layers that is recorded, or will be at its first pass.
+    """A pass through some layers that is recorded, or will be when it is run.
 
     Attributes:
-        work: what is recorded; it holds all memory that a replay reads.
+        work: the function that is recorded; it holds all memory that a replay reads.
         packed: its inputs, as one tensor.
         inputs: the same by name.
-        entering: [B, R, d], states that enter, or the embeddings that enter; None where only tokens do.
+        entering: [B, R, d], states or embeddings that enter; None where only tokens do.
         leaving: [B, R, d], states behind the last layer.
         taps: by layer, states [B, R, d] that enter it.
         logits: [B, H, V] of the first H rows; None for none.
-        replay: does the work again; None before it is recorded. The inputs have to be filled in before that, since
-            recording may do the work, and rows without inputs would be written over the context.
-        met: whether the work was done once.
+        replay: does the work again; None before it is recorded. Inputs have to be filled in before recording as well,
+            which may do the work: rows without inputs would be written over the context.
+        has_run: whether the work was done without recording it.
     """
 
     work: Callable[[], None]
@@ -62,15 +62,15 @@ class Recording:
     taps: dict[int, Tensor]
     logits: Tensor | None
     replay: Callable[[], None] | None = None
-    met: bool = False
+    has_run: bool = False
 
 
-class _Held(dict[Frame, Recording]):
+class _Recordings(dict[Frame, Recording]):
     """The recordings of one cache; a class of its own, since plain dicts cannot be referred to weakly."""
 
 
 class Recorded(NamedTuple):
-    """What is recorded of a model.
+    """What passes are recorded from.
 
     Attributes:
         target: the model.
@@ -101,8 +101,8 @@ class CapturedPasses:
     def __init__(self, scorer: Scorer, recorded: Recorded, capture: Capture) -> None:
         self._scorer, self._model, self._capture = scorer, recorded, capture
         self._buffers = Buffers(capture, recorded.target.device)
-        # What was used when, by cache and frame. Recordings lie with the caches and go when their memory does.
-        self._used: OrderedDict[tuple[int, Frame], weakref.ref[_Held]] = OrderedDict()
+        # By cache and frame, what was used last at the end. Recordings belong to caches and go when their memory does.
+        self._used: OrderedDict[tuple[int, Frame], weakref.ref[_Recordings]] = OrderedDict()
         held: list[Any] = [recorded.head, *recorded.layers]
         self._live = [own for part in held for own in part.live()] + [(recorded.embedding._parameters, "weight")]
         self._weights: list[int] = []
@@ -112,10 +112,10 @@ class CapturedPasses:
         self.recorded = 0  # recordings made so far
 
     def takes(self, plan: Plan) -> bool:
-        """Whether such passes are recorded: no prompts, and no rows that may leave the stack early."""
+        """Whether such passes are recorded: no long prompts, and no rows that may leave the stack early."""
         rows = plan.width + plan.appended
         return (
-            (plan.first_logit_row == 0 or plan.width <= READ)
+            (plan.first_logit_row == 0 or plan.width <= MOST_PROMPT_ROWS)
             and plan.leaves is None
             and rows <= BUCKETS[-1]
             and rows + plan.visible.shape[2] - plan.width <= MOST_COVERED
@@ -130,10 +130,10 @@ class CapturedPasses:
             "kept stores": self.pool.nbytes,
         }
 
-    def follow(self) -> None:
-        """See `Capture.follow`."""
+    def keep_order(self) -> None:
+        """See `Capture.keep_order`."""
         with self._lock:
-            self._capture.follow()
+            self._capture.keep_order()
 
     # ---------------------------------------------------------------- a pass
 
@@ -144,7 +144,7 @@ class CapturedPasses:
 
     def _run(self, plan: Plan, cache: SlotCache, first: int) -> PassResult:
         self._forget_old_weights()
-        self._capture.follow()
+        self._capture.keep_order()
         most = bucket_of(plan.width + plan.appended)
         assert most is not None
         cache.open(first, plan.batch, most)
@@ -224,12 +224,12 @@ class CapturedPasses:
             recording.entering[:, n - injected : n].copy_(own)
         if recording.replay is not None:
             recording.replay()
-        elif self._capture.dear and not recording.met:
+        elif self._capture.costly and not recording.has_run:
             note_preparation()
             self._capture.once(recording.work)
-            recording.met = True
+            recording.has_run = True
         else:
-            if self._capture.dear:
+            if self._capture.costly:
                 note_preparation()
             recording.replay = self._capture.record(recording.work)
             self.recorded += 1
@@ -239,13 +239,13 @@ class CapturedPasses:
     # ---------------------------------------------------------------- recordings
 
     def _recording(self, frame: Frame, cache: SlotCache) -> Recording:
-        held: _Held | None = cache.notes.get(self)
+        held: _Recordings | None = cache.notes.get(self)
         if held is None:
             self._allocate(cache)  # which forgets notes, so it comes first
-            held = cache.notes[self] = _Held()
+            held = cache.notes[self] = _Recordings()
         found = held.get(frame)
         if found is None:
-            found = held[frame] = self._lay(frame, cache)
+            found = held[frame] = self._new_recording(frame, cache)
         self._used[id(held), frame] = weakref.ref(held)
         self._used.move_to_end((id(held), frame))
         while len(self._used) > KEPT:
@@ -253,7 +253,7 @@ class CapturedPasses:
         return found
 
     @staticmethod
-    def _drop(key: tuple[int, Frame], held: weakref.ref[_Held]) -> None:
+    def _drop(key: tuple[int, Frame], held: weakref.ref[_Recordings]) -> None:
         alive = held()
         if alive is not None:
             alive.pop(key[1], None)
@@ -264,7 +264,7 @@ class CapturedPasses:
             dim = layer.parts.heads.dim
             cache.stores(number, layer.parts.heads.kv, (dim, dim), like)
 
-    def _lay(self, frame: Frame, cache: SlotCache) -> Recording:
+    def _new_recording(self, frame: Frame, cache: SlotCache) -> Recording:
         model, take = self._model, self._buffers.take
         dtype, width = model.target.dtype, model.target.hidden_size
         packed, inputs = self._buffers.packed(frame)

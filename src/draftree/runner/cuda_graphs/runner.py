@@ -1,7 +1,7 @@
 """Llama-shaped models at fixed shapes: the loop of `eager`, whose passes are recorded once and replayed.
 
-What a GPU needs to be kept busy (`passes`). On a CPU, where it gains nothing, a recording is a function that is called
-again, so that all of it can be tried there.
+Recordings keep a GPU busy (`passes`). On a CPU, where they gain nothing, a recording is a function that is called
+again, so that all of this can be tested there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def has_kernels(parts: Parts, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the device runs the kernels of this folder for such layers, as far as a small try of each tells."""
+    """Whether the device runs the kernels of this folder for such layers: each is tried on a few numbers."""
     if device.type != "cuda" or dtype not in TYPES or find_spec("triton") is None:
         return False
     if torch.cuda.get_device_capability(device) < OLDEST:
@@ -98,5 +98,5 @@ class CudaGraphRunner(EagerRunner):
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         if self._captured.takes(plan):
             return self._captured.run(plan, cache, first)
-        self._captured.follow()
+        self._captured.keep_order()
         return super().run(plan, cache, first)
