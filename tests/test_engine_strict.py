@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from zoo import MEMBERS, build, construct
 from draftree.drafting import BiTA
 from draftree.engine import Engine, Request, Rules, generate
 from draftree.runner import Runner, choose, open_runner
+from draftree.runner.cuda_graphs.fixed import FixedSlots
 from draftree.runner.cuda_graphs.runner import CudaGraphRunner
+from draftree.runner.plan import Plan
 from draftree.shaping import Fixed
 
 NEW = 24
@@ -40,9 +43,9 @@ def rules(b: int, sample: bool) -> Rules:
 
 
 def run(
-    model: Any, runner: str | Runner, *, sample: bool = False, slots: int = 1, **options: Any
+    model: Any, runner: str | Runner, *, sample: bool = False, slots: int = 1, size: int = 12, **options: Any
 ) -> tuple[list[Request], Engine]:
-    engine = Engine(model, slots=slots, shape=Fixed(12), runner=runner, **options)
+    engine = Engine(model, slots=slots, shape=Fixed(size), runner=runner, **options)
     made = [engine.add(prompt, rules(b, sample)) for b, prompt in enumerate(PROMPTS)]
     engine.run()
     assert all(r.error is None for r in made)
@@ -113,6 +116,47 @@ def test_compiled_layers_do_not_need_it(name: str, sample: bool) -> None:
         drafted, _ = run(model, "auto", sample=sample, drafter=RandomTree(references, seed), slots=slots)
         assert [r.tokens for r in drafted] == [r.tokens for r in plain], (seed, slots)
         assert sum(r.stats.accepted for r in drafted) > 4 * len(PROMPTS)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen3"])
+def test_trees_of_more_rows_than_other_passes_record(name: str) -> None:
+    """A pass that went another way than plain decoding would have other bits."""
+    model = flat(name)
+    plain, _ = run(model, "cuda_graphs")
+    references = {tuple(p): r.tokens for p, r in zip(PROMPTS, plain, strict=True)}
+    drafter = RandomTree(references, 3)
+    drafter.max_nodes = 200
+    for slots in (1, 4):
+        drafted, _ = run(model, "cuda_graphs", drafter=drafter, strict=True, slots=slots, size=200)
+        assert [r.tokens for r in drafted] == [r.tokens for r in plain], slots
+        assert max(r.stats.drafted / r.stats.steps for r in drafted) > 128
+
+
+def test_passes_that_no_recording_holds_are_refused() -> None:
+    runner = open_runner(flat("llama"), "cuda_graphs")
+    tokens = torch.zeros(1, 1025, dtype=torch.long, device="cpu")
+    plan = replace(Plan.causal(tokens), row_by_row=True)
+    with pytest.raises(ValueError, match="cannot be kept in passes of more than 1024 rows: draft fewer tokens"):
+        runner.run(plan, runner.new_cache(1, 1100))
+
+
+def test_single_rows_of_many_requests_are_rows_that_attend_alone() -> None:
+    """The products of so many rows may depend on them, so that a recording has to know."""
+    runner = open_runner(flat("llama"), "cuda_graphs")
+    plan = replace(Plan.causal(torch.zeros(300, 1, dtype=torch.long, device="cpu")), row_by_row=True)
+    cache = runner.new_cache(300, 8)
+    runner.run(plan, cache)
+    (frames,) = cache.notes.values()
+    (frame,) = frames
+    stores = [(torch.zeros(300, 1, 8, 1, device="cpu"),) * 2]
+    assert not FixedSlots(frame, torch.zeros(300, dtype=torch.long, device="cpu"), stores).by_torch
+    loose = FixedSlots(frame._replace(row_by_row=False), torch.zeros(300, dtype=torch.long, device="cpu"), stores)
+    assert loose.by_torch
+
+
+def test_capped_scores_are_refused_in_passes_of_fixed_shapes() -> None:
+    with pytest.raises(ValueError, match="does not attend by torch's scaled dot product"):
+        Engine(flat("gemma2"), runner="cuda_graphs", strict=True)
 
 
 @pytest.mark.parametrize("seed", range(4))

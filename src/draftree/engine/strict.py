@@ -5,8 +5,9 @@ may change places. With `strict` nothing of a pass depends on what else is in it
 
 - Each row attends alone, over its context and its branch, as it would in a pass of one row (`Plan.row_by_row`).
 - A prompt passes without draft tokens and without other requests, in chunks of one size.
-- Matrix products must not depend on the number of rows. Those of CPUs do not, those of GPUs mostly do. So the model is
-  tried once: the same tokens row by row, and among other rows. Where the scores differ, `strict` is refused.
+- Matrix products must not depend on the number of rows. Our own do not (runners `cpu` and, on a GPU, `cuda_graphs`);
+  torch's do on GPUs, and on some processors for some shapes. So the model is tried once: the same tokens row by row,
+  and among other rows. Where the scores differ, `strict` is refused.
 
 An answer is then the one that the engine gives to that prompt alone without a drafter, in any batch.
 """

@@ -131,7 +131,7 @@ class FixedRows:
 
     def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
         """The attention of queries [B, kv, groups * R, dim] in a layer of that kind; a kernel's as [B, R, width]."""
-        if self._frame.row_by_row:
+        if self._frame.row_by_row and self._frame.rows > 1:
             return self._mix_row_by_row(heads, query, keys, values, kind)
         if self._kernel is not None and heads.cap is None:
             mask, starts = self._additive(kind)[:, 0], self._inputs.starts

@@ -20,8 +20,9 @@ from draftree.runner.kv.cache import BLOCK
 from draftree.runner.layout.skip import Skip
 from draftree.runner.plan import Segment
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)  # rows of a request
-MOST_COVERED = 1024  # most columns that a frame's `visible` covers
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # rows of a request
+MOST_ROWS = 128  # of a request in passes that are recorded, unless each row has to attend alone
+MOST_COVERED = 2048  # most columns that a frame's `visible` covers
 
 
 def bucket_of(rows: int) -> int | None:

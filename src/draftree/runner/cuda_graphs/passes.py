@@ -20,7 +20,16 @@ from torch import Tensor
 
 from draftree.runner.cuda_graphs.capture import Capture
 from draftree.runner.cuda_graphs.fixed import FixedRows, FixedSlots
-from draftree.runner.cuda_graphs.frames import BUCKETS, MOST_COVERED, Buffers, Frame, PassInputs, band_of, bucket_of
+from draftree.runner.cuda_graphs.frames import (
+    BUCKETS,
+    MOST_COVERED,
+    MOST_ROWS,
+    Buffers,
+    Frame,
+    PassInputs,
+    band_of,
+    bucket_of,
+)
 from draftree.runner.eager.angles import AngleTables
 from draftree.runner.eager.attention import attend
 from draftree.runner.eager.layer import TensorHead, TensorLayer
@@ -117,7 +126,7 @@ class CapturedPasses:
         return (
             (plan.first_logit_row == 0 or plan.width <= MOST_PROMPT_ROWS)
             and plan.leaves is None
-            and rows <= BUCKETS[-1]
+            and rows <= (BUCKETS[-1] if plan.row_by_row else MOST_ROWS)
             and rows + plan.visible.shape[2] - plan.width <= MOST_COVERED
         )
 
@@ -178,7 +187,9 @@ class CapturedPasses:
         assert made.logits is not None
         if count in plan.taps:
             hidden[count] = x.clone()
-        return PassResult(made.logits[:, plan.first_logit_row : last].clone(), segments, hidden, self._scorer)
+        logits = made.logits[:, plan.first_logit_row : last].clone()
+        # Capped scores are multiplied by torch, over a band that is wider or narrower in other passes.
+        return PassResult(logits, segments, hidden, self._scorer, attends_apart=self._model.cap is None)
 
     def _replay(
         self,
@@ -213,7 +224,7 @@ class CapturedPasses:
             own is not None,
             heads,
             plan.skip,
-            plan.row_by_row and rows > 1,
+            plan.row_by_row,
         )
         recording = self._recording(frame, cache)
         injected = 0 if own is None else own.shape[1]

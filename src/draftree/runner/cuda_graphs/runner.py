@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from draftree.runner.cuda_graphs.capture import capture_for
+from draftree.runner.cuda_graphs.frames import BUCKETS
 from draftree.runner.cuda_graphs.passes import CapturedPasses, Recorded
 from draftree.runner.eager.parts import Parts
 from draftree.runner.eager.runner import EagerRunner
@@ -98,5 +99,9 @@ class CudaGraphRunner(EagerRunner):
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         if self._captured.takes(plan):
             return self._captured.run(plan, cache, first)
+        if plan.row_by_row and self.target.dtype != torch.float32:  # other products and bands than in recorded passes
+            raise ValueError(
+                f"strict=True cannot be kept in passes of more than {BUCKETS[-1]} rows: draft fewer tokens a step."
+            )
         self._captured.keep_order()
         return super().run(plan, cache, first)
