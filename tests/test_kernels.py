@@ -234,6 +234,35 @@ def test_a_try_of_products_passes_and_finds_wrong_ones(
                 products.check(activation, dtype, torch.device(DEVICE))
 
 
+@pytest.mark.parametrize(("groups", "dim"), [(1, 64), (2, 20), (4, 128), (80, 20)])
+def test_rows_attend_one_by_one_as_in_passes_of_their_own(groups: int, dim: int, dtype: torch.dtype) -> None:
+    """Bit for bit, over one span and several: columns of other branches lie between those that a row sees."""
+    for starts in ([100, 7], [700, 300])[: 2 if CUDA or groups == 2 else 1]:
+        n, band = 5, 1280 if max(starts) > 256 else 256
+        (query, keys, values, *_), _ = attention(dtype, band, starts, n, groups, dim)
+        drawn = torch.rand(2, n, n, device=DEVICE) < 0.5
+        drawn |= torch.eye(n, dtype=torch.bool, device=DEVICE)
+        seen = torch.arange(band, device=DEVICE).expand(2, n, -1) < torch.tensor(starts, device=DEVICE)[:, None, None]
+        for b, start in enumerate(starts):
+            seen[b, :, start : start + n] = drawn[b].tril()
+        columns = torch.arange(band, device=DEVICE)
+        order = torch.where(seen, columns, columns + band).argsort(-1)
+        own = seen.sum(-1) - 1
+        mask = torch.zeros(2, n, band, dtype=dtype, device=DEVICE).masked_fill_(~seen, torch.finfo(dtype).min)
+        mask[:, :, 3:6] = torch.finfo(dtype).min  # as a window does
+        found = kernels.attend(query, keys, values, mask, own, groups, 0.1, order)
+        by_row = query.view(2, -1, groups, n, dim)
+        for b in range(2):
+            for i in range(n):
+                at = order[b, i]
+                alone = [held[b : b + 1, :, at].contiguous() for held in (keys, values)]
+                expected = kernels.attend(
+                    by_row[b : b + 1, :, :, i].contiguous(), *alone, mask[b : b + 1, i : i + 1, at], own[b, i : i + 1],
+                    groups, 0.1,
+                )  # fmt: skip
+                assert torch.equal(found[b, i], expected[0, 0]), (b, i)
+
+
 def test_a_row_attends_alike_among_others_and_in_wider_bands(dtype: torch.dtype) -> None:
     if CUDA and dtype == torch.float32:
         pytest.skip("products of float32 are added in an order that depends on how many there are")

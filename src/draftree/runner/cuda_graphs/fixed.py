@@ -118,7 +118,7 @@ class FixedRows:
         self._masks: dict[LayerKind, Tensor] = {}
         self._folded: dict[tuple[LayerKind, int], Tensor] = {}
         self._seen: Tensor | None = None
-        self._ordered: Tensor | None = None
+        self._ordered: tuple[Tensor, Tensor] | None = None
 
     def angles(self, kind: LayerKind) -> Any:
         """The angles in layers of that kind."""
@@ -131,11 +131,13 @@ class FixedRows:
 
     def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
         """The attention of queries [B, kv, groups * R, dim] in a layer of that kind; a kernel's as [B, R, width]."""
-        if self._frame.row_by_row and self._frame.rows > 1:
-            return self._mix_row_by_row(heads, query, keys, values, kind)
+        row_by_row = self._frame.row_by_row and self._frame.rows > 1
         if self._kernel is not None and heads.cap is None:
-            mask, starts = self._additive(kind)[:, 0], self._inputs.starts
-            return self._kernel(query, keys, values, mask, starts, heads.groups, heads.scaling)
+            order, starts = self._order() if row_by_row else (None, self._inputs.starts)
+            mask = self._additive(kind)[:, 0]
+            return self._kernel(query, keys, values, mask, starts, heads.groups, heads.scaling, order)
+        if row_by_row:
+            return self._mix_row_by_row(heads, query, keys, values, kind)
         return heads(query, keys, values, self.mask(kind, heads.groups))
 
     def _mix_row_by_row(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
@@ -145,7 +147,7 @@ class FixedRows:
         """
         batch, kv, _, dim = query.shape
         rows, band = self._frame.rows, self._frame.band
-        order, mask = self._order(), self._additive(kind)
+        (order, _), mask = self._order(), self._additive(kind)
         mask = mask.gather(3, order[:, None])
         query = query.view(batch, kv, heads.groups, rows, dim)
         mixed = torch.empty_like(query)
@@ -159,19 +161,16 @@ class FixedRows:
             )
             queries = query[:, :, :, some].permute(0, 3, 1, 2, 4).reshape(batch * n, kv, heads.groups, dim)
             masks = mask[:, :, some].transpose(1, 2).reshape(batch * n, 1, band)
-            if self._kernel is not None and heads.cap is None:
-                last = self.seen[:, some].sum(-1).view(-1) - 1  # where the row itself would be in a pass of its own
-                part = self._kernel(queries, key, value, masks, last, heads.groups, heads.scaling)
-            else:
-                part = heads(queries, key, value, masks[:, None])
+            part = heads(queries, key, value, masks[:, None])
             mixed[:, :, :, some] = part.view(batch, n, kv, heads.groups, dim).permute(0, 2, 3, 1, 4)
         return mixed.view(batch, kv, heads.groups * rows, dim)
 
-    def _order(self) -> Tensor:
-        """LongTensor [B, R, K]: each row's columns, those of other branches behind all others."""
+    def _order(self) -> tuple[Tensor, Tensor]:
+        """Each row's columns [B, R, K], those of other branches behind all others, and where it stands itself [B, R]."""
         if self._ordered is None:
             others = (self._columns >= self._inputs.begins[:, None])[:, None] & ~self.seen
-            self._ordered = torch.where(others, self._columns + self._frame.band, self._columns).argsort(-1)
+            order = torch.where(others, self._columns + self._frame.band, self._columns).argsort(-1)
+            self._ordered = order, self.seen.sum(-1) - 1
         return self._ordered
 
     def mask(self, kind: LayerKind, groups: int) -> Tensor:

@@ -181,26 +181,35 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
 
 @triton.jit
 def _attend(
-    query, keys, values, mask, starts, out, numerators, softmax, slot_stride, head_stride, scale, rows, band, spans,
-    KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
-    QUERIES: tl.constexpr, COLUMNS: tl.constexpr, OF_SPAN: tl.constexpr, WHOLE: tl.constexpr,
+    query, keys, values, mask, starts, order, out, numerators, softmax, slot_stride, head_stride, scale, rows, band,
+    spans, KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+    QUERIES: tl.constexpr, COLUMNS: tl.constexpr, OF_SPAN: tl.constexpr, WHOLE: tl.constexpr, ONE_ROW: tl.constexpr,
 ):  # fmt: skip
     """Some queries of one key/value head over one span of columns, by a running softmax.
 
     They go to `out` where there is one span (WHOLE). Else each span leaves its sum of values in `numerators`, its
-    highest score and its sum of exponentials in `softmax`, for `_join`.
+    highest score and its sum of exponentials in `softmax`, for `_join`. If ONE_ROW, a program has the queries of a
+    single row, and takes columns in that row's `order`.
     """
     pair, span = tl.program_id(0), tl.program_id(2)
     request, head = pair // KV, pair % KV
-    number = tl.program_id(1) * QUERIES + tl.arange(0, QUERIES)  # of the head's queries: by group, then by row
-    real = number < GROUPS * rows
+    if ONE_ROW:
+        group = tl.program_id(1) // rows * QUERIES + tl.arange(0, QUERIES)
+        number, real = group * rows + tl.program_id(1) % rows, group < GROUPS
+    else:
+        number = tl.program_id(1) * QUERIES + tl.arange(0, QUERIES)  # of the head's queries: by group, then by row
+        real = number < GROUPS * rows
     row = (request * rows + number % rows).to(tl.int64)
     entry = tl.arange(0, BLOCK)
     inside = entry < DIM
     place = (pair * GROUPS * rows + number).to(tl.int64)
     q = tl.load(query + place[:, None] * DIM + entry[None, :], mask=real[:, None] & inside[None, :], other=0.0)
     store = request.to(tl.int64) * slot_stride + head.to(tl.int64) * head_stride
-    end = tl.minimum(tl.load(starts + request).to(tl.int32) + rows, band)
+    if ONE_ROW:
+        own_row = (request * rows + tl.program_id(1) % rows).to(tl.int64)
+        end = tl.minimum(tl.load(starts + own_row).to(tl.int32) + 1, band)
+    else:
+        end = tl.minimum(tl.load(starts + request).to(tl.int32) + rows, band)
     end = tl.minimum(end, span * OF_SPAN + OF_SPAN)
     highest = tl.full([QUERIES], float("-inf"), tl.float32)
     denominator = tl.zeros([QUERIES], tl.float32)
@@ -208,6 +217,8 @@ def _attend(
     for begin in range(span * OF_SPAN, end, COLUMNS):
         column = begin + tl.arange(0, COLUMNS)
         there = column < end
+        if ONE_ROW:
+            column = tl.load(order + own_row * band + column, mask=there, other=0)
         k = tl.load(
             keys + store + column[None, :] * DIM + entry[:, None], mask=there[None, :] & inside[:, None], other=0.0
         )
@@ -263,7 +274,14 @@ def _join(
 
 
 def attend(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, starts: Tensor, groups: int, scaling: float
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    starts: Tensor,
+    groups: int,
+    scaling: float,
+    order: Tensor | None = None,
 ) -> Tensor:
     """The attention of queries [B, kv, groups * n, dim], as [B, n, kv * groups * dim].
 
@@ -275,6 +293,9 @@ def attend(
         starts: LongTensor [B], the column of each request's first row.
         groups: query heads to a key/value head.
         scaling: of the scores.
+        order: LongTensor [B, n, K], for rows that attend as each would in a pass of its own: the columns in the order
+            in which the row would have them. `starts` is [B, n] then, where the row itself stands in its order, and
+            no column behind it is read.
     """
     batch, kv, count, dim = query.shape
     n, band = count // groups, keys.shape[2]
@@ -284,16 +305,19 @@ def attend(
     whole, total = spans == 1, batch * kv * count
     numerators = out if whole else torch.empty(total, spans, dim, dtype=torch.float32, device=query.device)
     softmax = out if whole else torch.empty(total, spans, 2, dtype=torch.float32, device=query.device)
-    queries = min(64, max(16, triton.next_power_of_2(count)))
+    one_row = order is not None
+    of_one = groups if one_row else count  # queries that may be in one program
+    queries = min(64, max(16, triton.next_power_of_2(of_one)))
     block = max(16, triton.next_power_of_2(dim))
     sizes: dict[str, Any] = {"KV": kv, "GROUPS": groups, "DIM": dim, "BLOCK": block}
     # What fits into the 99 KB of shared memory that the smallest of these devices have.
     columns, stages = (64, 3) if block * query.element_size() <= 256 else (32, 2)
     if query.dtype == torch.float32:
         columns, stages, queries = 16, 1, min(queries, 32)
-    _attend[(batch * kv, triton.cdiv(count, queries), spans)](
-        query, keys, values, mask, starts, out, numerators, softmax, keys.stride(0), keys.stride(1), scaling, n, band,
-        spans, **sizes, QUERIES=queries, COLUMNS=columns, OF_SPAN=SPAN, WHOLE=whole, num_warps=4, num_stages=stages,
+    _attend[(batch * kv, count // of_one * triton.cdiv(of_one, queries), spans)](
+        query, keys, values, mask, starts, starts if order is None else order, out, numerators, softmax,
+        keys.stride(0), keys.stride(1), scaling, n, band, spans, **sizes, QUERIES=queries, COLUMNS=columns,
+        OF_SPAN=SPAN, WHOLE=whole, ONE_ROW=one_row, num_warps=4, num_stages=stages,
     )  # fmt: skip
     if not whole:
         _join[(total,)](
@@ -339,4 +363,9 @@ def check(kv: int, groups: int, dim: int, activation: str, dtype: torch.dtype, d
         mask = torch.zeros(1, n, capacity, dtype=dtype, device=device)
         ours = attend(query, keys, values, mask, starts, groups, dim**-0.5).view(n, kv, groups, dim)
         theirs = F.scaled_dot_product_attention(query.float(), keys.float(), values.float(), scale=dim**-0.5)
-        compare("attention", ours, theirs.view(kv, groups, n, dim).permute(2, 0, 1, 3))
+        theirs = theirs.view(kv, groups, n, dim).permute(2, 0, 1, 3)
+        compare("attention", ours, theirs)
+        order = torch.arange(capacity, dtype=torch.long, device=device).flip(0).expand(1, n, -1).contiguous()
+        last = torch.full((1, n), capacity - 1, dtype=torch.long, device=device)
+        ours = attend(query, keys, values, mask, last, groups, dim**-0.5, order).view(n, kv, groups, dim)
+        compare("attention of single rows", ours, theirs)
