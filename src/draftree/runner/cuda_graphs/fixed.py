@@ -166,7 +166,7 @@ class FixedRows:
         return mixed.view(batch, kv, heads.groups * rows, dim)
 
     def _order(self) -> tuple[Tensor, Tensor]:
-        """Each row's columns [B, R, K], those of other branches behind all others, and where it stands itself [B, R]."""
+        """Each row's columns [B, R, K], those of other branches behind all others, and its own place there [B, R]."""
         if self._ordered is None:
             others = (self._columns >= self._inputs.begins[:, None])[:, None] & ~self.seen
             order = torch.where(others, self._columns + self._frame.band, self._columns).argsort(-1)
