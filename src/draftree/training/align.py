@@ -25,7 +25,7 @@ from draftree.training.questions import Question, Template
 from draftree.training.rows import read_data
 from draftree.training.session import Session
 from draftree.training.trainer import Report
-from draftree.training.whole_model import AlignObjective, save_model
+from draftree.training.whole_model import AlignObjective, check_trainable, save_model
 
 OPTIMIZERS = {"adafactor": ("adafactor", 1e-3), "adamw": ("adamw_torch", 3e-4)}  # Hugging Face's name, learning rate
 
@@ -51,13 +51,15 @@ def check_run(large: Any, small: Any, optimizer: str) -> None:
     """Refuse, before any work, what `align` cannot do; warn where the small model is no smaller.
 
     Raises:
-        ValueError: no such optimizer, several processes, two vocabularies, or an encoder on one side only.
+        ValueError: no such optimizer, several processes, two vocabularies, an encoder on one side only, or a small
+            model that cannot be trained.
     """
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"The optimizer is {optimizer!r}: choose {' or '.join(OPTIMIZERS)}.")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("A small model is aligned in one process: run this without accelerate launch.")
     theirs, ours = inspect_model(large), inspect_model(small)
+    check_trainable(small)
     check_pair(ours, theirs)
     warn_of_size(ours, theirs)
 
@@ -93,7 +95,7 @@ def align(
         report: gets lines of progress.
 
     Raises:
-        ValueError: a pair that does not fit, bad data or options, or a loss that is no number any more.
+        ValueError: a pair that does not fit or cannot be trained, bad data or options, or a loss that is no number any more.
     """
     options = options or TrainOptions()
     check_run(large, small, optimizer)

@@ -20,7 +20,7 @@ from draftree.training.options import TrainOptions
 from draftree.training.rows import read_data
 from draftree.training.session import Session
 from draftree.training.trainer import Report
-from draftree.training.whole_model import EarlyExitObjective, save_model
+from draftree.training.whole_model import EarlyExitObjective, check_trainable, save_model
 
 
 def exit_weights(exit_layer: int, layers: int, *, every_layer: bool) -> dict[int, float]:
@@ -65,10 +65,11 @@ def train_early_exit(
         report: gets lines of progress.
 
     Raises:
-        ValueError: an exit that is not there, bad data or options, or a loss that is no number any more.
+        ValueError: an exit that is not there, a model that cannot be trained (`check_trainable`), bad data or options, or a loss that is no number any more.
     """
     options = options or TrainOptions()
     target = inspect_model(model)
+    check_trainable(model)
     weights = exit_weights(exit_layer, len(target.layers), every_layer=every_layer)
     torch.manual_seed(options.seed)
     rows = read_data(data, target, options.max_length)

@@ -16,6 +16,7 @@ from torch import Tensor
 from draftree.files import replacing_files
 from draftree.runner.hooked.probe import probe
 from draftree.runner.target import inspect_model
+from draftree.runner.weights.packed import has_eight_bits, packed
 from draftree.training.objective import Objective, cross_entropy
 from draftree.training.rows import Batch
 
@@ -98,6 +99,26 @@ class EarlyExitObjective(AlignObjective):
         for weight, own in zip(self.exits.values(), exits, strict=True):
             loss = loss + weight * cross_entropy(own, *_answers_in(batch))
         return loss, [exits[0], *logits]
+
+
+def check_trainable(model: Any) -> None:
+    """Refuse a model that would not be trained as a whole, or not saved as a stock one.
+
+    Raises:
+        ValueError: it is packed, quantised, frozen, or has an adapter.
+    """
+    model = inspect_model(model).model
+    if packed(model):
+        raise ValueError("The model is packed and cannot be trained so: call draftree.unpack_weights(model) before.")
+    if getattr(model, "hf_quantizer", None) is not None or has_eight_bits(model):
+        raise ValueError("The model's weights are quantised and cannot be trained: load it without quantisation.")
+    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+        raise ValueError(
+            "The model has an adapter, which a stock Hugging Face folder does not hold: train what the adapter's "
+            "merge_and_unload() returns."
+        )
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError("All weights of the model are frozen: call model.requires_grad_(True) before.")
 
 
 def save_model(model: Any, tokenizer: Any, out: Path) -> None:
