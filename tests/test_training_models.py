@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_training import OPTIONS, zoo_data
+import torch
+from test_training import METHODS, OPTIONS, data_for, zoo_data
 from torch import nn
 from zoo import MEMBERS, construct
 
 import draftree
 from draftree.training.align import align
 from draftree.training.early_exit import train_early_exit
+from draftree.training.run import train
 
 __all__ = ["zoo_data"]
 Case = tuple[Any, Path]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[torch.dtype, Case]:
+    """By type, a tiny llama in 16 bits and data it made."""
+    models = {dtype: construct(MEMBERS["llama"]).to(dtype) for dtype in (torch.bfloat16, torch.float16)}
+    return {d: (model, data_for(model, tmp_path_factory.mktemp("data") / "made")) for d, model in models.items()}
 
 
 class Adapted(nn.Module):
@@ -63,3 +75,39 @@ def test_what_cannot_be_trained_whole_is_refused(
     with pytest.raises(ValueError, match=sentence):
         align(large, model, data, tmp_path / "out", options=OPTIONS)
     assert not (tmp_path / "out").exists(), "before any work"
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "dtype", "mixed"),
+    [
+        ("medusa", {}, torch.bfloat16, False),
+        ("medusa", {"own_head": True}, torch.float16, False),
+        ("hidden-transfer", {}, torch.bfloat16, False),
+        ("hidden-transfer", {}, torch.float16, False),
+        ("bita", {}, torch.float16, True),
+        ("bita", {"prompting": "shallow"}, torch.float16, True),
+    ],
+)
+def test_drafters_are_trained_for_models_in_16_bits(
+    method: str, settings: dict[str, Any], dtype: torch.dtype, mixed: bool, answers: dict[torch.dtype, Case], tmp_path: Path
+) -> None:
+    model, data = answers[dtype]
+    options = replace(OPTIONS, steps=8, evaluations=1, learning_rate=1e-2, bf16=mixed)
+    settings = METHODS[method] | settings
+    recipe = train(method, model, data, tmp_path, settings=settings, options=options, report=lambda line: None)
+    first = json.loads((tmp_path / "curve.json").read_text())["dev_loss"][0][1]
+    assert math.isfinite(recipe["dev_loss"])
+    assert recipe["dev_loss"] < first or method == "bita", "which takes longer to learn"
+
+
+def test_a_model_that_cannot_be_moved_is_left_where_it_is(zoo_data: Case, tmp_path: Path) -> None:
+    """As torchao's weights cannot, nor those that accelerate has spread over devices."""
+    _, data = zoo_data
+    model = construct(MEMBERS["llama"])
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise RuntimeError("Couldn't swap Linear.weight")
+
+    model.to = refuse
+    recipe = train("medusa", model, data, tmp_path / "out", options=OPTIONS, report=lambda line: None)
+    assert recipe["steps"] == OPTIONS.steps

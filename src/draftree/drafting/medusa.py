@@ -67,8 +67,9 @@ class MedusaWeights(nn.Module):
 
     def forward(self, hidden: Tensor, head: Head) -> Tensor:
         """Logits [heads, ..., V] of what the model's head would read, hidden [..., d]; `head` is the model's own."""
-        parts = [self.get_submodule(str(i))(hidden) for i in range(self.heads)]
-        return torch.stack(parts) if self.own_head else head(torch.stack(parts))
+        own = hidden.to(next(self.parameters()).dtype)  # a model may be of a narrower type than what is trained for it
+        parts = torch.stack([self.get_submodule(str(i))(own) for i in range(self.heads)])
+        return parts if self.own_head else head(parts.to(hidden.dtype))
 
 
 class Medusa(InModelDrafter):

@@ -78,8 +78,8 @@ class HiddenTransferObjective(DrafterObjective):
             rows.append(torch.cat(seen, 2))
 
         def append(hidden: Tensor) -> Tensor:
-            states = pick(hidden[:, :width], batch.splits)
-            return torch.cat([self.weights.transfer[i - 1](states) for i in steps], 1)
+            states = pick(hidden[:, :width], batch.splits).to(torch.float32)  # the type of what is trained
+            return torch.cat([self.weights.transfer[i - 1](states) for i in steps], 1).to(hidden.dtype)
 
         return Surgery(
             layer,

@@ -67,7 +67,8 @@ def train(
     made_of = {"method": method, "settings": trained.settings, "training": training, "splits": splits}
     session = Session(out, made_of, rows, options, target.device, objective.learning_rate)
     with _frozen(target.model):
-        target.model.to(session.args.device)
+        if target.device != session.args.device:  # a quantised or spread model cannot be moved, and need not be
+            target.model.to(session.args.device)
         final = session.fit(objective, splits, report)[-1]
     if model_hash(target.model) != trained.base.hash:
         raise ValueError("The base model's weights have changed in training, so the drafter is of no use: report this.")

@@ -165,8 +165,9 @@ class HookedPass:
 
     def _replace_embeddings(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         assert self.plan.embeddings is not None
-        count = self.plan.embeddings.shape[1]
-        return torch.cat([output[:, :-count], self.plan.embeddings.to(output.dtype)], 1)
+        own = self.plan.embeddings.to(output.dtype)
+        # Under autocast in bfloat16, torch.cat refuses tensors of float16.
+        return output.slice_scatter(own, 1, output.shape[1] - own.shape[1])
 
     def _own_angles(self, module: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """In place of a length-dependent module's `forward`, which would also remember the longest text."""
