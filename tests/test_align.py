@@ -14,6 +14,7 @@ import draftree
 from draftree.cli import app
 from draftree.demo_model import embedded
 from draftree.drafting.folder import base_of
+from draftree.training import align_inputs
 from draftree.training import quality as quality_module
 from draftree.training.align import Exam, align
 from draftree.training.align_inputs import align_on_inputs, template_of
@@ -21,6 +22,7 @@ from draftree.training.answers import AnswerOptions
 from draftree.training.journal import JOURNAL, Journal
 from draftree.training.options import Inputs, TrainOptions
 from draftree.training.quality import points, quality, row_statistics
+from draftree.training.questions import Question
 from draftree.training.rows import Row, collate
 from draftree.training.trainer import DrafterTrainer
 from draftree.training.whole_model import AlignObjective
@@ -188,6 +190,77 @@ def test_answers_outlive_a_kill_and_references_give_bleu(demo, tmp_path, monkeyp
     assert alone.template.kind == "short"
 
 
+@pytest.fixture
+def pair(demo):
+    """The embedded models, the small one in bfloat16, and how `align_on_inputs` is called here."""
+    with embedded("chat_600k") as folder:
+        small = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+
+    def aligned(inputs, out, *, skip_long=False, **changes):
+        options = replace(OPTIONS, steps=1, evaluations=1, checkpoints=1, learning_rate=1e-4, **changes)
+        how = {"answers": AnswerOptions(4, 8, skip_long), "options": options, "report": lambda line: None}
+        return align_on_inputs(demo.model, demo.tokenizer, small, inputs, out, **how)
+
+    return small, aligned
+
+
+def test_the_model_in_memory_is_the_saved_one(pair, tmp_path):
+    small, aligned = pair
+    before = [(buffer, buffer.dtype) for buffer in small.buffers()]
+    aligned(Inputs(questions(tmp_path / "ask.jsonl"), field="ask"), tmp_path / "out")
+    assert all(now is was and now.dtype == dtype for now, (was, dtype) in zip(small.buffers(), before, strict=True))
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16).eval()
+    prompt = torch.arange(5, 200)[None]
+    with torch.no_grad():
+        assert torch.equal(small(prompt).logits, saved(prompt).logits)
+
+
+def test_references_beyond_the_context(pair, tmp_path):
+    _, aligned = pair
+    data, dev = questions(tmp_path / "ask.jsonl"), tmp_path / "dev.jsonl"
+    dev.write_text("".join(json.dumps({"ask": ask, "known": "ls"}) + "\n" for ask in ("List it.", "word " * 3000)))
+    inputs = Inputs(data, field="ask", reference="known", dev=dev)
+    with pytest.raises(ValueError, match=r"has .* tokens in its template and the model's context is 2048"):
+        aligned(inputs, tmp_path / "out")
+    assert not (tmp_path / "out").exists(), "before any work"
+    assert aligned(inputs, tmp_path / "out", skip_long=True)["bleu_questions"] == 1
+
+
+def test_an_exam_leaves_a_model_in_its_mode(demo):
+    template = template_of(demo.tokenizer, None)
+    exam = Exam([Question(0, "0", "s", ("List it.",), "ls")], template, AnswerOptions(4, 1))
+    demo.model.train()
+    try:
+        exam.bleu(demo.model)
+        assert all(module.training for module in demo.model.modules())
+    finally:
+        demo.model.eval()
+
+
+def test_other_inputs_are_answered_anew_by_force_alone(pair, tmp_path):
+    _, aligned = pair
+    inputs = Inputs(questions(tmp_path / "ask.jsonl"), field="ask")
+    aligned(replace(inputs, limit=36), tmp_path / "out")
+    (tmp_path / "out" / "recipe.json").rename(tmp_path / "held")
+    with pytest.raises(ValueError, match="holds data of other questions: name another folder, or remove that one"):
+        aligned(inputs, tmp_path / "out")
+    (tmp_path / "held").rename(tmp_path / "out" / "recipe.json")
+    assert aligned(inputs, tmp_path / "out", force=True)["data"]["rows"] == 40
+
+
+def test_options_of_inputs_beside_answers(case, tmp_path):
+    kind, large, data = case
+    for option in ({"limit": 3}, {"field": "ask"}, {"template": "{question}"}):
+        with pytest.raises(
+            ValueError, match=f"--{next(iter(option))} is for inputs, and .* holds answers: leave it out"
+        ):
+            align_on_inputs(large, None, small_model(kind), Inputs(data, **option), tmp_path)
+    dev = questions(tmp_path / "dev.jsonl")
+    Inputs(
+        data, field="ask", template="{question}", reference="known", dev=dev
+    ).refuse_for_answers()  # they are read so
+
+
 def test_bleu_and_rouge_are_those_of_their_packages():
     texts, known = ["the cat sat on the mat", "a dog"], ["the cat sat on a mat", "a dog runs"]
     from sacrebleu import corpus_bleu
@@ -246,6 +319,19 @@ def test_bad_words_on_the_command_line(tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists(), "nothing was done"
     with pytest.raises(ValueError, match="no metric 'blue'"):
         quality("blue", [], [])
+
+
+def test_ctrl_c_says_how_it_goes_on(tmp_path, monkeypatch):
+    def stop(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(align_inputs, "make_data", stop)
+    asked = questions(tmp_path / "ask.jsonl")
+    with embedded("chat_600k") as folder:
+        words = f"train align --small {folder} --data {asked} --out {tmp_path / 'out'} --field ask"
+        result = CliRunner().invoke(app, words.split())
+    said = f"kept in {tmp_path / 'out'}: the same command goes on with the answers, and --resume from a checkpoint."
+    assert said in result.stderr
 
 
 def test_the_command(tmp_path):

@@ -211,7 +211,7 @@ def refused(match, call):
 
 def test_refuses_folders_of_something_else(make, tmp_path):
     make(ask(2))
-    refused("another questions", lambda: make(ask(3)))
+    refused("holds data of other questions", lambda: make(ask(3)))
     refused("another template", lambda: make(ask(2), template="full"))
     refused("another max new tokens", lambda: make(ask(2), max_new_tokens=13))
     refused("another format", lambda: make(ask(2), file_format="arrow"))
@@ -241,6 +241,19 @@ def test_refuses_unknown_templates(demo):
         chat_template = None
 
     refused("no chat template", lambda: Template("short", Bare()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "role", "sentence"),
+    [
+        ("full", "system", r"takes no system message .*: give 'short' or a text"),
+        ("short", "user", r"takes no question alone .*: give a text"),
+    ],
+)
+def test_refuses_chat_templates_that_refuse(demo, kind, role, sentence, monkeypatch):
+    raising = f"{{% if messages[0]['role'] == '{role}' %}}{{{{ raise_exception('Not supported') }}}}{{% endif %}}"
+    monkeypatch.setattr(demo.tokenizer, "chat_template", raising)
+    refused(sentence, lambda: Template(kind, demo.tokenizer))
 
 
 def test_reads_rows_of_several_forms_and_refuses_others(tmp_path):

@@ -47,7 +47,8 @@ def align(
     from draftree.training.answers import AnswerOptions
 
     console = line_console()
-    with DataBar(console, f"answers and checkpoints are kept in {out}, and --resume goes on from there") as bar:
+    kept = f"what was done is kept in {out}: the same command goes on with the answers, and --resume from a checkpoint"
+    with DataBar(console, kept) as bar:
         large, tokenizer = where.load(model)
         recipe = align_on_inputs(
             large,

@@ -25,7 +25,7 @@ from draftree.training.questions import Question, Template
 from draftree.training.rows import read_data
 from draftree.training.session import Session
 from draftree.training.trainer import Report
-from draftree.training.whole_model import AlignObjective, check_trainable, save_model
+from draftree.training.whole_model import AlignObjective, check_trainable, in_float32, save_model
 
 OPTIMIZERS = {"adafactor": ("adafactor", 1e-3), "adamw": ("adamw_torch", 3e-4)}  # Hugging Face's name, learning rate
 
@@ -40,9 +40,12 @@ class Exam:
 
     def bleu(self, model: Any) -> float:
         """BLEU of a model's greedy answers, 0 to 100."""
+        modes = [(module, module.training) for module in model.modules()]
         model.eval()
         answers = answer_all(model, self.template.tokenizer, self.template, self.questions, self.options)
         texts = {number: rows[0]["answer"] for number, rows in answers}
+        for module, mode in modes:
+            module.training = mode
         own = [texts[q.number] for q in self.questions]
         return round(quality("bleu", own, [str(q.reference) for q in self.questions]), 2)
 
@@ -95,7 +98,8 @@ def align(
         report: gets lines of progress.
 
     Raises:
-        ValueError: a pair that does not fit or cannot be trained, bad data or options, or a loss that is no number any more.
+        ValueError: a pair that does not fit or cannot be trained, bad data or options, or a loss that is no number any
+            more.
     """
     options = options or TrainOptions()
     check_run(large, small, optimizer)
@@ -107,14 +111,14 @@ def align(
     made_of = {"method": "align", "settings": {"optimizer": optimizer} | start}
     constant = {"optim": name, "lr_scheduler_type": "constant"}
     session = Session(out, made_of, rows, options, large.device, rate, **constant)
-    dtype = next(small.parameters()).dtype
-    small.float()  # half types are for storage: small steps would be lost in them
     scores: dict[str, float] = {}
-    if exam is not None:
-        scores = {"large": exam.bleu(large), "before": exam.bleu(small)}
-        report(f"BLEU on {len(exam.questions)} questions: large model {scores['large']}, small one {scores['before']}")
-    scored = session.fit(AlignObjective(small.train()), None, report)
-    small.eval().to("cpu", dtype)
+    with in_float32(small):
+        if exam is not None:
+            scores = {"large": exam.bleu(large), "before": exam.bleu(small)}
+            found = f"large model {scores['large']}, small one {scores['before']}"
+            report(f"BLEU on {len(exam.questions)} questions: {found}")
+        scored = session.fit(AlignObjective(small.train()), None, report)
+    small.eval()
     if exam is not None:
         scores["after"] = exam.bleu(small)
     both = {"before": scored[0], "after": scored[-1]}

@@ -9,8 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from draftree.runner.target import inspect_model
 from draftree.training.align import Exam, align, check_run
-from draftree.training.answers import AnswerOptions, Progress, make_data
+from draftree.training.answers import AnswerOptions, Progress, check_lengths, make_data
 from draftree.training.journal import META
 from draftree.training.options import Inputs, TrainOptions
 from draftree.training.quality import check_metric
@@ -52,19 +53,24 @@ def align_on_inputs(
     answers = answers or AnswerOptions()
     template = template_of(tokenizer, inputs.template)
     data, questions = inputs.data, []
-    if not (data / META).is_file():
+    if (data / META).is_file():
+        inputs.refuse_for_answers()
+    else:
         reference = inputs.reference if inputs.dev is None else None
         questions = read_questions([data], inputs.limit, field=inputs.field, reference=reference)
-    exam = _exam(inputs, questions, template, answers)
+    exam = _exam(inputs, questions, template, answers, (large, small))
     if questions:
         data = out / ANSWERS
-        make_data(large, tokenizer, questions, data, template=template, options=answers, progress=progress)
+        how: dict[str, Any] = {"template": template, "replace": options is not None and options.force}
+        make_data(large, tokenizer, questions, data, options=answers, progress=progress, **how)
     run: dict[str, Any] = {"optimizer": optimizer, "options": options, "report": report}
     return align(large, small, data, out, tokenizer=tokenizer, exam=exam, **run)
 
 
-def _exam(inputs: Inputs, questions: list[Question], template: Template, answers: AnswerOptions) -> Exam | None:
-    """The rows with references; None where there are none."""
+def _exam(
+    inputs: Inputs, questions: list[Question], template: Template, answers: AnswerOptions, models: tuple[Any, Any]
+) -> Exam | None:
+    """The rows with references that both models can read; None where there are none."""
     if inputs.reference is None:
         if inputs.dev is not None:
             raise ValueError(
@@ -78,6 +84,8 @@ def _exam(inputs: Inputs, questions: list[Question], template: Template, answers
         raise ValueError(f"{str(inputs.data)!r} holds answers and no references: name rows that have them with --dev.")
     else:
         questions = [q for q in questions if kept_out(q.set, q.id)]
+    for model in models if questions else ():
+        questions = check_lengths(inspect_model(model), template, questions, answers)
     return Exam(questions, template, answers) if questions else None
 
 

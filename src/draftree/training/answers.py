@@ -47,6 +47,7 @@ def make_data(
     file_format: str = "jsonl",
     progress: Progress | None = None,
     answer: Callable[[list[Question]], Iterable[Answered]] | None = None,
+    replace: bool = False,
 ) -> dict[str, Any]:
     """Answer `questions` and write the data set into the folder `out`; returns the contents of its meta.json.
 
@@ -60,6 +61,7 @@ def make_data(
         file_format: "jsonl" or "arrow".
         progress: called after every answered question.
         answer: answers the questions that are left, elsewhere than here; by default this process does.
+        replace: answer anew where the folder holds data of something else, instead of refusing it.
 
     Raises:
         ValueError: a folder of other data, a prompt beyond the context, an unknown format.
@@ -74,7 +76,7 @@ def make_data(
         "max_new_tokens": options.max_new_tokens,
         "questions": fingerprint([[q.id, list(q.turns)] for q in fitting]),
     }
-    with Journal(out, about, file_format) as journal:
+    with Journal(out, about, file_format, replace=replace) as journal:
         left = [] if journal.complete else [q for q in fitting if q.number not in journal.done]
         made = 0
         if left:

@@ -20,7 +20,7 @@ from draftree.training.options import TrainOptions
 from draftree.training.rows import read_data
 from draftree.training.session import Session
 from draftree.training.trainer import Report
-from draftree.training.whole_model import EarlyExitObjective, check_trainable, save_model
+from draftree.training.whole_model import EarlyExitObjective, check_trainable, in_float32, save_model
 
 
 def exit_weights(exit_layer: int, layers: int, *, every_layer: bool) -> dict[int, float]:
@@ -65,7 +65,8 @@ def train_early_exit(
         report: gets lines of progress.
 
     Raises:
-        ValueError: an exit that is not there, a model that cannot be trained (`check_trainable`), bad data or options, or a loss that is no number any more.
+        ValueError: an exit that is not there, a model that cannot be trained (`check_trainable`), bad data or options,
+            or a loss that is no number any more.
     """
     options = options or TrainOptions()
     target = inspect_model(model)
@@ -73,14 +74,14 @@ def train_early_exit(
     weights = exit_weights(exit_layer, len(target.layers), every_layer=every_layer)
     torch.manual_seed(options.seed)
     rows = read_data(data, target, options.max_length)
-    base, dtype = base_of(target.model), target.dtype
+    base = base_of(target.model)
     settings = {"exit_layer": exit_layer, "every_layer": every_layer}
     made_of = {"method": "early-exit", "settings": settings}
     session = Session(out, made_of, rows, options, target.device, EarlyExitObjective.learning_rate)
     trained = copy.deepcopy(target.model).eval()
-    objective = EarlyExitObjective(trained.float(), weights).train()  # half types lose small steps
-    scored = session.fit(objective, None, report)
-    trained.eval().to("cpu", dtype)
+    with in_float32(trained):
+        scored = session.fit(EarlyExitObjective(trained, weights).train(), None, report)
+    trained.eval()
     agreement = {
         when: {"exit": entry["eval_accuracy"][0][0], "model": entry["eval_accuracy"][1][0]}
         for when, entry in (("before", scored[0]), ("after", scored[-1]))

@@ -23,7 +23,7 @@ from draftree.files import PREFIX, is_whole, parse_json, replacing_files, write_
 FORMATS = ("jsonl", "arrow")
 META, JOURNAL, LOCK = "meta.json", "journal.jsonl", ".lock"
 ROWS = {"jsonl": "rows.jsonl", "arrow": "rows"}
-OPTIONS = {"model": "model", "template": "template", "system": "system message"}
+OTHER = {"system": "another system message", "questions": "other questions"}  # about what a folder holds
 
 
 def fingerprint(value: Any) -> str:
@@ -38,6 +38,7 @@ class Journal:
         folder: where the data set goes; made where it is missing.
         about: what all rows share; JSON-able or dataclasses.
         file_format: "jsonl" or "arrow" (a `datasets` folder).
+        replace: begin anew where the folder holds data of something else.
 
     Attributes:
         done: numbers of the questions answered so far.
@@ -46,14 +47,16 @@ class Journal:
         ValueError: an unknown format, a folder in use, or one that holds something else.
     """
 
-    def __init__(self, folder: Path, about: dict[str, Any], file_format: str = "jsonl") -> None:
+    def __init__(
+        self, folder: Path, about: dict[str, Any], file_format: str = "jsonl", *, replace: bool = False
+    ) -> None:
         if file_format not in FORMATS:
             raise ValueError(f"The format is {file_format!r}: choose {' or '.join(FORMATS)}.")
         if file_format == "arrow" and find_spec("datasets") is None:
             raise ValueError(f"Arrow files need datasets: {install('train')}, or choose jsonl.")
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"{str(folder)!r} is a file: name a folder for the data.")
-        self.folder, self.file_format = folder, file_format
+        self.folder, self.file_format, self._replace = folder, file_format, replace
         self.about = {key: asdict(v) if is_dataclass(v) and not isinstance(v, type) else v for key, v in about.items()}
         self.about["format"] = file_format
         self.done: set[int] = set()
@@ -90,20 +93,22 @@ class Journal:
         """
         meta = self.folder / META
         if meta.exists():
-            found = read_meta(self.folder)
-            for key, value in self.about.items():
-                if found.get(key) != value:
-                    raise ValueError(
-                        f"{str(self.folder)!r} holds data of another {OPTIONS.get(key, key.replace('_', ' '))}: name "
-                        "another folder, or remove that one."
-                    )
-            self.meta = found
+            self.meta = read_meta(self.folder)
+            key = next((key for key, value in self.about.items() if self.meta.get(key) != value), None)
+            if key is None:
+                return
+            if not self._replace:
+                other = OTHER.get(key, f"another {key.replace('_', ' ')}")
+                raise ValueError(
+                    f"{str(self.folder)!r} holds data of {other}: name another folder, or remove that one."
+                )
+            (self.folder / JOURNAL).unlink(missing_ok=True)  # finished rows stay until there are others
         else:
             left = [p.name for p in self.folder.iterdir() if p.name != LOCK and not p.name.startswith(PREFIX)]
             if left:
                 raise ValueError(f"{str(self.folder)!r} holds {left[0]!r} and no data: name an empty folder.")
-            self.meta = self.about | {"complete": False}
-            write_json(meta, self.meta)
+        self.meta = self.about | {"complete": False}
+        write_json(meta, self.meta)
 
     @property
     def complete(self) -> bool:

@@ -106,6 +106,16 @@ class Inputs:
     def __post_init__(self) -> None:
         check_positive(self, "limit")
 
+    def refuse_for_answers(self) -> None:
+        """Refuse what says how inputs are read where `data` is a data set with answers.
+
+        Raises:
+            ValueError: names the first such option.
+        """
+        for name in ("limit", "field", "template"):
+            if getattr(self, name) is not None and (self.dev is None or name == "limit"):
+                raise ValueError(f"--{name} is for inputs, and {str(self.data)!r} holds answers: leave it out.")
+
 
 def _values(options: Any, kind: type) -> dict[str, Any]:
     """The options that `kind` declares, whatever the command line adds, but `resume` and `force`."""

@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from draftree.errors import brief
 from draftree.models import encode_prompt
 from draftree.prompts import FIELDS, Prompt, jsonl_files, jsonl_prompts
 
@@ -95,7 +96,7 @@ class Template:
         system: the system message of "full".
 
     Raises:
-        ValueError: no such template, or a tokenizer without a chat template.
+        ValueError: no such template, or a tokenizer without a chat template, or whose one does not take such a prompt.
     """
 
     def __init__(self, kind: str, tokenizer: Any, system: str = SYSTEM) -> None:
@@ -104,8 +105,17 @@ class Template:
         if kind not in ("full", "short"):
             if PLACE not in kind:
                 raise ValueError(f"template is {kind!r}: choose 'full', 'short' or a text with {PLACE} in it.")
-        elif not getattr(tokenizer, "chat_template", None):
+            return
+        if not getattr(tokenizer, "chat_template", None):
             raise ValueError(f"The tokenizer has no chat template: give a text with {PLACE} in it as the template.")
+        try:
+            self.encode(["?"])
+        except Exception as error:  # whatever a chat template raises
+            what, way = ("system message", "'short' or ") if kind == "full" else ("question alone", "")
+            raise ValueError(
+                f"The tokenizer's chat template takes no {what} ({brief(error)}): give {way}a text with {PLACE} in it "
+                "as the template."
+            ) from None
 
     def encode(self, turns: Sequence[str], answers: Sequence[str] = ()) -> list[int]:
         """Token ids of the prompt for the last of `turns`, with `answers` to the turns before it."""

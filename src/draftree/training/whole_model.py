@@ -6,7 +6,8 @@ again. `draftree train align` and `draftree train early-exit` train with them.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -119,6 +120,24 @@ def check_trainable(model: Any) -> None:
         )
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("All weights of the model are frozen: call model.requires_grad_(True) before.")
+
+
+@contextmanager
+def in_float32(model: Any) -> Iterator[None]:
+    """The model's tensors in float32 meanwhile, as small steps are lost in half types; then as they lay before.
+
+    Buffers come back themselves: rotary frequencies are float32 in a model of any type.
+    """
+    parameters = [(p, p.device, p.dtype) for p in model.parameters()]
+    buffers = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    model.float()
+    try:
+        yield
+    finally:
+        for parameter, device, dtype in parameters:
+            parameter.data = parameter.data.to(device, dtype)
+        for held, before in buffers:
+            held.update(before)
 
 
 def save_model(model: Any, tokenizer: Any, out: Path) -> None:
