@@ -15,11 +15,13 @@ from zoo import MEMBERS, build, construct
 
 import draftree
 from draftree.drafting.folder import load_drafter
+from draftree.files import write_json
 from draftree.progress import Watcher
 from draftree.runner import CpuRunner, HookedRunner, Runner, inspect_model
 from draftree.runner.layout.skip import Skip
 from draftree.runner.step_cost import StepCost
 from draftree.shaping import Fixed
+from draftree.training import skip_set
 from draftree.training.options import SearchOptions
 from draftree.training.rows import Row
 from draftree.training.skip_replay import Prices, Replay, Score
@@ -114,11 +116,16 @@ def test_sets_grow_by_what_has_done_best() -> None:
     assert len(search(width=1)) < len(tried)
 
 
-def test_a_search_leaves_a_folder(tmp_path: Path) -> None:
+def test_a_search_leaves_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+    monkeypatch.setattr(
+        skip_set, "write_json", lambda path, value: (written.append(path.name), write_json(path, value))
+    )
     model = construct(MEMBERS["llama"])
     data = data_for(model, tmp_path / "data", count=50, lengths=12)
     options = SearchOptions(texts=4, places=8, num_draft_tokens=3, width=2)
     told = search_skip_set(model, data, tmp_path / "out", options=options)
+    assert written[-1] == "recipe.json", "by which the folder counts as whole"
     drafter = load_drafter(tmp_path / "out", model)
     assert drafter.settings == told["settings"]
     assert told == json.loads((tmp_path / "out" / "recipe.json").read_text())
@@ -139,6 +146,8 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     for options in ({"texts": 0}, {"width": 0}, {"seconds": 0}):
         with pytest.raises(ValueError, match="give more than 0"):
             SearchOptions(**options)
+    with pytest.raises(ValueError, match="num_draft_tokens is 5000: give at most 4096"):
+        SearchOptions(num_draft_tokens=5000)
     with pytest.raises(ValueError, match="is no data set"):
         search_skip_set(build("llama"), tmp_path, tmp_path / "out")
     with pytest.raises(ValueError, match="nothing can be left out"):

@@ -8,6 +8,7 @@ from test_training import run, same, weights_of, zoo_data
 from typer.testing import CliRunner
 
 from draftree.cli import app
+from draftree.training.objective_heads import MedusaObjective
 from draftree.training.options import TrainOptions
 
 __all__ = ["zoo_data"]
@@ -37,6 +38,46 @@ def test_the_command_line_asks_before_it_loads_anything(verb, tmp_path):
     assert "holds a finished result: give another folder, or --force to replace it" in str(done.exception)
     done = CliRunner().invoke(app, [*arguments, "--force"])
     assert "holds a finished result" not in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("before", "verb"),
+    [("medusa", "early-exit"), ("self-speculative", "align"), ("early-exit", "medusa"), ("align", "skip-set")],
+)
+def test_a_model_never_comes_to_lie_beside_a_drafter(before, verb, tmp_path):
+    (tmp_path / "recipe.json").write_text(json.dumps({"method": before}))
+    own = {"early-exit": ["--exit-layer", "1"], "align": ["--small", "nowhere"]}.get(verb, [])
+    arguments = ["train", verb, "--data", "nowhere", "--model", "./nowhere", "--out", str(tmp_path), "--force", *own]
+    done = CliRunner().invoke(app, arguments)
+    assert isinstance(done.exception, ValueError)
+    assert f"holds a result of {before}, whose files" in str(done.exception)
+
+
+@pytest.mark.parametrize("content", [None, "{", "\N{LATIN SMALL LETTER E WITH ACUTE}"])
+def test_checkpoints_of_which_nothing_is_known_are_refused(content, zoo_data, tmp_path):
+    run(zoo_data, tmp_path)
+    file = tmp_path / "checkpoints" / "run.json"
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"run\.json' is missing or broken, and says what the checkpoints are of"):
+        run(zoo_data, tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(("bf16", "mixed"), [(False, False), (True, True), (None, True)])
+def test_the_option_of_mixed_precision_comes_before_accelerates(bf16, mixed, zoo_data, tmp_path, monkeypatch):
+    found = set()
+    measure = MedusaObjective.measure
+
+    def seen(self, batch):
+        found.add(torch.is_autocast_enabled("cpu"))
+        return measure(self, batch)
+
+    monkeypatch.setattr(MedusaObjective, "measure", seen)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    recipe = run(zoo_data, tmp_path, bf16=bf16)
+    assert (found, recipe["machine"]["bf16"]) == ({mixed}, mixed)
 
 
 def test_one_length_and_one_way_to_begin():

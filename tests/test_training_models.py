@@ -22,10 +22,11 @@ from draftree.training.run import train
 
 __all__ = ["zoo_data"]
 Case = tuple[Any, Path]
+Answers = dict[torch.dtype, Case]
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[torch.dtype, Case]:
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     """By type, a tiny llama in 16 bits and data it made."""
     models = {dtype: construct(MEMBERS["llama"]).to(dtype) for dtype in (torch.bfloat16, torch.float16)}
     return {d: (model, data_for(model, tmp_path_factory.mktemp("data") / "made")) for d, model in models.items()}
@@ -89,7 +90,7 @@ def test_what_cannot_be_trained_whole_is_refused(
     ],
 )
 def test_drafters_are_trained_for_models_in_16_bits(
-    method: str, settings: dict[str, Any], dtype: torch.dtype, mixed: bool, answers: dict[torch.dtype, Case], tmp_path: Path
+    method: str, settings: dict[str, Any], dtype: torch.dtype, mixed: bool, tmp_path: Path, answers: Answers
 ) -> None:
     model, data = answers[dtype]
     options = replace(OPTIONS, steps=8, evaluations=1, learning_rate=1e-2, bf16=mixed)

@@ -38,7 +38,7 @@ def align(
     run: AlignRun,
 ) -> None:
     """Fine-tune a small model on a large one's greedy outputs (BiLD); the result is a stock Hugging Face model."""
-    run.begin(out)
+    run.begin(out, "align")
     where.check()
     from draftree.cli.screen import DataBar, line_console
     from draftree.drafting import DraftModel

@@ -29,7 +29,7 @@ def early_exit(
     run: ExitRun,
 ) -> None:
     """A copy of the WHOLE model, trained to be read behind layer n (early-exit pairs of BiLD): its texts change."""
-    run.begin(material.out)
+    run.begin(material.out, "early-exit")
     from draftree.cli.screen import resumable
     from draftree.training.early_exit import train_early_exit
 

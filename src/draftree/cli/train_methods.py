@@ -83,7 +83,7 @@ def early_head(
 def _train(
     method: str, material: Material, where: Where, run: MethodRun, settings: dict[str, Any], training: dict[str, Any]
 ) -> None:
-    run.begin(material.out)
+    run.begin(material.out, method)
     import torch
 
     from draftree.cli.screen import resumable

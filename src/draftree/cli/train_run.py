@@ -35,7 +35,7 @@ class Run(TrainOptions):
         bool | None, typer.Option("--bf16/--fp32", help="Mixed precision.", show_default="where the device has it")
     ] = None
 
-    def begin(self, out: Path) -> None:
+    def begin(self, out: Path, method: str) -> None:
         """Raise a ValueError where accelerate is missing, `out` cannot be written to, or holds a finished result."""
         from importlib.util import find_spec
 
@@ -43,7 +43,7 @@ class Run(TrainOptions):
             raise ValueError(f"Training needs accelerate: {install('train')}.")
         check_folder(out)
         if not self.resume:
-            check_out(out, force=self.force)
+            check_out(out, method, force=self.force)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def skip_set(
     from draftree.training.skip_set import search_skip_set
 
     check_folder(out)
-    check_out(out, force=search.force)
+    check_out(out, "self-speculative", force=search.force)
     target, _ = where.load(model)
     console = line_console()
     with StageBar(console) as bar:

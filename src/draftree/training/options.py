@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from draftree.errors import check_least
+from draftree.files import parse_json
 
 RECIPE = "recipe.json"  # written last: the result is whole then
 CHECKPOINTS, RUN = "checkpoints", "run.json"  # made before anything else, the one in the other
+WHOLE = ("align", "early-exit")  # methods whose result is a whole model; of the others it is a drafter
 EPOCHS = 4.0
 
 
@@ -79,6 +81,7 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         check_positive(self, *self.recorded())
+        check_least(1, num_draft_tokens=self.num_draft_tokens)
 
     def recorded(self) -> dict[str, Any]:
         """All of them but `force`, by name."""
@@ -122,8 +125,10 @@ def _values(options: Any, kind: type) -> dict[str, Any]:
     return {one.name: getattr(options, one.name) for one in fields(kind) if one.name not in ("resume", "force")}
 
 
-def check_out(out: Path, *, force: bool) -> None:
-    """Refuse a folder with a finished result that is not to be replaced, and one of a model that comes from elsewhere.
+def check_out(out: Path, method: str, *, force: bool) -> None:
+    """Refuse a folder with a finished result that is not to be replaced, or that one of `method` would leave beside it.
+
+    A folder of a model that comes from elsewhere is refused as well.
 
     Raises:
         ValueError: there is one.
@@ -131,8 +136,22 @@ def check_out(out: Path, *, force: bool) -> None:
     if (out / RECIPE).is_file():
         if not force:
             raise ValueError(f"{str(out)!r} holds a finished result: give another folder, or --force to replace it.")
+        before = _method_of(out)
+        if before is not None and (before in WHOLE) != (method in WHOLE):
+            raise ValueError(
+                f"{str(out)!r} holds a result of {before}, whose files one of {method} would not replace: give another "
+                "folder, or remove that one."
+            )
     elif (out / "config.json").is_file() and not (out / CHECKPOINTS / RUN).is_file():
         raise ValueError(f"{str(out)!r} holds a model that no training here has written: give another folder.")
+
+
+def _method_of(out: Path) -> Any:
+    """What the finished result in a folder was made by; None where its recipe does not tell."""
+    try:
+        return parse_json((out / RECIPE).read_bytes())["method"]
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def check_positive(options: Any, *names: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import sys
 import time
@@ -20,7 +21,7 @@ import transformers
 from transformers import TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from draftree.files import write_json
+from draftree.files import parse_json, write_json
 from draftree.runner.step_cost import chip_name
 from draftree.training.curve import write_curve
 from draftree.training.journal import fingerprint
@@ -79,13 +80,20 @@ class Session:
         if resume:
             if last is None:
                 raise ValueError(f"There is no checkpoint in {str(folder)!r} to go on from: leave --resume out.")
-            if json.loads((folder / RUN).read_text(encoding="utf-8")) != json.loads(json.dumps(record)):
+            try:
+                begun = parse_json((folder / RUN).read_bytes())
+            except (OSError, ValueError):
+                raise ValueError(
+                    f"{str(folder / RUN)!r} is missing or broken, and says what the checkpoints are of: start again in "
+                    "another folder."
+                ) from None
+            if begun != json.loads(json.dumps(record)):
                 raise ValueError(
                     f"{str(out)!r} was begun with other options, another model or other data: give the same ones, or "
                     "name another folder."
                 )
             return last
-        check_out(out, force=self.options.force)
+        check_out(out, record["method"], force=self.options.force)
         if last is not None and not (out / RECIPE).is_file():
             raise ValueError(f"{str(out)!r} holds an unfinished run: add --resume to go on, or name another folder.")
         if (folder / RUN).is_file():  # a finished run of ours makes room
@@ -151,7 +159,8 @@ class Session:
 def arguments(out: Path, rows: int, options: TrainOptions, device: torch.device, **more: Any) -> TrainingArguments:
     """Hugging Face's arguments of a run on so many rows; `more` wins over all."""
     gpu = torch.cuda.is_available()
-    bf16 = options.bf16 if options.bf16 is not None else gpu and torch.cuda.is_bf16_supported()
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION") == "bf16"
+    bf16 = options.bf16 if options.bf16 is not None else launched or (gpu and torch.cuda.is_bf16_supported())
     fixed: dict[str, Any] = {
         "output_dir": str(out / CHECKPOINTS),
         "per_device_train_batch_size": options.batch,
@@ -176,6 +185,7 @@ def arguments(out: Path, rows: int, options: TrainOptions, device: torch.device,
         "dataloader_pin_memory": gpu,
     }
     args = TrainingArguments(**(fixed | more))
+    args.mixed_precision = "bf16" if args.bf16 else "no"  # else the environment's, which is accelerate's default
     args._n_gpu = min(args.n_gpu, 1)  # several devices are for accelerate launch: one process each
     per_step = options.batch * options.accumulate * args.world_size
     steps = options.steps or math.ceil(rows / per_step * options.passes)

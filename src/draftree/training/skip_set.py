@@ -102,7 +102,7 @@ def search_skip_set(
         ValueError: bad data or options, or a folder with a finished result that is not to be replaced.
     """
     options = options or SearchOptions()
-    check_out(out, force=options.force)
+    check_out(out, SelfSpeculative.method, force=options.force)
     driver = open_runner(model, runner)
     layers = len(driver.target.layers)
     if layers < 2:
@@ -146,6 +146,6 @@ def search_skip_set(
         {"skip_attention": sorted(skip.attention), "skip_mlp": sorted(skip.mlp), **score._asdict()}
         for skip, score in tried.items()
     ]
-    write_json(out / RECIPE, recipe)
     write_json(out / "search.json", sets)
+    write_json(out / RECIPE, recipe)
     return recipe
