@@ -12,7 +12,7 @@ from draftree.prompts import Prompt, take_per_set
 from draftree.runner import inspect_model
 from draftree.tuning.file import Spec
 
-FEWEST = 4  # prompts to record, and to keep those that judge apart
+FEWEST = 4  # prompts that are not shown to tries, to keep those that judge apart
 
 
 @dataclass(frozen=True, slots=True)

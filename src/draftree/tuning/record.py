@@ -32,7 +32,7 @@ from draftree.tree import TokenTree
 from draftree.tuning.onlooker import Onlooker, OnlyRoots
 
 Draft = tuple[np.ndarray, np.ndarray]  # tokens and log-probabilities, each [D, K]
-PROBES, PROBED = (0, 1, 2, 4, 8, 16, 32), 4  # draft tokens of the steps that are timed, and texts for each
+PROBES = (0, 1, 2, 4, 8, 16, 32)  # draft tokens of the steps that are timed
 CAPACITY = 512  # cache columns to begin with
 
 
@@ -75,6 +75,7 @@ class Record:
         self.lessons: list[Text] = []
         self._runner = open_runner(model)
         self._prompts: list[float] = []
+        self._timed: dict[int, list[float]] = {1 + nodes: [] for nodes in PROBES}  # seconds of steps, by rows
         self._prepared: dict[str, list[float]] = {name: [] for name in trained}
 
     def lesson(self, task: Task) -> None:
@@ -125,19 +126,20 @@ class Record:
         self._prepared[name] += seconds[1]
         return seen
 
+    def probe(self, text: Text) -> None:
+        """Time steps of several rows, by answering `text` with trees of each of the sizes `PROBES`."""
+        # In turn, as a slow minute must not make the rows timed in it look expensive.
+        for rows, taken in self._timed.items():
+            _, seconds = self._run(text.task.ids, drafter=Repeats(), shape=Fixed(rows - 1))
+            taken += seconds[rows]  # the last steps of a text have less room
+
     def timing(self) -> Timing:
-        """What steps took; steps of several rows are timed here, on some of the texts.
+        """What steps took, those of several rows on the texts that were probed.
 
         The runner's own curve, of passes alone, is not what decoding takes: it serves for more rows than are timed.
         """
         curve = cached_cost(self._runner)
-        found: dict[int, list[float]] = {1 + nodes: [] for nodes in PROBES}
-        for text in self.texts[:PROBED]:
-            # In turn, as a slow minute must not make the rows timed in it look expensive.
-            for rows, taken in found.items():
-                _, seconds = self._run(text.task.ids, drafter=Repeats(), shape=Fixed(rows - 1))
-                taken += seconds[rows]  # the last steps of a text have less room
-        known = {rows: median(taken) for rows, taken in found.items() if taken}
+        known = {rows: median(taken) for rows, taken in self._timed.items() if taken}
         known = known or {1: float(curve.of(1))}  # answers of a token or two
         last = max(known)
         scale = known[last] / float(curve.of(last))

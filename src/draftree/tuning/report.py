@@ -93,7 +93,7 @@ def _reason(choice: Choice) -> str:
     """Why it is as fast as it is, or why nothing is faster."""
     best = choice.best if choice.best.candidate.spec is not None else None
     if best is None or best.row.stats is None:
-        tried = max((one.over_plain for one in choice.judged if one.candidate.spec is not None), default=1.0)
+        tried = max(one.over_plain for one in choice.judged if one.candidate.spec is not None)
         cause = "too few draft tokens are accepted, or rows cost too much"
         return f"The fastest drafting ran at {tried:.2f} of plain speed: {cause}."
     length = best.row.stats.acceptance_length

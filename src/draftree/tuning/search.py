@@ -18,11 +18,12 @@ from typing import Any
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
 from draftree.tuning.live import Judged, run_live
-from draftree.tuning.prepare import FEWEST, Prepared, TuningOptions, prepare
+from draftree.tuning.prepare import Prepared, TuningOptions, prepare
 from draftree.tuning.record import Record, Text
 from draftree.tuning.space import PLAIN, Candidate, Predicted, Space, trained_of
 
-RECORD, REPLAY = 0.25, 0.5  # shares of the time that are over when recording ends, and replaying
+RECORD, PROBE, REPLAY = 0.25, 0.375, 0.5  # shares of the time that are over when recording, probing and replaying end
+FEWEST, PROBED = 4, 4  # rows of prompts that are recorded at least, and texts that are probed at most
 FINALISTS = 7  # that run for real, besides plain decoding and what cannot be replayed
 PER_FAMILY = 3  # of one drafter among them, with different trees
 MOST_ROUNDS = 4  # in which the same prompts are answered, where there are few
@@ -63,7 +64,8 @@ def tune(
     found = space.search(lambda: time.monotonic() - begin > REPLAY * whole, watcher.step)
     judged = _halve(space, finalists(found), judge, begin + whole, watcher)
     counts, texts = (len(record.texts), len(judge), len(record.lessons)), [*record.texts, *judge]
-    return Choice(choose(judged), judged, len(found), counts, time.monotonic() - begin, space, texts)
+    replays = sum(p.replayed is not None for p in found)
+    return Choice(choose(judged), judged, replays, counts, time.monotonic() - begin, space, texts)
 
 
 def fill(
@@ -71,7 +73,8 @@ def fill(
 ) -> list[Text]:
     """Fill the record, a prompt to search on, one to judge by and one to teach with in turn; those to judge by.
 
-    Tuning began at `begin` and may take `whole` seconds, a part of which is for the record.
+    Steps of several rows are timed on one text, and on some more if there is time. Tuning began at `begin` and may take
+    `whole` seconds, a part of which is for the record.
 
     Raises:
         ValueError: that time is too short, as the first prompts have shown.
@@ -79,6 +82,7 @@ def fill(
     rows = list(itertools.zip_longest(prepared.search, prepared.judge, prepared.lessons))
     count = len(rows)
     watcher.stage("recording", count)
+    started = time.monotonic()
     judge: list[Text] = []
     for number, (searched, judged, lesson) in enumerate(rows):
         if searched is not None:
@@ -90,16 +94,23 @@ def fill(
             judge.append(record.texts.pop())
         if lesson is not None:
             record.lesson(lesson)
+        if number == 0:
+            row = time.monotonic() - started
+            record.probe(record.texts[0])
+            first = time.monotonic() - started
+            least = started - begin + first + (min(count, FEWEST) - 1) * row
+            if least > RECORD * whole:
+                raise ValueError(
+                    f"{whole / 60:g} minutes are too few: the first prompts took {first:.1f} s, "
+                    f"so give --minutes {least / RECORD / 60:.1g} or more, or fewer --max-new-tokens."
+                )
         watcher.step()
-        spent = time.monotonic() - begin
-        if number == 0 and spent * min(count, FEWEST) > RECORD * whole:
-            least = spent * min(count, FEWEST) / RECORD / 60
-            raise ValueError(
-                f"{whole / 60:g} minutes are too few: the first prompts took {spent:.1f} s, so give --minutes "
-                f"{least:.1g} or more, or fewer --max-new-tokens."
-            )
-        if spent > RECORD * whole:
+        if time.monotonic() - begin > RECORD * whole:
             break
+    for text in record.texts[1:PROBED]:
+        if time.monotonic() - begin + first - row > PROBE * whole:
+            break
+        record.probe(text)
     return judge
 
 

@@ -119,7 +119,10 @@ class Space:
     # ---------------------------------------------------------------- the search
 
     def search(self, over: Callable[[], bool], step: Callable[[], None]) -> list[Predicted]:
-        """Predictions, fastest first; `over` returns whether time is up, `step` is called behind every replay."""
+        """Predictions, fastest first, of every drafter with at least one size of trees.
+
+        `over` returns whether time is up, `step` is called behind every replay.
+        """
         found: dict[str, Predicted] = {}
 
         def look(candidate: Candidate) -> float:
@@ -134,8 +137,9 @@ class Space:
         best = tries[0]
         merged = [Spec("merge", parts=(best, spec)) for spec in self.specs]
         for spec in [*alone, *merged]:
-            for node_budget in SIZES if self.can_replay(spec) else (None, PROBE // 2):
-                if over():
+            replayed = self.can_replay(spec)
+            for place, node_budget in enumerate(SIZES if replayed else (None, PROBE // 2)):
+                if place and replayed and over():
                     break
                 look(Candidate(spec, node_budget))
         return sorted(found.values(), key=lambda p: -p.speed)

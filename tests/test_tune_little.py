@@ -1,0 +1,68 @@
+"""`draftree tune` in little time: every drafter is measured, and the time that it asks for suffices."""
+
+import pytest
+
+from draftree.progress import Watcher
+from draftree.prompts import Prompt, embedded_prompts
+from draftree.tuning.file import Spec
+from draftree.tuning.prepare import TuningOptions, prepare
+from draftree.tuning.search import fill, tune
+from draftree.tuning.space import LOOKUPS
+
+
+class Clock:
+    """In place of `time`: time goes on by `step` seconds with every look at it, and where it is moved."""
+
+    def __init__(self, step=0.0):
+        self.now, self.step = 0.0, step
+
+    def monotonic(self):
+        self.now += self.step
+        return self.now
+
+
+def test_a_time_that_is_over_early_still_runs_every_drafter_and_counts_what_was_replayed(demo, monkeypatch):
+    monkeypatch.setattr("draftree.tuning.search.time", Clock(2))
+    chosen = [p for p in embedded_prompts() if p.set == "wikisql"]
+    choice = tune(
+        demo.model, demo.tokenizer, chosen, TuningOptions(1, 4, 4, (Spec("draft-model", name="draft-model"),))
+    )
+    drafters = {one.candidate.spec.label for one in choice.judged if one.candidate.spec is not None}
+    assert {"Lookahead, cold", "Lookahead, warm", "PromptLookup", "DraftModel"} <= drafters
+    assert choice.replays == 2 + len(LOOKUPS), "DraftModel and what it is merged with cannot be replayed"
+
+
+class Slow:
+    """A record for `fill` whose prompts take `each` seconds, and whose probes ten times as long."""
+
+    def __init__(self, clock, each):
+        self.clock, self.each, self.texts, self.probed = clock, each, [], 0
+
+    def text(self, task):
+        self.clock.now += self.each
+        self.texts.append(task)
+
+    def lesson(self, _):
+        self.clock.now += self.each
+
+    def probe(self, _):
+        self.clock.now += 10 * self.each
+        self.probed += 1
+
+
+@pytest.fixture
+def divided(demo):
+    prompts = [Prompt(str(i), "s", f"Write a list of {i} numbers.") for i in range(20)]
+    return prepare(demo.model, demo.tokenizer, prompts, TuningOptions(1, 8))
+
+
+@pytest.mark.parametrize(("each", "probed"), [(1.1, 1), (0.7, 3), (0.01, 4)])
+def test_steps_of_several_rows_are_timed_as_far_as_there_is_time(divided, monkeypatch, each, probed):
+    """Slow models used up all time there, and no setting was replayed."""
+    clock = Clock()
+    monkeypatch.setattr("draftree.tuning.search.time", clock)
+    record = Slow(clock, each)
+    fill(record, divided, Watcher(), 0.0, 100.0)
+    assert record.probed == probed
+    assert len(record.texts) >= 4
+    assert clock.now < 50, "half of the time is left, and some to replay in"
