@@ -66,3 +66,17 @@ def test_steps_of_several_rows_are_timed_as_far_as_there_is_time(divided, monkey
     assert record.probed == probed
     assert len(record.texts) >= 4
     assert clock.now < 50, "half of the time is left, and some to replay in"
+
+
+@pytest.mark.parametrize(
+    ("each", "asked"), [(0.01, "0.1"), (3.0, "5.3"), (12.0, "21.2"), (15.5, "27.3"), (900, "1584.0")]
+)
+def test_the_minutes_that_are_asked_for_are_enough_also_where_the_second_try_is_slower(
+    divided, monkeypatch, each, asked
+):
+    clock = Clock()
+    monkeypatch.setattr("draftree.tuning.search.time", clock)
+    with pytest.raises(ValueError, match=f"give --minutes {asked} or more"):
+        fill(Slow(clock, each), divided, Watcher(), clock.now, 0.1)
+    begin = clock.now
+    fill(Slow(clock, 1.15 * each), divided, Watcher(), begin, 60 * float(asked))

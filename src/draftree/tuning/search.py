@@ -100,9 +100,10 @@ def fill(
             first = time.monotonic() - started
             least = started - begin + first + (min(count, FEWEST) - 1) * row
             if least > RECORD * whole:
+                enough = math.ceil(12 * least / RECORD / 60) / 10  # a fifth more, for a slower second try
                 raise ValueError(
-                    f"{whole / 60:g} minutes are too few: the first prompts took {first:.1f} s, "
-                    f"so give --minutes {least / RECORD / 60:.1g} or more, or fewer --max-new-tokens."
+                    f"{whole / 60:g} minutes are too few: the first prompts took {first:.1f} s, so give --minutes "
+                    f"{enough:.1f} or more, or fewer --max-new-tokens."
                 )
         watcher.step()
         if time.monotonic() - begin > RECORD * whole:
