@@ -232,8 +232,6 @@ def test_prompts_are_parted_into_those_that_teach_search_and_judge(demo):
     ids = [[task.prompt.id for task in part] for part in parts]
     assert len({i for part in ids for i in part}) == sum(map(len, ids)), "no prompt serves twice"
     assert {t.prompt.set for t in marked.search} == {t.prompt.set for t in marked.judge} == {"e2e", "wikisql"}
-    few = prepare(demo.model, demo.tokenizer, [p for p in prompts if not p.warm][:2], TuningOptions(per_set=4))
-    assert few.search is few.judge
 
 
 # ---------------------------------------------------------------- through the door, and the file

@@ -1,4 +1,4 @@
-"""`draftree tune` in little time: every drafter is measured, and the time that it asks for suffices."""
+"""`draftree tune` with little time or few prompts: every drafter is measured, and no prompt is used twice."""
 
 import pytest
 
@@ -80,3 +80,27 @@ def test_the_minutes_that_are_asked_for_are_enough_also_where_the_second_try_is_
         fill(Slow(clock, each), divided, Watcher(), clock.now, 0.1)
     begin = clock.now
     fill(Slow(clock, 1.15 * each), divided, Watcher(), begin, 60 * float(asked))
+
+
+@pytest.mark.parametrize("sets", ["aaa", "abc", "aab", "abb", "aabc", "abbcccc"])
+def test_prompts_are_used_once_however_few_there_are(demo, sets):
+    prompts = [Prompt(str(i), name, f"Count to {i}.") for i, name in enumerate(sets)]
+    prepared = prepare(demo.model, demo.tokenizer, prompts, TuningOptions())
+    parts = [[task.prompt.id for task in part] for part in (prepared.search, prepared.judge, prepared.lessons)]
+    assert sorted(number for part in parts for number in part) == [prompt.id for prompt in prompts]
+    assert all(parts)
+
+
+@pytest.mark.parametrize(
+    ("splits", "said"),
+    [
+        (["", ""], "Tuning takes 3 prompts or more, as none is used twice, instead of 2: give more rows"),
+        ([""], "instead of 1"),
+        (["warm", "warm", ""], "Tuning takes 2 prompts or more that are not marked 'warm', as none .* instead of 1"),
+        (["warm"] * 4, "not marked 'warm', as none is used twice, instead of 0"),
+    ],
+)
+def test_too_few_prompts_are_told(demo, splits, said):
+    prompts = [Prompt(str(i), "s", f"Count to {i}.", split == "warm") for i, split in enumerate(splits)]
+    with pytest.raises(ValueError, match=said):
+        prepare(demo.model, demo.tokenizer, prompts, TuningOptions())

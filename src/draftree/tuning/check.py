@@ -30,12 +30,11 @@ def check_replay(
     prepared = prepare(model, tokenizer, prompts, options)
     record = Record(model, options.max_new_tokens, trained_of(options.specs, model, tokenizer))
     judge = fill(record, prepared, watcher)
-    texts = judge if judge is record.texts else [*record.texts, *judge]
     space = Space(record, options.specs, tokenizer)
     cold, warm = Spec("lookahead"), Spec("lookahead", warm=True)
     small = Spec("lookahead", {"branch_length": 6, "max_query_length": 2, "capacity": 2, "prompt_weight": 1.0})
-    specs = [cold, *([warm] if record.lessons else []), small, Spec("prompt-lookup"), *options.specs]
+    specs = [cold, warm, small, Spec("prompt-lookup"), *options.specs]
     specs += [Spec("merge", parts=(cold, spec)) for spec in options.specs]
     candidates = [Candidate(spec, size) for spec in specs if space.can_replay(spec) for size in SIZES]
-    judged = run_live(space, candidates, texts, watcher)
+    judged = run_live(space, candidates, [*record.texts, *judge], watcher)
     return [one for one in judged if one.candidate != PLAIN]

@@ -12,8 +12,6 @@ from draftree.prompts import Prompt, take_per_set
 from draftree.runner import inspect_model
 from draftree.tuning.file import Spec
 
-FEWEST = 4  # prompts that are not shown to tries, to keep those that judge apart
-
 
 @dataclass(frozen=True, slots=True)
 class TuningOptions:
@@ -31,7 +29,7 @@ class TuningOptions:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Prompts as token ids: to search on, to judge by, to teach tries with; the same ones where there are few."""
+    """Prompts as token ids: to search on, to judge by, to teach tries with; none twice, and some of each."""
 
     search: list[Task]
     judge: list[Task]
@@ -45,22 +43,24 @@ def prepare(model: Any, tokenizer: Any, prompts: Sequence[Prompt], options: Tuni
     one is searched on, and the rest judges.
 
     Raises:
-        ValueError: an encoder-decoder, or a prompt that cannot be answered.
+        ValueError: an encoder-decoder, too few prompts, or one that cannot be answered.
     """
     if inspect_model(model).encoder_decoder:
         raise ValueError("draftree tune is for decoder-only models: this one has an encoder.")
     chosen = take_per_set([p for p in prompts if not p.warm], options.per_set)
     warm = take_per_set([p for p in prompts if p.warm], options.per_set)
+    least = 2 if warm else 3
+    if len(chosen) < least:
+        unmarked = " that are not marked 'warm'" if warm else ""
+        raise ValueError(
+            f"Tuning takes {least} prompts or more{unmarked}, as none is used twice, instead of {len(chosen)}: give "
+            "more rows or a larger --per-set."
+        )
     tasks = encode_tasks(tokenizer, model, [*chosen, *warm], options.max_new_tokens)
     tests, lessons = tasks[: len(chosen)], tasks[len(chosen) :]
     if not lessons:
-        lessons, tests = _halves(tests)
-    if not tests:
-        raise ValueError("All prompts are marked 'warm': leave 'split' out of the rows to judge by.")
-    if len(tests) < FEWEST:
-        return Prepared(tests, tests, lessons)
-    search, judge = _halves(tests)
-    return Prepared(search, judge, lessons)
+        tests, lessons = _halves(tests)
+    return Prepared(*_halves(tests), lessons)
 
 
 def _halves(tasks: list[Task]) -> tuple[list[Task], list[Task]]:

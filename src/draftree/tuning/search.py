@@ -87,9 +87,7 @@ def fill(
     for number, (searched, judged, lesson) in enumerate(rows):
         if searched is not None:
             record.text(searched)
-        if prepared.judge is prepared.search:
-            judge = record.texts
-        elif judged is not None:
+        if judged is not None:
             record.text(judged)
             judge.append(record.texts.pop())
         if lesson is not None:
