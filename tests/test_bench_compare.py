@@ -281,6 +281,7 @@ def test_draws_of_a_batch_are_compared_with_the_plain_engine(demo):
         (["--per-set", "1", "--batch", "99"], "prompts do not fill a batch of 99"),
         (["--max-new-tokens", "5000"], "context"),
         (["--method", "."], "has no draftree_config.json"),
+        (["--assistant", ".", "--method", "medusa"], "No --method uses the small model of --assistant"),
     ],
 )
 def test_wrong_input_is_one_sentence(arguments, told, monkeypatch, capsys, tmp_path):

@@ -21,6 +21,7 @@ from draftree.bench.inputs import Settings, Subject, encode_all
 from draftree.bench.kit import Kit, make_kit
 from draftree.bench.log import Log
 from draftree.bench.machine import now
+from draftree.bench.names import ASSISTED, SMALL
 from draftree.bench.samples import Sampling
 from draftree.drafter_names import names_in
 from draftree.models import Placement, load_model
@@ -84,11 +85,17 @@ def run_compare(
     One of the `models` (folders or hub names, None for the embedded one) is in memory at a time.
 
     Raises:
-        ValueError: a model, prompt or drafter that cannot be used, two models or methods of one name, or an unfinished
-            run of another plan; before any work. A case in which no method can be measured.
+        ValueError: a model, prompt or drafter that cannot be used, a small model that no method uses, two models or
+            methods of one name, or an unfinished run of another plan; before any work. A case in which no method can be
+            measured.
     """
     if plan.params is not None:
         from_checkout("inflate")  # says what is missing
+    parts = {part for name in plan.methods for part in names_in(name)}
+    if plan.assistant is not None and parts.isdisjoint((ASSISTED, SMALL)):
+        raise ValueError(
+            f"No --method uses the small model of --assistant: add {SMALL} or {ASSISTED}, or leave it out."
+        )
     assistant = None if plan.assistant is None else load_model(plan.assistant, plan.placement)[0]
     _refuse_twins("methods", plan.methods)
     names: list[str] = []
