@@ -79,6 +79,7 @@ def places(tmp_path: Path) -> dict[str, str]:
         ("generate hi --bild EMPTY", "has no config.json"),
         ("generate hi --drafter=", "There is no drafter ''"),
         ("generate hi --drafter lookahead+", "joins a name and nothing"),
+        ("generate hi --drafter lookahead+FILE.json", "merges a tuned choice, which has its own trees: give it alone"),
         ("generate hi --trie EMPTY", "which is a folder: name a file"),
         ("generate hi --trie GONE", "There is no folder"),
         ("generate hi --sample --temperature 0", "--temperature is 0: give a number over 0, or leave --sample out"),

@@ -33,6 +33,8 @@ def check_drafter(name: str, trie: Path | None = None) -> None:
             check_drafter(part)
             if part == "none":
                 raise ValueError(f"{name!r} merges with no drafter: leave 'none' out.")
+            if part.endswith(TUNED):
+                raise ValueError(f"{name!r} merges a tuned choice, which has its own trees: give it alone.")
         if trie is not None and "lookahead" not in parts:
             raise ValueError(f"--trie belongs to the lookahead drafter, which is not in {name!r}: leave it out.")
         return
@@ -49,7 +51,7 @@ def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = N
     """The drafter called `name` on the command line: one of `DRAFTERS`, or a folder that training wrote.
 
     A folder without `draftree_config.json` is taken for a small model of Hugging Face's; names joined by + are merged;
-    a .json file is what `draftree tune` chose, its trees included.
+    a .json file is what `draftree tune` chose, its trees included, and stands alone.
 
     Args:
         name: those of `TRAINED` are the embedded model's.
