@@ -1,9 +1,11 @@
 """`draftree bench speed`: figures that follow from what the file holds, parts that are parts, plain errors."""
 
+import copy
 import json
 from itertools import pairwise
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from benchmarks.inflate.model import inflate
@@ -12,6 +14,7 @@ from draftree.bench.figures import (
     BEST,
     BEST_OVER_PLAIN,
     EFFICIENCY,
+    EFFICIENCY_BEHIND,
     OVER_HF,
     SHARE,
     STEP_FLOOR,
@@ -100,6 +103,22 @@ def test_a_model_of_the_users_is_measured(demo, prompts_file, tmp_path):
     result = json.loads((tmp_path / "bench-speed.json").read_text())
     assert result["about"]["model"] == "model"
     assert OVER_HF in {row["figure"] for row in result["rows"]}
+
+
+def test_answers_of_one_token_have_no_figures_of_decoding(demo, prompts_file, tmp_path):
+    model = copy.deepcopy(demo.model)
+    with torch.no_grad():
+        model.model.norm.weight.zero_()  # its best token is 0
+    model.config.eos_token_id = model.generation_config.eos_token_id = 0
+    model.save_pretrained(tmp_path / "model")
+    demo.tokenizer.save_pretrained(tmp_path / "model")
+    arguments = [*TINY, "--model", str(tmp_path / "model"), "--prompts", str(prompts_file), "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "Every answer is a single token" in " ".join(done.output.split())
+    figures = {row["figure"] for row in json.loads((tmp_path / "bench-speed.json").read_text())["rows"]}
+    assert STEP_FLOOR in figures
+    assert not figures & {TOKEN_FLOOR, EFFICIENCY_BEHIND, SHARE}
 
 
 @pytest.mark.parametrize(

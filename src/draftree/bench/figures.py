@@ -41,7 +41,9 @@ def figures_of(steps: Steps, case: Result) -> list[dict[str, Any]]:
     if names.COMPILED in case.rows:
         add(OVER_COMPILED, case.rows[names.COMPILED].over[names.PLAIN].inverse())
     add(STEP_FLOOR, timed[LOOP, 1]["floor_share"])
-    add(TOKEN_FLOOR, steps.floor["seconds"] * _decoding_speed(case.samples, names.PLAIN))
+    plain = _decoding_speed(case.samples, names.PLAIN)
+    if plain:
+        add(TOKEN_FLOOR, steps.floor["seconds"] * plain)
     for method, whose in ((LOOP, ""), (HF, ", HF forward")):
         for (name, count), row in timed.items():
             if name == method and count > 1:
@@ -50,11 +52,11 @@ def figures_of(steps: Steps, case: Result) -> list[dict[str, Any]]:
     if limited is not None and limited.stats is not None:
         stats, length = limited.stats, limited.stats.acceptance_length
         add(EFFICIENCY, limited.over[names.PLAIN].times(1 / length), f"acceptance length {length:.2f}")
-        speed_up = _decoding_speed(case.samples, names.LIMITED) / _decoding_speed(case.samples, names.PLAIN)
-        add(EFFICIENCY_BEHIND, speed_up / length)
-        prompts = sum(sample.answer.prompt_verify for sample in case.samples if sample.method == names.LIMITED)
-        outside = sum(stats.seconds[stage] for stage in OUTSIDE)
-        add(SHARE, outside / (outside + stats.seconds["verify"] - prompts))
+        if plain:
+            add(EFFICIENCY_BEHIND, _decoding_speed(case.samples, names.LIMITED) / plain / length)
+            prompts = sum(sample.answer.prompt_verify for sample in case.samples if sample.method == names.LIMITED)
+            outside = sum(stats.seconds[stage] for stage in OUTSIDE)
+            add(SHARE, outside / (outside + stats.seconds["verify"] - prompts))
     for name in (names.PROMPT_LOOKUP, names.ASSISTED):
         if name in over:
             add(f"{names.label_of(name)} / HF generate", over[name])
@@ -66,10 +68,10 @@ def figures_of(steps: Steps, case: Result) -> list[dict[str, Any]]:
 
 
 def _decoding_speed(samples: Sequence[Sample], method: str) -> float:
-    """Tokens a second of a method of draftree, without the prompt's pass and the token that it gives."""
+    """Tokens a second of a method of draftree, without the prompt's pass and its token; 0 where there is no other."""
     answers = [sample.answer for sample in samples if sample.method == method]
     tokens = sum(len(answer.ids) - 1 for answer in answers)
-    return tokens / sum(answer.seconds - answer.prompt_verify for answer in answers)
+    return tokens / sum(answer.seconds - answer.prompt_verify for answer in answers) if tokens else 0.0
 
 
 def step_table(steps: Steps) -> Table:

@@ -58,6 +58,9 @@ def measure_answers(
     runner, parameters = open_runner(kit.model).form, sum(weight.numel() for weight in kit.model.parameters())
     case.about.update({"runner": runner, "parameters": parameters})
     rows = figures.figures_of(steps, case)
+    lines = [*remarks(case), f"Runner: {runner}."]
+    if all(len(sample.answer.ids) < 2 for sample in case.samples):
+        lines.append("Every answer is a single token, which the prompt's pass gives: figures of decoding are left out.")
     report = Report(
         "speed",
         "Speed against the machine's limits and Hugging Face's ways",
@@ -66,7 +69,7 @@ def measure_answers(
             Table("Figures", rows, figures.COLUMNS),
             *(figures.step_table(steps), case_table(case), stage_table(case)),
         ],
-        [*remarks(case), f"Runner: {runner}."],
+        lines,
         {"floor": steps.floor} | case.facts(),
         lambda figure: figures.draw(figure, steps),
     )
