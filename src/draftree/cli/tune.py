@@ -54,8 +54,9 @@ def tune(
     if prompts is None and column is not None:
         raise ValueError("--column names an entry of the rows of --prompts: add --prompts, or leave --column out.")
     check_folder(out.parent)
-    if out.exists():
-        check_file(out, "--out", prompts=prompts)
+    for name, path in (("--out", out), ("The trie of --out", out.with_suffix(".trie"))):
+        if path.exists():
+            check_file(path, name, prompts=prompts)
     found = embedded_prompts() if prompts is None else read_prompts(prompts, column)
     named = drafters if drafters is not None else ["medusa", "hidden-transfer"] if model is None else []
     specs = tuple(_spec(name) for name in dict.fromkeys(named))
@@ -69,12 +70,11 @@ def tune(
         return
     with StageBar(console) as bar:
         choice = find(loaded, tokenizer, found, options, bar)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    written = write_choice(choice, loaded, tokenizer, out)
     console.print(render(choice))
     for line in why(choice):
         console.print(line, markup=False)
-    report_written(console, written)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    report_written(console, write_choice(choice, loaded, tokenizer, out))
 
 
 def _spec(name: str) -> Any:
