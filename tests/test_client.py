@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -14,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serve_driver import Running
+from serve_driver import Running, serving
 
 from benchmarks.machine.schemas import SCHEMAS
 from draftree.client import Answer, Client, ServerError
@@ -40,6 +41,22 @@ def test_an_answer_goes_on_from_any_token(server: Running, fields: dict[str, Any
         assert rest["token_ids"] == ids[done:]
         assert whole["text"].endswith(rest["text"])
         assert rest["finish_reason"] == whole["finish_reason"]
+
+
+@pytest.mark.parametrize("own", [{"min_new_tokens": 20}, {"exponential_decay_length_penalty": (12, 1.5)}], ids=str)
+def test_lengths_of_the_model_s_own_count_from_where_the_answer_began(demo: Any, own: dict[str, Any]) -> None:
+    model = copy.copy(demo.model)
+    model.generation_config = copy.deepcopy(model.generation_config)
+    model.generation_config.update(**own)
+    asked = {"max_tokens": 30, "return_token_ids": True}
+    if "min_new_tokens" in own:
+        asked["logit_bias"] = {str(demo.tokenizer.eos_token_id): 100}
+    prompt = demo.tokenizer("The sea").input_ids
+    with serving(model, demo.tokenizer, None) as server:
+        ids = server.complete(prompt, **asked)["choices"][0]["token_ids"]
+        assert 10 < len(ids) < 30
+        rest = asked | {"max_tokens": 22, "draftree": {"resumed_tokens": 8}}
+        assert server.complete([*prompt, *ids[:8]], **rest)["choices"][0]["token_ids"] == ids[8:]
 
 
 class Breaking(httpx.BaseTransport):

@@ -119,21 +119,23 @@ def make_rules(
         raise ApiError(message, "stop_token_ids")
     ends = tuple(dict.fromkeys([*own_ends, *(body.stop_token_ids or ())]))
     resumed = body.own.resumed_tokens or 0
-    least = None if body.min_tokens is None else max(0, body.min_tokens - resumed)
-    given = fields | {"do_sample": sample, "eos_token_id": ends, "min_new_tokens": least, "num_return_sequences": 1}
+    begun = len(prompt) - resumed  # where the answer begins, from which the model's own options count as well
+    given = fields | {"do_sample": sample, "eos_token_id": ends, "num_return_sequences": 1}
+    given["min_new_tokens"] = body.min_tokens
     try:
         checked = options(tuple((name, value) for name, value in given.items() if value is not None))
     except (TypeError, ValueError) as error:
         raise ApiError(str(error)) from None
     seed = seed if sample else None
-    rules = rules_for(target.model, checked, max_new_tokens=max_new_tokens, padded_length=len(prompt), seed=seed)
+    rules = rules_for(target.model, checked, max_new_tokens=resumed + max_new_tokens, padded_length=begun, seed=seed)
     grammar = None
     if constraint is not None:
         with refused(constraint.field):
-            grammar = constraint.grammar.compile(tokenizer, target.vocab_size, own_ends, least)
-    front = [*_bias(body, target.vocab_size), *_penalties(body, len(prompt) - resumed)]
+            grammar = constraint.grammar.compile(tokenizer, target.vocab_size, own_ends, body.min_tokens)
+    front = [*_bias(body, target.vocab_size), *_penalties(body, begun)]
     return replace(
         rules,
+        max_new_tokens=max_new_tokens,
         processors=LogitsProcessorList([*front, *rules.processors]),
         grammar=grammar,
         drafting=body.own.drafter != "off",
