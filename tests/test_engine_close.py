@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from generate_driver import prompts
 import draftree
 from draftree.drafting import Drafter
 from draftree.engine import Engine, Rules
-from draftree.engine.request import State
+from draftree.engine.request import Request, State
 
 MODEL, _ = draftree.demo_model()
 PROMPTS = [prompt[:12] for prompt in prompts()]
@@ -141,6 +142,44 @@ def test_a_request_of_another_engine() -> None:
     one.run()
     other.cancel(request)  # it has finished, and stays as it is
     assert request.finish_reason != "cancelled"
+
+
+@pytest.mark.parametrize("end", ["cancel", "close"])
+def test_a_request_that_is_ended_while_it_gets_its_slot(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(MODEL, slots=2)
+    request = engine.add(PROMPTS[0], RULES)
+    enter = engine.slots.enter
+
+    def ended_meanwhile(joining: Request) -> None:
+        thread = threading.Thread(target=lambda: engine.cancel(joining) if end == "cancel" else engine.close())
+        thread.start()
+        thread.join()
+        enter(joining)
+
+    monkeypatch.setattr(engine.slots, "enter", ended_meanwhile)
+    engine.run()
+    assert (request.state, request.finish_reason, request.tokens) == (State.FINISHED, "cancelled", [])
+
+
+def test_no_step_begins_while_a_slot_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(MODEL, slots=2)
+    one, other = (engine.add(prompt, RULES) for prompt in PROMPTS[:2])
+    engine.step()
+    known, seen, leave = len(other.tokens), [], engine.slots.leave
+    thread = threading.Thread(target=engine.step)
+
+    def leave_slowly(request: Request) -> None:
+        if not thread.ident:
+            thread.start()
+            thread.join(0.5)
+            seen.append(len(other.tokens))
+        leave(request)
+
+    monkeypatch.setattr(engine.slots, "leave", leave_slowly)
+    engine.cancel(one)
+    thread.join()
+    assert seen == [known]
+    assert len(other.tokens) > known
 
 
 def test_generate_that_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:

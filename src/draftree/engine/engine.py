@@ -89,6 +89,7 @@ class Engine:
             track = config.recorder.track(about, drafter)
         self.loop = Loop(config, self.runner, self.cache, encoder, sizer, pruner, track)
         self.waiting: deque[Request] = deque()
+        self._open: dict[Request, None] = {}  # those that are not over, also while they move from one list to another
         keeps = config.keep_prefixes and not config.strict and config.early_exit is None and not offloaded(model)
         self.slots = Slots(self.runner, self.cache, encoder, keeps=keeps)
         self.watch = ModelWatch(self.runner, self.slots)
@@ -156,6 +157,7 @@ class Engine:
         with nullcontext() if self.busy else self._turn:
             if not self.busy:  # no other thread has added one meanwhile
                 self.watch.check()
+            self._open[request] = None
             self.waiting.append(request)
         return request
 
@@ -169,22 +171,25 @@ class Engine:
             self._cancel(request)
 
     def _cancel(self, request: Request) -> None:
+        own = request in self._open  # looked up first: whoever is over is taken out afterwards
         if request.state is State.FINISHED:
             return
-        if request in self.waiting:
+        if not own:
+            raise ValueError("This request belongs to another engine: cancel it there.")
+        try:
             self.waiting.remove(request)
-            request.state, request.finish_reason = State.FINISHED, "cancelled"
-        elif request in self.running:
+        except ValueError:  # it has a slot, or is about to get one
             request.finish_reason = "cancelled"
             if not self._stepping.locked():  # a step lets it go when it is done: slots must not move under it
                 self._release([request])
         else:
-            raise ValueError("This request belongs to another engine: cancel it there.")
+            request.finish_reason = "cancelled"
+            self._over(request)
 
     def close(self) -> None:
         """End all requests; those that wait or run count as cancelled. Nothing can be added afterwards."""
         self.closed = True
-        for request in [*self.waiting, *self.running]:
+        for request in list(self._open):
             self.cancel(request)
 
     def __del__(self) -> None:
@@ -245,7 +250,7 @@ class Engine:
                 if not _silent(request, given):  # another thread has stepped meanwhile
                     break
                 alive = len(self.waiting) + len(self.running)
-                if request not in self.waiting and request not in self.running:
+                if request not in self._open:
                     raise ValueError("This request belongs to another engine: stream it there.")
                 try:
                     self.step()
@@ -270,7 +275,9 @@ class Engine:
             RuntimeError: called while a step runs (from a callback, or from another thread).
             Exception: whatever the drafter or the model raised; all running requests have failed with it.
         """
-        if not self._stepping.acquire(blocking=False):
+        with self._turn:  # no slot is being freed
+            begun = self._stepping.acquire(blocking=False)
+        if not begun:
             raise RuntimeError("The engine is in a step already: call step() from one thread and from no callback.")
         try:
             with self.runner.guard():
@@ -318,7 +325,8 @@ class Engine:
         try:
             self.slots.enter(request)
         except BaseException as error:  # it has no slot that could be freed
-            request.error, request.finish_reason, request.state = error, "error", State.FINISHED
+            request.error, request.finish_reason = error, "error"
+            self._over(request)
             raise
         request.state = State.RUNNING
         try:
@@ -345,10 +353,14 @@ class Engine:
         if interrupted is not None:
             raise interrupted
 
+    def _over(self, request: Request) -> None:
+        request.state = State.FINISHED
+        self._open.pop(request, None)
+
     def _leave(self, request: Request) -> None:
         """Free a request's slot, and have the drafter forget it."""
         self.slots.leave(request)
-        request.state = State.FINISHED
+        self._over(request)
         if self.loop.sizer is not None:
             self.loop.sizer.end(request.context)
         if self.config.drafter is not None:
