@@ -168,6 +168,13 @@ def test_half_a_character_in_a_call(talker: Running) -> None:
     assert [message["tool_calls"][0]["function"]["name"] for message in (whole, last)] == ["?", "?"]
 
 
+def test_a_call_that_nobody_wants_is_text(talker: Running) -> None:
+    said = '<call>{"name": "look", "arguments": {}}</call>'
+    choice = chat(talker, tools=TOOLS, tool_choice="none", structured_outputs={"choice": [said]})
+    assert (choice["message"]["content"], choice["finish_reason"]) == (said, "stop")
+    assert "tool_calls" not in choice["message"]
+
+
 def test_a_required_call_in_a_stream(talker: Running) -> None:
     with openai.OpenAI(base_url=f"{talker.url}/v1", api_key="none") as client:
         stream = client.chat.completions.create(

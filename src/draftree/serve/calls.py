@@ -116,7 +116,8 @@ class CallReader:
         prompt = chat_prompt(self.tokenizer, body.messages, **options)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         prediction = self._prediction(body)
-        readers = [MessageReader(self.tokenizer, prompt, tools) for _ in range(body.tries)]
+        may_call = body.tool_choice != "none"
+        readers = [MessageReader(self.tokenizer, prompt, tools, may_call=may_call) for _ in range(body.tries)]
         constraint = constraint_of(body, tools, self.tokenizer, readers[0].begun)
         for reader in readers:
             reader.strips = constraint is not None

@@ -129,10 +129,14 @@ class MessageReader:
         tokenizer: one without `response_template` gives all text as content.
         prompt: token ids; templates may begin the answer in it.
         tools: that the model was told of.
+        may_call: whether calls are read; else they are content.
     """
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int], tools: list[dict[str, Any]]) -> None:
+    def __init__(
+        self, tokenizer: Any, prompt: Sequence[int], tools: list[dict[str, Any]], *, may_call: bool = True
+    ) -> None:
         self._parser = None
+        self._may_call = may_call
         self.calls = 0  # that were read so far
         self.strips = False  # whether lines between the reasoning and the content are left out, as under a grammar
         self._reasoned = self._begun = False
@@ -173,7 +177,7 @@ class MessageReader:
     def _take(self, event: dict[str, Any], read: Read) -> None:
         name = event.get("field")
         if event["type"] == "region_close" and name == "tool_calls":
-            calls = _calls_of(event["value"])
+            calls = _calls_of(event["value"]) if self._may_call else []
             read.calls += calls
             self.calls += len(calls)
             if not calls:
