@@ -236,6 +236,19 @@ def test_a_call_that_the_prompt_has_begun() -> None:
     assert reader.feed(": no</call> Well.", last=True).content == ": no</call> Well."
 
 
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_blanks_at_the_prompt_s_end_are_no_content(size: int) -> None:
+    """As Qwen 3's with its thoughts off, whose markers may begin with blanks."""
+    talker, text = Talker(), "\n\nWell. <call>"
+    fields: Any = RESPONSE["fields"]
+    calls = fields["tool_calls"] | {"open_pattern": r"\s*<call>"}
+    del calls["open"]
+    talker.response_template = RESPONSE | {"fields": fields | {"tool_calls": calls}}
+    reader = MessageReader(talker, [ord(c) for c in "user: Hi\nA: <think></think>\n\n"], [TOOL])
+    pieces = [reader.feed(text[at : at + size], last=at + size >= len(text)) for at in range(0, len(text), size)]
+    assert "".join(piece.content for piece in pieces) == text
+
+
 def chat(**fields: Any) -> Chat:
     return Chat.model_validate({"messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL]} | fields)
 

@@ -25,6 +25,13 @@ class Regions(ResponseParser):
         self._process(events, eos=True)
         return events
 
+    def _accumulate(self, events: list[dict[str, Any]], text: str) -> None:
+        known, held = len(events), max(0, self._prompt - self._pos)  # of the prompt, as it might have begun a marker
+        super()._accumulate(events, text)
+        for event in events[known:]:
+            if event["type"] == "region_chunk":
+                event["text"] = event["text"][held:]
+
     def _open_explicit(self, events: list[dict[str, Any]], field: Any, m: Any) -> None:
         self._begin = m.start()
         super()._open_explicit(events, field, m)
