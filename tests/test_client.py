@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from serve_driver import Running, serving
+from tokenizers.processors import TemplateProcessing
 
 from benchmarks.machine.schemas import SCHEMAS
 from draftree.client import Answer, Client, ServerError
@@ -120,6 +121,8 @@ def test_chats_and_pieces(server: Running) -> None:
 def test_what_is_refused_is_not_tried_again(server: Running) -> None:
     with Client(server.url) as client, pytest.raises(ValueError, match="temperature"):
         client.complete("Hi", temperature=-1)
+    with Client(server.url) as client, pytest.raises(ValueError, match="max_tokens is 0"):
+        client.complete([5, 6], max_tokens=0)
     with Client(server.url) as client, pytest.raises(ValueError, match="loosen one of them"):
         client.complete("Hi", structured_outputs={"regex": "[a-z]{1,9}"}, min_tokens=20)
     with Client("http://127.0.0.1:9", attempts=1) as client, pytest.raises(ServerError, match="No server answers"):
@@ -142,6 +145,19 @@ def test_none_is_the_default(server: Running) -> None:
         assert len(plain.token_ids) == 128
         told = client.complete("The sea", **asked, max_tokens=None, seed=None, stop=None, n=1, best_of=None, echo=False)
     assert told == plain
+
+
+def test_a_text_is_read_with_special_tokens_or_without(demo: Any) -> None:
+    tokenizer = copy.deepcopy(demo.tokenizer)
+    single = TemplateProcessing(single="</s> $A", special_tokens=[("</s>", tokenizer.eos_token_id)])
+    tokenizer.backend_tokenizer.post_processor = single
+    with serving(demo.model, tokenizer, None) as server, Client(server.url) as client:
+        for special in (True, False):
+            asked = {"max_tokens": 8, "temperature": 0, "add_special_tokens": special}
+            expected = server.complete("The sea", **asked)["choices"][0]["text"]
+            assert client.complete("The sea", **asked).text == expected
+        with pytest.raises(ValueError, match="the prompt is token ids: leave it out"):
+            client.complete([5, 6], add_special_tokens=False)
 
 
 @pytest.mark.parametrize("sign", ["\u2028", "\u2029", "\x85"])

@@ -41,6 +41,7 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     (PLAIN, {"prompt": 5}, "prompt", "a valid string or a valid array"),
     (PLAIN, {"prompt": [-1]}, "prompt.0", "greater than or equal to 0"),
     (PLAIN, {"prompt": ["Hi", 5]}, "prompt.1", "a valid string"),
+    (PLAIN, {"prompt": [[5]], "add_special_tokens": True}, "add_special_tokens", "the prompt is token ids"),
     (PLAIN, {"prompt": [[5], [-1]]}, "prompt.1.0", "greater than or equal to 0"),
     (PLAIN, {"prompt": "Hi", "stop": ["x"] * 17}, "stop", "at most 16 items"),
     (PLAIN, {"prompt": "Hi", "stop": ["x", ""]}, "stop.1", "at least 1 character"),

@@ -111,8 +111,12 @@ class Client:
 
     def _pieces(self, prompt: Any, answer: Answer, fields: dict[str, Any]) -> Iterator[Piece]:
         """See `stream`; checked."""
-        ids = self._ids(prompt)
-        failures = 0
+        if isinstance(prompt, str) or (len(prompt) and not isinstance(prompt[0], int)):
+            asked = {"prompt": prompt} if isinstance(prompt, str) else {"messages": list(prompt)}
+            if "add_special_tokens" in fields:
+                asked["add_special_tokens"] = fields.pop("add_special_tokens")
+            prompt = self._tokenized(asked)
+        ids, failures = list(prompt), 0
         while answer.finish_reason is None:
             before = len(answer.token_ids)
             try:
@@ -127,7 +131,7 @@ class Client:
     def _part(self, ids: list[int], answer: Answer, fields: dict[str, Any]) -> Iterator[Piece]:
         """One server's part of an answer."""
         done = len(answer.token_ids)
-        if done >= fields["max_tokens"]:  # it broke between the last token and its end
+        if done and done >= fields["max_tokens"]:  # it broke between the last token and its end
             answer.finish_reason = "length"
             return
         own = {"max_tokens": fields["max_tokens"] - done, "stream": True, "return_token_ids": True}
@@ -149,10 +153,7 @@ class Client:
         if answer.finish_reason is None:
             raise ServerError("the stream ended before the answer did")
 
-    def _ids(self, prompt: Any) -> list[int]:
-        if not isinstance(prompt, str) and (not len(prompt) or isinstance(prompt[0], int)):
-            return list(prompt)
-        body = {"prompt": prompt} if isinstance(prompt, str) else {"messages": list(prompt)}
+    def _tokenized(self, body: dict[str, Any]) -> list[int]:
         for failures in range(1, self.attempts * len(self.urls) + 1):
             try:
                 response = self._http.post(f"{self._url}/tokenize", json=body)

@@ -63,6 +63,9 @@ class CallReader:
         logprobs = body.logprobs
         if logprobs is None and tries > n:
             logprobs = 0  # by which the best are found
+        if body.add_special_tokens is not None and not isinstance(listed[0], str):
+            message = "add_special_tokens says how a text is read, and the prompt is token ids: leave it out."
+            raise ApiError(message, "add_special_tokens")
         special = body.add_special_tokens is not False
         prompts = [one if isinstance(one, list) else self.encode(one, special=special) for one in listed]
         resumed = body.own.resumed_tokens or 0
