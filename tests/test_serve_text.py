@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast
+from serve_driver import serving
+from tokenizers import Tokenizer, decoders, models, normalizers, processors
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from draftree.detokenizer import Detokenizer
 from draftree.serve.answers import sse
@@ -69,6 +70,31 @@ def test_bytes_that_turn_out_to_be_no_text() -> None:
             detokenizer = Detokenizer(one)
             ids = [257 + b"ab".index(byte) if byte in b"ab" else byte + 1 for byte in text]
             assert [*map(detokenizer.feed, ids), detokenizer.rest()] == expected
+
+
+def test_an_answer_goes_on_with_the_text_of_its_prompt() -> None:
+    """Of a tokenizer whose decoder drops a first space and which puts a BOS before a text, as Llama 2's."""
+    words = ["the", "cat", "sat"]
+    vocabulary = ["<unk>", "<s>", "</s>", *(f"▁{word}" for word in words)]
+    made = Tokenizer(models.Unigram([(word, -1.0) for word in vocabulary], unk_id=0))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    shape = {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64}
+    config = LlamaConfig(hidden_size=16, intermediate_size=16, vocab_size=len(vocabulary), **shape)
+    asked: dict[str, Any] = {"max_tokens": 2, "logit_bias": {"5": 100}}
+    with serving(LlamaForCausalLM(config).eval(), tokenizer) as server:
+        for prompt in ("the cat", [1, 3, 4], "the"):
+            assert server.complete(prompt, **asked)["choices"][0]["text"] == " sat sat"
+        going_on = asked | {"max_tokens": 1, "draftree": {"resumed_tokens": 2}}
+        assert server.complete([1, 3, 4, 5, 5], **going_on)["choices"][0]["text"] == " sat"
+        assert server.complete([1], **asked)["choices"][0]["text"] == "sat sat"
+        scored = server.complete("the cat", **asked, echo=True, logprobs=0)["choices"][0]
+        assert scored["text"] == server.complete("the cat", **asked, echo=True)["choices"][0]["text"]
+        assert scored["text"] == "the cat sat sat"
+        assert scored["logprobs"]["text_offset"] == [0, 0, 3, 7, 11]
+        assert server.complete([1, 3], **asked, echo=True)["choices"][0]["text"] == "<s> the sat sat"
 
 
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
+
+BEFORE = 16  # tokens of what comes before that are looked at; one that has a text would do
 
 
 class Detokenizer:
@@ -15,14 +18,18 @@ class Detokenizer:
     Args:
         tokenizer: Hugging Face's.
         skip_special_tokens: leave EOS and the like out.
+        before: tokens whose text these go on with; without, decoders such as Llama 2's drop a first space.
     """
 
-    def __init__(self, tokenizer: Any, *, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Any, *, skip_special_tokens: bool = True, before: Sequence[int] = ()) -> None:
         fast = getattr(tokenizer, "_tokenizer", None) if getattr(tokenizer, "is_fast", False) else None
         self._decode = partial((tokenizer if fast is None else fast).decode, skip_special_tokens=skip_special_tokens)
-        self._ids: list[int] = []  # tokens of the last piece, and those behind them, whose text is still to come
-        self._given = 0  # how many of these are of the last piece
-        self._text = ""  # which these decode to
+        # Tokens of the last piece, and those behind them, whose text is still to come.
+        self._ids = list(before[-BEFORE:])
+        self._text = self._decode(self._ids) if self._ids else ""  # which those of the last piece decode to
+        if self._text.endswith("\ufffd"):  # half a character, which these may end
+            self._ids, self._text = [], ""
+        self._given = len(self._ids)  # how many of these are of the last piece
 
     def feed(self, token: int) -> str:
         """What the token adds; "" while a character is not complete."""

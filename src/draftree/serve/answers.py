@@ -310,10 +310,15 @@ def _completion_choice(call: Call, delta: Delta, part: Part) -> dict[str, Any]:
 
 def _echo(call: Call, part: Part, index: int) -> Delta:
     """The prompt of a completion, as if it had come as the answer's beginning."""
+    text = call.echo[index]
     if not call.scores:
-        return Delta(index, call.echo[index])
+        return Delta(index, text)
+    cut = pieces(call.tokenizer, list(part.prompt))
+    added = max(0, "".join(cut).find(text))  # by the tokenizer, a BOS for one
+    ends = [min(max(0, end - added), len(text)) for end in itertools.accumulate(map(len, cut))]
+    places = itertools.pairwise([0, *ends[:-1], len(text)])
     emitted = [Emitted(t, None, s) for t, s in zip(part.prompt, [None, *call.scores[index]], strict=True)]
-    return Delta(index, call.echo[index], emitted, pieces(call.tokenizer, list(part.prompt)))
+    return Delta(index, text, emitted, [text[begin:end] for begin, end in places])
 
 
 async def collect(answers: Answers | NoAnswers) -> list[Delta]:

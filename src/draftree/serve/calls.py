@@ -79,7 +79,8 @@ class CallReader:
         parts = [part for prompt in prompts for part in self._parts(body, prompt, *options)]
         call = Call(body, self.settings.model_name, self.tokenizer, body.logprobs)
         if body.echo:
-            call.echo = [self.tokenizer.decode(part.prompt) for part in parts]
+            shown = [one if isinstance(one, str) else self.tokenizer.decode(one) for one in listed]
+            call.echo = [text for text in shown for _ in range(tries)]
         return call, parts
 
     def _listed(self, body: Completion) -> list[str | list[int]]:
@@ -177,7 +178,7 @@ class CallReader:
             )
             skip = body.skip_special_tokens is not False
             include, least = bool(body.include_stop_str_in_output), body.min_tokens or 0
-            parts.append(Part(prompt, rules, body.stops, include, skip, least))
+            parts.append(Part(prompt, rules, body.stops, include, skip, isinstance(body, Completion), least))
         return parts
 
     def _room(self, body: Sampling, prompt: list[int], most: int | None) -> int:

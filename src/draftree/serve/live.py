@@ -18,12 +18,14 @@ class Live:
     def __init__(self, answers: Answers, index: int, tokenizer: Any) -> None:
         self.answers, self.index = answers, index
         self.part = answers.parts[index]
-        self.detokenizer = Detokenizer(tokenizer, skip_special_tokens=self.part.skip_special_tokens)
+        begun = len(self.part.prompt) - self.part.rules.resumed
+        before = self.part.prompt[:begun] if self.part.goes_on else ()
+        skip = self.part.skip_special_tokens
+        self.detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip, before=before)
         self.stops = StopStrings(self.part.stops, include=self.part.include_stop)
         self.held: Delta | None = None  # of an answer that is wanted whole
         self.tokens = 0  # of the answer, those begun elsewhere included
-        resumed = self.part.rules.resumed
-        for token in self.part.prompt[len(self.part.prompt) - resumed :]:  # their text has been given already
+        for token in self.part.prompt[begun:]:  # their text has been given already
             self.read(token)
 
     def read(self, token: int) -> tuple[str, str]:

@@ -50,6 +50,7 @@ class Part:
         stops: strings that end it.
         include_stop: whether the text keeps the string that ended it.
         skip_special_tokens: leave EOS and the like out of the text.
+        goes_on: whether the text goes on with that of the prompt, as completions do.
         min_tokens: a stop string that is complete within so many tokens of the answer does not end it.
         request: the engine's, once it has been added.
         given: its tokens that have become deltas.
@@ -64,6 +65,7 @@ class Part:
     stops: Sequence[str] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
+    goes_on: bool = False
     min_tokens: int = 0
     request: Request | None = None
     given: int = 0
