@@ -153,6 +153,8 @@ def test_who_cannot_talk(demo: Any) -> None:
         Chat(demo.model, demo.tokenizer, temperatur=1)
     with pytest.raises(ValueError, match="one request has one answer"):
         Chat(demo.model, demo.tokenizer, do_sample=True, num_return_sequences=2)
+    with pytest.raises(ValueError, match="max_new_tokens is None: give a whole number"):
+        Chat(demo.model, demo.tokenizer, max_new_tokens=None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="give max_new_tokens"):
         Chat(demo.model, demo.tokenizer, max_length=3)
 

@@ -51,6 +51,8 @@ class Chat:
     ) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError("The tokenizer has no chat template, so nobody knows how to write turns: use generate.")
+        if max_new_tokens is None:
+            raise ValueError("max_new_tokens is None: give a whole number, the most tokens of an answer.")
         self.engine = Engine(model, drafter=drafter, slots=1, runner=runner, strict=strict, keep_prefixes=not strict)
         if self.engine.target.encoder_decoder:
             raise ValueError("A chat needs a decoder-only model: use generate for encoder-decoders.")
