@@ -49,6 +49,7 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     (PLAIN, {"prompt": "Hi", "stop_token_ids": [5, 99999]}, "stop_token_ids", "names token 99999"),
     (PLAIN, {"prompt": "Hi", "logit_bias": {"x": 1}}, "logit_bias", "names token 'x'"),
     (PLAIN, {"prompt": "Hi", "logit_bias": {"99999": 1}}, "logit_bias", "names token '99999'"),
+    (PLAIN, {"prompt": "Hi", "logit_bias": {"1": 1, "01": 2}}, "logit_bias", "names token '01'"),
     (PLAIN, {"prompt": "Hi", "logit_bias": {"1" * 5000: 1}}, "logit_bias", "names token '111"),
     (PLAIN, {"prompt": "Hi", "structured_outputs": {"json": DEEP}}, "structured_outputs", "The schema is no JSON"),
     (PLAIN, {"prompt": "Hi", "logprobs": 21}, "logprobs", "less than or equal to 20"),

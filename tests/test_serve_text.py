@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -14,10 +17,12 @@ from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from draftree.detokenizer import Detokenizer
-from draftree.serve.answers import sse
+from draftree.engine import Emitted, Rules
+from draftree.serve.answers import Call, NoAnswers, sse, stream
 from draftree.serve.errors import ApiError
 from draftree.serve.messages import MessageReader, chat_prompt, tools_of
-from draftree.serve.schema import Chat, Message
+from draftree.serve.parts import Delta, Part
+from draftree.serve.schema import Chat, Completion, Message
 from draftree.serve.text import StopStrings
 
 
@@ -306,3 +311,22 @@ def test_messages_reach_the_template_as_it_reads_them(demo: Any) -> None:
 
 def test_an_event_with_a_lone_surrogate_has_a_question_mark_in_its_place() -> None:
     assert sse({"text": "\ud800 é"}) == 'data: {"text":"? é"}\n\n'.encode()
+
+
+def test_usage_in_a_stream_counts_what_its_chunks_have_brought(demo: Any) -> None:
+    parts = [Part([1, 2], Rules(), given=9) for _ in range(2)]  # the worker is ahead of a slow reader
+
+    class Ahead(NoAnswers):
+        async def deltas(self, pause: float | None = None) -> AsyncIterator[Delta | None]:
+            for index, finish in ((0, None), (1, None), (0, "length"), (1, "length")):
+                yield Delta(index, "a", [Emitted(5, None)] * 2, finish=finish)
+
+    options = {"stream": True, "stream_options": {"continuous_usage_stats": True}, "return_token_ids": True}
+    body = Completion.model_validate({"prompt": [1, 2], "n": 2} | options)
+
+    async def chunks() -> list[bytes]:
+        return [chunk async for chunk in stream(Call(body, "demo", demo.tokenizer), Ahead(parts), 2)]
+
+    events = [json.loads(chunk.removeprefix(b"data: ")) for chunk in asyncio.run(chunks()) if b"{" in chunk]
+    assert [event["usage"]["completion_tokens"] for event in events] == [2, 4, 6, 8]
+    assert [event["choices"][0].get("prompt_token_ids") for event in events] == [[1, 2], [1, 2], None, None]

@@ -95,7 +95,9 @@ class Call:
         return str(self.tokenizer.decode([token]))
 
 
-def usage(parts: Sequence[Part], prompts: int, prediction: Sequence[int] = ()) -> dict[str, Any]:
+def usage(
+    parts: Sequence[Part], prompts: int, prediction: Sequence[int] = (), new: int | None = None
+) -> dict[str, Any]:
     """The API's usage object.
 
     Accepted prediction tokens are accepted draft tokens that follow the same token in the prediction as in the answer;
@@ -105,8 +107,9 @@ def usage(parts: Sequence[Part], prompts: int, prediction: Sequence[int] = ()) -
         parts: the answers so far, also those that `best_of` leaves out.
         prompts: tokens of all prompts.
         prediction: token ids.
+        new: tokens of the answers that count; None for all that have come.
     """
-    new = sum(part.given for part in parts)
+    new = sum(part.given for part in parts) if new is None else new
     tries = sum(len(part.prompt) for part in parts) // prompts  # of each prompt, which counts once
     reused = sum(0 if part.request is None else part.request.reused for part in parts) // tries
     found: dict[str, Any] = {
@@ -212,11 +215,12 @@ async def stream(call: Call, answers: Answers | NoAnswers, prompts: int) -> Asyn
     """
     envelope, parts = call.envelope(chunk=True), answers.parts
     options = call.body.stream_options or StreamOptions()
+    brought, begun = 0, set[int]()  # tokens in chunks so far, and which answers have had one
 
     def event(choice: dict[str, Any]) -> bytes:
         used: dict[str, Any] = {"usage": None} if options.include_usage else {}
         if options.continuous_usage_stats:
-            used = {"usage": usage(parts, prompts)}
+            used = {"usage": usage(parts, prompts, new=brought)}
         return sse(envelope | {"choices": [choice]} | used)
 
     try:
@@ -230,6 +234,10 @@ async def stream(call: Call, answers: Answers | NoAnswers, prompts: int) -> Asyn
                 yield b": waiting\n\n"
                 continue
             part, details = parts[delta.index], _details(call, delta)
+            brought += len(delta.emitted)
+            if call.body.return_token_ids and delta.index not in begun:
+                details["prompt_token_ids"] = list(part.prompt)
+                begun.add(delta.index)
             if call.chat:
                 message, finish = _read(call, delta)
                 choice = _chat_choice(delta.index, message, finish, _logprobs(call, delta, part))

@@ -172,7 +172,8 @@ def _own(config: Any, name: str, default: Any) -> Any:
 def _bias(body: Sampling, vocabulary: int) -> list[LogitsProcessor]:
     bias: list[list[list[int] | float]] = []
     for name, value in (body.logit_bias or {}).items():
-        if not (name.isascii() and name.isdigit() and len(name) < 20 and int(name) < vocabulary):
+        written = name.isascii() and name.isdigit() and len(name) < 20 and name == str(int(name))
+        if not (written and int(name) < vocabulary):
             raise ApiError(
                 f"logit_bias names token {name[:20]!r}: give token ids from 0 to {vocabulary - 1}.", "logit_bias"
             )
