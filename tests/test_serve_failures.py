@@ -10,6 +10,8 @@ import logging
 import socket
 import time
 import weakref
+from functools import partial
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +24,7 @@ import draftree
 from draftree.serve import worker as serve_worker
 from draftree.serve.app import Watch
 from draftree.serve.delivery import Answers
-from draftree.serve.errors import FullError
+from draftree.serve.errors import FullError, StoppingError
 from draftree.serve.parts import Part
 
 SECRET = "what the client has said"
@@ -99,6 +101,24 @@ def test_an_answer_whose_event_loop_has_ended_counts_as_cancelled(demo: Any) -> 
         assert ended == ["cancelled"]
     finally:
         worker.close()
+
+
+def test_whoever_asks_while_the_worker_ends_is_told(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tasks(SimpleQueue[Any]):
+        def put(self, task: Any, *args: Any, **options: Any) -> None:
+            if isinstance(task, partial):  # a request, which comes behind the last look for one
+                worker.close()
+            super().put(task, *args, **options)
+
+    monkeypatch.setattr(serve_worker, "SimpleQueue", Tasks)
+    worker = serve_worker.Worker(draftree.Engine(demo.model, slots=1), demo.tokenizer)
+    parts = [Part([1, 2, 3], draftree.Rules(8, ()))]
+
+    async def ask() -> None:
+        await asyncio.wait_for(worker.start(parts, 60.0), 5.0)
+
+    with pytest.raises(StoppingError):
+        asyncio.run(ask())
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -79,10 +79,10 @@ class Worker:
         """
         answers = Answers(parts, timeout, self.cancel, whole=whole)
         added: Future[None] = Future()
-        self._put(partial(self._add, answers, added))
         try:
+            self._put(partial(self._add, answers, added))
             await asyncio.wrap_future(added)
-        except asyncio.CancelledError:  # whoever asked is gone
+        except (asyncio.CancelledError, StoppingError):  # whoever asked is gone, or is told so
             self.cancel(answers)
             raise
         finally:
@@ -122,9 +122,10 @@ class Worker:
             self.engine.close()
 
     def _put(self, task: Callable[[], None]) -> None:
-        if self._stopping:
+        if not self._stopping:
+            self._tasks.put(task)
+        if self._stopping:  # since then, it may be: nobody might take the task any more
             raise StoppingError
-        self._tasks.put(task)
 
     # ---------------------------------------------------------------- the worker's own thread
 
