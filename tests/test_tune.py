@@ -300,6 +300,19 @@ def test_folders_of_drafters_are_found_from_the_choice_and_not_from_here(demo, t
         load_tuned(path, demo.model)
 
 
+def test_a_folder_and_a_drafter_of_the_embedded_model_may_have_one_name(demo, tmp_path, monkeypatch):
+    """One that lies next to the choice, or where it is loaded, stands in nobody's place."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "choice.json"
+    (tmp_path / "medusa").mkdir()
+    write_tuned(path, demo.model, Spec("trained", name="medusa"), 4, ["a", "b", "c"], {}, None, demo.tokenizer)
+    assert load_tuned(path, demo.model).method == "medusa"
+    demo_drafter("hidden-transfer", demo.model).save_pretrained(tmp_path / "medusa")
+    spec = Spec("trained", name="./medusa")
+    write_tuned(path, demo.model, spec, 4, ["a", "b", "c"], {}, None, demo.tokenizer)
+    assert load_tuned("choice.json", demo.model).method == "hidden-transfer"
+
+
 def test_plain_decoding_is_a_choice(demo, tmp_path):
     path = tmp_path / "choice.json"
     write_tuned(path, demo.model, None, None, ["a", "b", "c"], {}, None, demo.tokenizer)

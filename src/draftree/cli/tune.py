@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,8 +85,10 @@ def _spec(name: str) -> Any:
     from draftree.drafting.folder import SMALL, is_small_model
     from draftree.tuning.file import Spec
 
-    if name not in TRAINED and not Path(name).is_dir():
+    folder = Path(name).is_dir()
+    if name not in TRAINED and not folder:
         check_drafter(name)
         reason = "is always tried" if name in ("lookahead", "prompt-lookup") else "is nothing that tuning tries"
         raise ValueError(f"--drafters {name!r} {reason}: name trained drafters or small models, or leave it out.")
-    return Spec(SMALL if name == SMALL or is_small_model(Path(name)) else "trained", name=name)
+    small = is_small_model(Path(name)) if folder else name == SMALL
+    return Spec(SMALL if small else "trained", name=os.path.join(".", name) if folder else name)

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
+from draftree.drafter_names import TRAINED
 from draftree.drafting import Drafter, Lookahead, Merge, PromptLookup
-from draftree.drafting.folder import model_hash, trained_drafter
+from draftree.drafting.folder import demo_drafter, model_hash, trained_drafter
 from draftree.errors import LARGEST, brief
 from draftree.files import is_whole, parse_json, replacing, write_json
 from draftree.runner import inspect_model
@@ -36,7 +37,7 @@ class Spec:
 
     kind: str  # one of `KINDS`
     options: dict[str, Any] = field(default_factory=dict)  # of its constructor
-    name: str | None = None  # of a trained drafter or small model: a folder, or a method of the embedded model's own
+    name: str | None = None  # of a trained drafter or small model: one of `TRAINED`, the embedded model's, or a folder
     warm: bool = False  # whether its trie starts from answers given while tuning
     parts: tuple[Spec, ...] = ()  # of a merge
 
@@ -86,7 +87,8 @@ def make(spec: Spec, model: Any, tokenizer: Any, trie: Callable[[Spec], Lookahea
         return PromptLookup(**spec.options)
     if spec.kind == "merge":
         return Merge([make(part, model, tokenizer, trie) for part in spec.parts])
-    made: Drafter = trained_drafter(str(spec.name), model, tokenizer)
+    name = str(spec.name)
+    made: Drafter = demo_drafter(name, model) if name in TRAINED else trained_drafter(name, model, tokenizer)
     return made
 
 
@@ -196,19 +198,21 @@ def load_tuned(path: str | Path, model: Any, tokenizer: Any = None) -> Drafter |
 
 
 def _from(folder: Path, name: str) -> str:
-    """A drafter's folder as seen from the choice's own; a name of the embedded model's stays."""
-    return os.path.relpath(name, folder) if Path(name).is_dir() else name
+    """A drafter's folder as seen from the choice's own, never a name of `TRAINED`, which stays."""
+    if name in TRAINED:
+        return name
+    relative = os.path.relpath(name, folder)
+    return os.path.join(".", relative) if relative in TRAINED else relative
 
 
 def _at(path: Path, name: str) -> str:
-    folder = path.parent / name
-    if os.path.isdir(folder):
-        return str(folder)
-    if os.sep in name or name.startswith("."):
+    """What `_from` has written, as `make` takes it: a drafter's whole path, or a name of `TRAINED`."""
+    folder = path.parent.absolute() / name
+    if name not in TRAINED and not os.path.isdir(folder):
         raise ValueError(
             f"{path} names the drafter {brief(repr(name))}, which is not there: put it back, or run draftree tune."
         )
-    return name
+    return name if name in TRAINED else str(folder)
 
 
 def _read(path: Path) -> dict[str, Any]:
