@@ -1,7 +1,9 @@
 """`draftree tune` with little time or few prompts: every drafter is measured, and no prompt is used twice."""
 
 import pytest
+from typer.testing import CliRunner
 
+from draftree.cli import app
 from draftree.progress import Watcher
 from draftree.prompts import Prompt, embedded_prompts
 from draftree.tuning.file import Spec
@@ -30,6 +32,14 @@ def test_a_time_that_is_over_early_still_runs_every_drafter_and_counts_what_was_
     drafters = {one.candidate.spec.label for one in choice.judged if one.candidate.spec is not None}
     assert {"Lookahead, cold", "Lookahead, warm", "PromptLookup", "DraftModel"} <= drafters
     assert choice.replays == 2 + len(LOOKUPS), "DraftModel and what it is merged with cannot be replayed"
+
+
+def test_turns_that_are_not_answered_are_told(tmp_path):
+    path = tmp_path / "turns.jsonl"
+    path.write_text('{"turns": ["Hello.", "And then?"]}\n')
+    done = CliRunner().invoke(app, ["tune", "--prompts", str(path), "--out", str(tmp_path / "x.json")])
+    assert "Of rows with several turns the first is answered." in done.output
+    assert "Tuning takes 3 prompts or more" in str(done.exception)
 
 
 class Slow:

@@ -63,6 +63,8 @@ def tune(
     specs = tuple(_spec(name) for name in dict.fromkeys(named))
     options = TuningOptions(5.0 if minutes is None else minutes, max_new_tokens, per_set, specs)
     console = wide_console()
+    if any(prompt.later for prompt in found):
+        console.print("Of rows with several turns the first is answered.", markup=False)
     loaded, tokenizer = where.load(model)
     if check:
         with StageBar(console) as bar:
