@@ -76,7 +76,7 @@ def _translation(setup: Setup, place: Path, data: Path, dev: Path, minutes: floa
     answers, aligned = AnswerOptions(LONGEST, slots=32), place / SMALL
     for number, (epochs, rate) in enumerate(ROUNDS):
         options = TrainOptions(epochs=epochs, learning_rate=rate, batch=64, evaluations=1)
-        inputs = Inputs(data if number == 0 else place / "aligned-1" / "answers", field=SIDES[0])
+        inputs = Inputs(data, field=SIDES[0]) if number == 0 else Inputs(place / "aligned-1" / "answers")
         large, tokenizer = load_model(str(place / LARGE))
         aligned = _align(large, tokenizer, aligned, inputs, place / f"aligned-{number + 1}", answers, options)
         setup.watcher.step()
