@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -254,6 +255,40 @@ def test_the_users_own_processors_and_criteria(count: int) -> None:
     out = through("llama", ids, mask, references, logits_processor=[Alternating()], stopping_criteria=stop)
     same(out, expected)
     assert out.shape[1] == ids.shape[1] + 11
+
+
+class ByRow(LogitsProcessor):
+    """Treats rows by their place: row b says only tokens whose rest by 3 is b."""
+
+    def __init__(self, count: int) -> None:
+        self.bias = torch.full((count, 97), float("-inf"))
+        for b in range(count):
+            self.bias[b, b + 3 :: 3] = 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores + self.bias
+
+
+def test_a_processor_that_treats_rows_by_their_place() -> None:
+    rows = prompts()
+    ids, mask = left_pad(rows)
+    expected = hf(build("llama"), ids, mask, logits_processor=[ByRow(len(rows))])
+    references = references_of(rows, expected)
+    same(through("llama", ids, mask, references, logits_processor=[ByRow(len(rows))]), expected)
+
+
+class Locked(Alternating):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def test_a_processor_that_cannot_be_copied() -> None:
+    ids, mask = left_pad(prompts())
+    with pytest.raises(ValueError, match="Locked cannot be copied, as each text of a batch needs"):
+        through("llama", ids, mask, {}, logits_processor=[Locked()])
+    expected = hf(build("llama"), ids[:1], mask[:1], logits_processor=[Alternating()])
+    same(through("llama", ids[:1], mask[:1], {}, logits_processor=[Locked()]), expected)
 
 
 def test_prefix_constraint_of_each_row() -> None:

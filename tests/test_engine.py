@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import threading
 from typing import Any
 
@@ -246,6 +247,16 @@ def test_prompts_in_pieces(chunk: int, kind: str, monkeypatch: pytest.MonkeyPatc
         made = [engine.add(PROMPTS[n], rules("greedy", n)) for n in range(6)]
         engine.run()
         assert [tuple(r.tokens) for r in made] == expected
+
+
+def test_the_time_of_a_prompt_in_pieces_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", 4)
+    ticks = itertools.count()
+    engine = Engine(build("llama"), clock=lambda: float(next(ticks)))
+    request = engine.add(list(range(3, 17)), Rules(max_new_tokens=1))
+    engine.run()
+    assert request.stats.steps == 1
+    assert request.stats.seconds["verify"] == 1 + 3  # a tick for the step's pass, and one for each piece before it
 
 
 @pytest.mark.parametrize("name", ["gemma3", "gpt2", "bloom", "llama-dynamic"])

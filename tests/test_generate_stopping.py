@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from zoo import build
 
 from draftree.drafting import PromptLookup
 from draftree.engine import Engine, Rules, generate
+from draftree.engine.config import EngineConfig
 from draftree.shaping import Fixed
 
 MODEL = "llama"
@@ -158,6 +162,59 @@ def test_criteria_in_a_batch() -> None:
     same(out.sequences, expected)
 
 
+class Calls(StoppingCriteria):
+    """Keeps a state: ends a text at its sixth token, by counting calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        self.calls += 1
+        return torch.full((len(input_ids),), self.calls >= 6)
+
+
+class Tracker(StoppingCriteria):
+    """Keeps a state for each row of the batch, and ends when all rows have had a token that 3 divides."""
+
+    def __init__(self, count: int) -> None:
+        self.done = [False] * count
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
+        for b in range(len(self.done)):
+            self.done[b] = self.done[b] or int(input_ids[b, -1]) % 3 == 0
+        return torch.tensor(self.done)
+
+
+@pytest.mark.parametrize("criterion", [Calls, lambda: Tracker(len(LENGTHS))], ids=["calls", "tracker"])
+def test_criteria_with_a_state_are_each_rows_own(criterion: Any) -> None:
+    rows = prompts()
+    ids, mask = left_pad(rows)
+    free = hf(build(MODEL), ids, mask)
+    expected = hf(build(MODEL), ids, mask, stopping_criteria=StoppingCriteriaList([criterion()]))
+    assert not torch.equal(free, expected)
+    for seed in range(3):
+        same(ours(ids, mask, references_of(rows, free), seed, stopping_criteria=[criterion()]).sequences, expected)
+
+
+class Flag(StoppingCriteria):
+    """Cannot be copied, so that all rows see when it is set."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> bool:
+        if input_ids.shape[1] >= max(LENGTHS) + 4:
+            self.event.set()
+        return self.event.is_set()
+
+
+def test_a_criterion_that_cannot_be_copied_is_shared() -> None:
+    rows = prompts()
+    ids, mask = left_pad(rows)
+    out = generate(build(MODEL), ids, mask, max_new_tokens=NEW, stopping_criteria=[Flag()])
+    assert out.sequences.shape[1] <= ids.shape[1] + 5
+
+
 def test_max_time_ends_after_the_first_token() -> None:
     ids, answer, references = alone()
     out = ours(ids, None, references, max_time=1e-9)
@@ -193,6 +250,32 @@ def test_a_length_that_no_memory_holds(options: dict[str, Any]) -> None:
     for new in (10**12, 10**30):
         out = generate(build("bloom"), ids, drafter=PromptLookup(), max_new_tokens=new, **options)
         same(out.sequences, expected, f"at most {new}")
+
+
+@pytest.mark.parametrize(("batch", "columns"), [(1, 1 << 15), (3, (1 << 15) // 3)])
+def test_the_cache_begins_no_larger_in_a_batch(batch: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+
+    class Noting(Engine):
+        def __init__(self, model: Any, config: EngineConfig) -> None:
+            begun.append((config.slots, config.capacity))
+            super().__init__(model, replace(config, capacity=64))
+
+    monkeypatch.setattr("draftree.engine.batch.Engine", Noting)
+    ids, mask = left_pad(prompts(LENGTHS[:batch]))
+    short = generate(build("bloom"), ids, mask, max_new_tokens=3).sequences
+    eos = short[:, -1].tolist()
+    generate(build("bloom"), ids, mask, max_new_tokens=10**9, eos_token_id=eos, stopping_criteria=[Noted(1)])
+    assert begun[1] == (batch, columns)
+
+
+def test_none_of_an_argument_of_generate_is_not_given() -> None:
+    model = copy.deepcopy(build(MODEL))
+    model.generation_config.max_new_tokens, model.generation_config.top_k = 5, 1
+    prompt = prompts(LENGTHS[:1])[0]
+    given = {"do_sample": True, "seed": 3, "max_new_tokens": None, "top_k": None}
+    request = Engine(model).add(prompt, **given)
+    assert (request.rules.max_new_tokens, len(request.rules.processors)) == (5, 1)
 
 
 def test_finish_reasons() -> None:

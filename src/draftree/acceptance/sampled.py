@@ -45,7 +45,8 @@ class PrefixChooser:
 
     def scores(self, logits: Tensor, ahead: Sequence[int] = ()) -> Tensor:
         """Processed scores [1, V] in float32 of raw `logits` [V] at the present prefix, `ahead` tokens behind it."""
-        raw, ids = logits[None].to(dtype=torch.float32, copy=True), self._ids
+        ids = self._ids  # where the processors' own tensors lie too, on another device than the logits perhaps
+        raw = logits[None].to(device=ids.device, dtype=torch.float32, copy=True)
         if ahead:
             ids = torch.cat((ids, torch.tensor([list(ahead)], device=ids.device, dtype=torch.long)), 1)
         return self._processors(ids, raw)  # type: ignore[arg-type]
@@ -72,7 +73,7 @@ class PrefixChooser:
         two models that agree choose alike. Noise is drawn ahead for it, so torch's default generator may move on
         further than the text.
         """
-        return int(self._noisy(self.scores(logits.to(self._ids.device), ahead), len(ahead)).argmax(-1))
+        return int(self._noisy(self.scores(logits, ahead), len(ahead)).argmax(-1))
 
     def _noisy(self, scores: Tensor, ahead: int) -> Tensor:
         """`scores` [1, V] with the noise of the place `ahead` of the present one; as they are where none is drawn."""

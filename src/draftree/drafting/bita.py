@@ -106,10 +106,10 @@ class BiTA(GroupDrafter):
             others are ablations: "shallow" (Table 3) are P input embeddings at positions 0 .. P - 1, which see one
             another causally and nothing else, and whose keys and values in every layer are the frozen model's;
             "first-layer" are keys and values of the first layer alone.
-        groups: how many nodes of a tree have a group of masks at most, the likeliest to be accepted last. With None
-            `DynamicTree` chooses how many are worth their rows, and under other shapes all have one, as in the paper.
-            1 with tree="chain" is its straightforward decoding: what is left of the root's predictions after some
-            were accepted is all that the next step has (ablation of Table 4).
+        groups: how many nodes of a tree have a group of masks at most, the most likely to be the last accepted. With
+            None `DynamicTree` chooses how many are worth their rows, and under other shapes all have one, as in the
+            paper. 1 with tree="chain" is its straightforward decoding: what is left of the root's predictions after
+            some were accepted is all that the next step has (ablation of Table 4).
         options: `tree`, `candidates` and `depth`, see `InModelDrafter`.
 
     Raises:

@@ -178,7 +178,7 @@ class GroupDrafter(InModelDrafter):
 
 
 def likeliest_ends(trees: TokenTree, count: int) -> Tensor:
-    """The root and the `count` - 1 nodes likeliest to be accepted last, ascending: LongTensor [B, count].
+    """The root and the `count` - 1 nodes most likely to be the last accepted, ascending: LongTensor [B, count].
 
     A node is accepted last with the probability of reaching it less that of reaching one of its children.
     """

@@ -77,7 +77,7 @@ class HiddenTransfer(GroupDrafter):
         shapes: of the model; `HiddenTransfer.fresh(model)` takes them from it.
         transfer_layers: t_1 <= t_2 <= .., 1-based layers after whose output step i's pseudo states are made; by
             default three of them, see `default_transfer_layers`.
-        groups: how many nodes of a tree get pseudo states at most, the likeliest to be accepted last. With None
+        groups: how many nodes of a tree get pseudo states at most, the most likely to be the last accepted. With None
             `DynamicTree` chooses how many are worth their rows, and under other shapes all do, as in the paper.
         masked: pseudo states do not see the earlier ones of their node (ablation of section 4.4).
         options: `tree`, `candidates` and `depth`, see `InModelDrafter`.

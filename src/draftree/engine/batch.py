@@ -20,7 +20,7 @@ from draftree.engine.stats import RunStats
 from draftree.errors import given_as
 
 MOST_SLOTS = 64  # larger batches queue, so that the cache stays bounded
-MOST_COLUMNS = 1 << 14  # of the cache to begin with; it grows with what is really needed
+MOST_COLUMNS = 1 << 15  # of the cache to begin with, all slots together; it grows with what is really needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,8 @@ def run_batch(
 
     length = max(len(row.prompt) + row.rules.max_new_tokens for row in rows) + 64
     slots = min(len(rows), MOST_SLOTS)
-    with Engine(model, replace(config, slots=slots, capacity=min(length, MOST_COLUMNS), closed=True)) as engine:
+    capacity = min(length, MOST_COLUMNS // slots)
+    with Engine(model, replace(config, slots=slots, capacity=capacity, closed=True)) as engine:
         engine.watch.just_compared = True
         requests = []
         for row in rows:

@@ -15,6 +15,7 @@ from draftree.drafting.base import Drafter
 from draftree.engine.batch import Row, check_streamer, ended, real_tokens, run_batch, seeds_of
 from draftree.engine.config import EngineConfig
 from draftree.engine.constraints import Grammars, compile_grammars
+from draftree.engine.criteria import criteria_by_request
 from draftree.engine.limits import check_prompt, check_source, decoder_start
 from draftree.engine.options import Options, read_options, rules_for
 from draftree.engine.recorder import Recorder
@@ -123,8 +124,6 @@ def generate(
             recorder=recorder,
             early_exit=early_exit,
         )
-        # None of a named argument is 'not given'; of an option it is Hugging Face's None, which wins over the
-        # model's own.
         given = {name: value for name, value in named.items() if value is not None} | options
         read = read_options(target.model, generation_config, stopping_criteria, tokenizer, given)
         if attention_mask is None and not target.encoder_decoder:
@@ -169,6 +168,7 @@ def _rows(
     for prompt in prompts:
         check_prompt(prompt, new, target.vocab_size, target.max_positions)
     read, padded = input_ids.to(target.device), texts.to(target.device)
+    criteria = criteria_by_request(options.criteria, len(prompts))
     rows = []
     for b, prompt in enumerate(prompts):
         rules = rules_for(
@@ -180,6 +180,7 @@ def _rows(
             encoder_ids=read[b : b + 1],
             mask=None if mask is None else mask[b : b + 1],
             grammar=grammars[b],
+            criteria=criteria[b],
         )
         rows.append(Row(prompt, rules, padded[b : b + 1], sources[b]))
     return rows, texts

@@ -193,6 +193,7 @@ class Loop:
             requests: in the order of their slots.
             counts: how many tokens of each, at least one.
         """
+        began = self.config.clock()
         contexts = [request.context for request in requests]
         trunks = self._unread(first, contexts)
         chunks = [trunk[:count] for trunk, count in zip(trunks, counts, strict=True)]
@@ -200,6 +201,9 @@ class Loop:
         turn, result = self._verify(first, plan, [chunk[:-1] for chunk in chunks], bare=True)
         paths = [AcceptedPath(nodes=[0]) for _ in chunks]
         self.cache.commit(turn.committed([path.nodes for path in paths]), result.segments)
+        share = (self.config.clock() - began) / len(requests)
+        for request in requests:
+            request.stats.seconds["verify"] += share
         self._observe(plan, turn, result, paths, None, own_rows=False)
 
     def _observe(

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
-from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from draftree.engine.constraints import compile_grammars
+from draftree.engine.criteria import split_criteria
 from draftree.engine.limits import as_ids
 from draftree.engine.request import Rules
 from draftree.errors import check_kind, check_least, did_you_mean
@@ -28,6 +28,11 @@ from draftree.grammar import CompiledGrammar
 from draftree.runner.target import Target, device_of
 
 DEFAULT_NEW_TOKENS = 128
+# Arguments of `generate`: None of one of them is 'not given'. Of other options it is Hugging Face's None, which wins
+# over the model's own.
+NOT_GIVEN_AS_NONE = frozenset(
+    ("max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "eos_token_id")
+)
 IDS_ONLY = "draftree returns ids and statistics only"
 OTHER_METHODS = {
     "num_beams": "draftree decodes greedily or by sampling: leave num_beams at 1",
@@ -225,21 +230,6 @@ def _pad(config: GenerationConfig, eos: tuple[int, ...]) -> int:
     return eos[0] if eos else 0
 
 
-def split_criteria(criteria: StoppingCriteriaList) -> tuple[int | None, tuple[int, ...], StoppingCriteriaList]:
-    """(max length, EOS ids, the rest): what the engine checks itself, and what it has to call."""
-    length: int | None = None
-    eos: tuple[int, ...] = ()
-    rest = StoppingCriteriaList()
-    for criterion in criteria:
-        if type(criterion) is MaxLengthCriteria:
-            length = criterion.max_length if length is None else min(length, criterion.max_length)
-        elif type(criterion) is EosTokenCriteria:
-            eos += as_ids(criterion.eos_token_id)
-        else:
-            rest.append(criterion)
-    return length, eos, rest
-
-
 def refuse_other_methods(config: GenerationConfig) -> None:
     """Raise ValueError where `config` asks for a decoding method that is not ours."""
     for name, advice in OTHER_METHODS.items():
@@ -279,7 +269,7 @@ def rules_of(
     Raises:
         TypeError, ValueError: an option that does not exist, or a value out of range.
     """
-    left = dict(given)
+    left = {name: value for name, value in given.items() if value is not None or name not in NOT_GIVEN_AS_NONE}
     seed, tokenizer, grammar = (left.pop(name, None) for name in ("seed", "tokenizer", "grammar"))
     config, criteria = left.pop("generation_config", None), left.pop("stopping_criteria", None)
     options = read_options(target.model, config, criteria, tokenizer, left)
@@ -308,6 +298,7 @@ def rules_for(
     encoder_ids: Tensor | None = None,
     mask: Tensor | None = None,
     grammar: CompiledGrammar | None = None,
+    criteria: StoppingCriteriaList | None = None,
 ) -> Rules:
     """The rules of one request; its logits processors are its own (some keep state).
 
@@ -320,6 +311,7 @@ def rules_for(
         encoder_ids: LongTensor [1, L], the input of the encoder (or else of the decoder).
         mask: [1, padded_length], which of a padded prompt's tokens are real; None where all are.
         grammar: what the answer may say; None for anything.
+        criteria: the request's own; None for those of the options.
     """
     config = copy.copy(options.config)
     config.max_length = padded_length + max_new_tokens  # some processors count from the end
@@ -340,6 +332,6 @@ def rules_for(
         sample=bool(config.do_sample),
         seed=seed,
         processors=processors,
-        criteria=options.criteria,
+        criteria=options.criteria if criteria is None else criteria,
         grammar=grammar,
     )

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from draftree.acceptance.sampled import PrefixChooser
 from draftree.drafting.base import Context
+from draftree.engine.criteria import Asked
 from draftree.engine.limits import as_ids, as_seed
 from draftree.engine.stats import RequestStats
 from draftree.errors import check_least
@@ -131,25 +131,6 @@ class StepTree:
     emitted: list[int]
 
 
-class _Criteria:
-    """Custom stopping criteria of one request, which want to see the whole text after every token.
-
-    Args:
-        rules: with the criteria.
-        prefix: LongTensor [1, L], what they see before the new tokens.
-    """
-
-    def __init__(self, rules: Rules, prefix: Tensor) -> None:
-        self._criteria = rules.criteria
-        self._ids = prefix
-
-    def ask(self, token: int) -> bool:
-        """Whether the text ends with `token`, its next one."""
-        self._ids = torch.nn.functional.pad(self._ids, (0, 1), value=token)
-        verdict: Any = self._criteria(self._ids, None)
-        return bool(verdict.all()) if isinstance(verdict, Tensor) else bool(verdict)
-
-
 class Request:
     """One text being generated; made by `Engine.add`.
 
@@ -202,10 +183,10 @@ class Request:
         prefix = padded_prompt
         if prefix is None:
             prefix = torch.tensor([list(prompt)], dtype=torch.long, device=device)
-        self.context.chooser = self._make_chooser(prefix, device)
-        self._criteria = _Criteria(rules, prefix) if rules.criteria else None
+        self.context.chooser = self._make_chooser(prefix)
+        self._criteria = Asked(rules.criteria, prefix) if rules.criteria else None
 
-    def _make_chooser(self, prefix: Tensor, device: torch.device) -> PrefixChooser | None:
+    def _make_chooser(self, prefix: Tensor) -> PrefixChooser | None:
         rules, grammar, processors = self.rules, self.context.grammar, self.rules.processors
         if grammar is not None:
             own = GrammarProcessor(grammar, prefix.shape[1] - rules.resumed)
@@ -214,7 +195,7 @@ class Request:
             return None
         generator = None
         if rules.sample and rules.seed is not None:
-            generator = torch.Generator(device).manual_seed(rules.seed)
+            generator = torch.Generator(prefix.device).manual_seed(rules.seed)
         drawn = rules.resumed if generator is not None else 0
         return PrefixChooser(prefix, processors, generator, rules.sample, drawn)
 

@@ -19,14 +19,16 @@ class RequestStats:
     """Counts of one request.
 
     Attributes:
-        steps: passes of the target that this request took part in.
+        steps: passes of the target that could bring this request tokens; the first one reads the prompt. A prompt of
+            more than 512 tokens is read in several passes, of which only the last one is a step.
         drafted: draft tokens that entered a pass.
         pruned: those of them that left it before its end.
         accepted: draft tokens that were accepted and emitted.
         emitted: new tokens.
         accepted_by_depth: how often the draft token at depth 1, 2, .. was accepted.
         accepted_by_source: accepted draft tokens by drafter.
-        seconds: time by stage; a step shared by several requests counts in equal parts.
+        seconds: time by stage; a step shared by several requests counts in equal parts. "verify" holds all passes, also
+            those which read a long prompt before the first step.
         rollbacks: passes that rejected draft tokens: the target's own token came where more was drafted. Of chains,
             such as BiLD's, that is where they were cut; of trees most passes are among them.
     """

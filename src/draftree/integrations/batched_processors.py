@@ -1,7 +1,8 @@
 """Hugging Face's logits processors, made for a whole batch, split for requests that advance at different speeds.
 
-In a batch of one nothing changes. In larger ones each request gets copies (some processors keep state), and those
-that distinguish rows by their place in the batch see the request's row in that place.
+In a batch of one nothing changes. In larger ones each request gets copies, as some processors keep state. A copy of a
+processor that may distinguish rows by their place in the batch, as those of others may, sees the request's row in all
+places of a batch, and of its answer the request's place is taken.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import LongTensor, Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process as stock
 
-# They hold something with one entry a row of the batch.
+# Of Hugging Face's own: they hold something with one entry a row of the batch.
 BY_PLACE = (
     stock.RepetitionPenaltyLogitsProcessor,
     stock.EncoderRepetitionPenaltyLogitsProcessor,
@@ -26,7 +27,8 @@ def processors_by_request(processors: LogitsProcessorList, count: int) -> list[L
     """The processors of each of `count` requests.
 
     Raises:
-        ValueError: one that runs a model of its own over the whole batch, such as classifier-free guidance.
+        ValueError: one that runs a model of its own over the whole batch, such as classifier-free guidance, or one that
+            cannot be copied.
     """
     if count == 1:
         return [processors]
@@ -42,11 +44,18 @@ def processors_by_request(processors: LogitsProcessorList, count: int) -> list[L
 def _own(processor: Any, b: int, count: int) -> Any:
     if isinstance(processor, BY_PLACE):
         return _InPlace(processor, b, count)
-    return copy.deepcopy(processor)
+    try:
+        own = copy.deepcopy(processor)
+    except TypeError as error:
+        raise ValueError(
+            f"{type(processor).__name__} cannot be copied, as each text of a batch needs ({error}): call generate with "
+            "a batch of 1."
+        ) from error
+    return own if type(processor).__module__.startswith("transformers.") else _InPlace(own, b, count)
 
 
 class _InPlace(LogitsProcessor):
-    """Shows a stateless processor of `count` rows the one row of request `b`, where it looks for it."""
+    """Shows a processor of `count` rows that of request `b` in all of them, and takes what it says of this row."""
 
     def __init__(self, processor: Any, b: int, count: int) -> None:
         self.processor, self.b, self.count = processor, b, count

@@ -22,8 +22,9 @@ from draftree.engine import Recorder, Rules, RunStats
 from draftree.engine.batch import Row, check_streamer, ended, real_tokens, run_batch, seeds_of
 from draftree.engine.config import EngineConfig
 from draftree.engine.constraints import Grammars, compile_grammars
+from draftree.engine.criteria import criteria_by_request, split_criteria
 from draftree.engine.limits import check_prompt
-from draftree.engine.options import refuse_other_methods, split_criteria
+from draftree.engine.options import refuse_other_methods
 from draftree.integrations.batched_processors import processors_by_request
 from draftree.integrations.caller import given_to_generate
 from draftree.integrations.model_inputs import check_inputs
@@ -134,6 +135,7 @@ def custom_generate(
                 check_prompt(prompt, new, target.vocab_size, target.max_positions)
             check_streamer(follower, count)
             processors = processors_by_request(logits_processor, count)
+            own_criteria = criteria_by_request(criteria, count)
             grammars = compile_grammars(
                 grammar, count, tokenizer, target.vocab_size, eos, generation_config.min_new_tokens
             )
@@ -147,7 +149,7 @@ def custom_generate(
                     sample=sample,
                     seed=seeds[b],
                     processors=processors[b],
-                    criteria=criteria,
+                    criteria=own_criteria[b],
                     grammar=grammars[b],
                 )
                 source = states = None

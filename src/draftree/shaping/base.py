@@ -93,8 +93,8 @@ class Fixed(Shape, Sizer):
 
     Args:
         node_budget: draft tokens per request and step.
-        attach_to: nodes of a tree that a drafter inside the model attaches rows to, the likeliest to be accepted last;
-            None for all that it would by itself.
+        attach_to: nodes of a tree that a drafter inside the model attaches rows to, the most likely to be the last
+            accepted; None for all that it would by itself.
 
     Raises:
         ValueError: a number out of range.

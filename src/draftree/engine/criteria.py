@@ -1,0 +1,88 @@
+"""Hugging Face's stopping criteria, asked after every token of a request.
+
+They are made for a batch whose rows advance together: a step calls each once, with all rows. Here rows advance at
+different speeds, so a criterion is called for one row and its next token, by drafted and by plain decoding alike. In a
+batch each row has its own copy of those that may keep state, which sees the row's text in all places of the batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
+
+from draftree.engine.limits import as_ids
+
+STATELESS = (MaxTimeCriteria, StopStringCriteria)
+SHARED = (PreTrainedTokenizerBase, nn.Module)  # what copies have in common: large, and not changed by a call
+
+
+def split_criteria(criteria: StoppingCriteriaList) -> tuple[int | None, tuple[int, ...], StoppingCriteriaList]:
+    """(max length, EOS ids, the rest): what the engine checks itself, and what it has to call."""
+    length: int | None = None
+    eos: tuple[int, ...] = ()
+    rest = StoppingCriteriaList()
+    for criterion in criteria:
+        if type(criterion) is MaxLengthCriteria:
+            length = criterion.max_length if length is None else min(length, criterion.max_length)
+        elif type(criterion) is EosTokenCriteria:
+            eos += as_ids(criterion.eos_token_id)
+        else:
+            rest.append(criterion)
+    return length, eos, rest
+
+
+def criteria_by_request(criteria: StoppingCriteriaList, count: int) -> list[StoppingCriteriaList]:
+    """The criteria of each of `count` requests; those of a single one are the given objects themselves."""
+    if count == 1:
+        return [criteria]
+    return [StoppingCriteriaList(_own(criterion, b, count) for criterion in criteria) for b in range(count)]
+
+
+def _own(criterion: Any, b: int, count: int) -> Any:
+    if type(criterion) in STATELESS:
+        return criterion
+    return _InPlace(copied(criterion), b, count)
+
+
+def copied(value: Any) -> Any:
+    """A deep copy with the same tokenizers and models; the object itself where it cannot be copied, such as a lock."""
+    held = vars(value).values() if hasattr(value, "__dict__") else ()
+    try:
+        return copy.deepcopy(value, {id(part): part for part in held if isinstance(part, SHARED)})
+    except TypeError:
+        return value
+
+
+class _InPlace(StoppingCriteria):
+    """Shows a criterion of `count` rows the text of request `b` in all of them, and takes what it says of that row."""
+
+    def __init__(self, criterion: Any, b: int, count: int) -> None:
+        self.criterion, self.b, self.count = criterion, b, count
+
+    def __call__(self, input_ids: Tensor, scores: Any, **options: Any) -> Any:
+        verdict = self.criterion(input_ids.expand(self.count, -1), scores, **options)
+        return verdict[self.b] if isinstance(verdict, Tensor) and verdict.numel() == self.count else verdict
+
+
+class Asked:
+    """The criteria of one request, which want to see the whole text after every token.
+
+    Args:
+        criteria: of the request.
+        prefix: LongTensor [1, L], what they see before the new tokens.
+    """
+
+    def __init__(self, criteria: StoppingCriteriaList, prefix: Tensor) -> None:
+        self._criteria = criteria
+        self._ids = prefix
+
+    def ask(self, token: int) -> bool:
+        """Whether the text ends with `token`, its next one."""
+        self._ids = torch.nn.functional.pad(self._ids, (0, 1), value=token)
+        verdict: Any = self._criteria(self._ids, None)
+        return bool(verdict.all()) if isinstance(verdict, Tensor) else bool(verdict)
