@@ -6,8 +6,11 @@ Models are tiny and random; trees are partly true and partly wrong, so nodes of 
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from drafters_for_tests import RandomTree
 from few import few, halves
 from generate_driver import LENGTHS, NEW, SAMPLED, SHAPES, drafters, hf, left_pad, prompts, references_of, same
 from torch import Tensor
@@ -17,6 +20,7 @@ from draftree.drafting import Lookahead
 from draftree.engine import generate
 from draftree.integrations import custom_generate
 from draftree.runner import EagerRunner, inspect_model
+from draftree.shaping import Fixed
 
 DEFAULT = ("llama", "qwen3", "gpt2", "gemma3", "bloom", "opt", "deepseek_v3")
 NAMES = [m.id for m in CAUSAL]
@@ -149,6 +153,16 @@ def test_up_to_the_last_position_of_the_context(name: str, new: int) -> None:
     for kind, make in drafters(references_of(rows, expected)).items():
         out = generate(model, ids, drafter=make(), shape=SHAPES["fixed-16"](), max_new_tokens=new)
         same(out.sequences, expected, kind)
+
+
+@pytest.mark.parametrize("name", ["bart", "marian", "m2m_100"])
+def test_a_tree_at_the_last_position_of_a_decoder(name: str) -> None:
+    """Their own look-up of positions counts a tree's columns, of which there are more than positions."""
+    ids = torch.tensor([[5, 9, 3, 17, 4]])
+    options: dict[str, Any] = {"max_new_tokens": 255, "eos_token_id": []}
+    plain = generate(build(name), ids, **options).sequences
+    drafter = RandomTree({(int(plain[0, 0]),): plain[0, 1:].tolist()}, 1)
+    same(generate(build(name), ids, drafter=drafter, shape=Fixed(16), **options).sequences, plain)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

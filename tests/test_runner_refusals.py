@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import warnings
+from functools import partialmethod
+from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Any
 
 import pytest
 import torch
 import zoo
 from runner_driver import Run, Tree, one_thread  # noqa: F401
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -20,12 +23,14 @@ from transformers import (
     EncoderDecoderConfig,
     EncoderDecoderModel,
 )
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from draftree.engine import Engine, generate
 from draftree.runner import open_runner
 from draftree.runner.cpu import t5
 from draftree.runner.hooked.runner import HookedRunner
 from draftree.runner.target import inspect_model
+from draftree.runner.weights.stock import alteration
 
 
 def _message(model: Any, kind: type[Exception]) -> str:
@@ -82,6 +87,78 @@ def test_prompts_that_are_read_both_ways() -> None:
     message = _message(model, ValueError)
     assert "both ways" in message
     assert "attn_implementation='eager'" in message
+
+
+def test_prompts_that_are_read_both_ways_under_any_attention() -> None:
+    model = zoo.construct(zoo.MEMBERS["gemma3"], use_bidirectional_attention=True)
+    assert "both ways (use_bidirectional_attention)" in _message(model, ValueError)
+    model = zoo.construct(zoo.MEMBERS["llama"])
+    model.config.is_causal = False
+    assert "both ways (is_causal=False)" in _message(model, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("name", "noise"),
+    [
+        ("falcon", {"hidden_dropout": 0.3}),
+        ("bloom", {"hidden_dropout": 0.3}),
+        ("starcoder2", {"attention_dropout": 0.0, "residual_dropout": 0.3}),
+        ("gpt_bigcode", {"attn_pdrop": 0.3, "resid_pdrop": 0.0, "embd_pdrop": 0.0}),
+        ("mixtral", {"router_jitter_noise": 0.3}),
+    ],
+)
+def test_noise_of_training_under_every_name(name: str, noise: dict[str, float]) -> None:
+    model = zoo.construct(zoo.MEMBERS[name], **noise)
+    open_runner(model)
+    with pytest.raises(ValueError, match="training mode and uses dropout"):
+        generate(model.train(), torch.tensor([[5, 9, 3]]), max_new_tokens=2)
+
+
+def test_a_model_that_has_returned_hidden_states_has_not_changed() -> None:
+    model = zoo.construct(zoo.MEMBERS["llama"])
+    engine = Engine(model)
+    for _ in range(2):
+        engine.add([5, 9, 3], max_new_tokens=2)
+        engine.run()
+        model(torch.tensor([[5, 9, 3]]), output_hidden_states=True)
+
+
+@pytest.mark.parametrize("kind", ["partialmethod", "proxy", "path"])
+def test_methods_that_pass_for_stock(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = LlamaMLP.forward
+
+    def loud(self: Any, x: Tensor, factor: float = -1.5) -> Tensor:
+        return original(self, x) * factor
+
+    class Proxy:  # as wrapt.FunctionWrapper does it
+        def __init__(self) -> None:
+            self.__wrapped__ = original
+
+        @property
+        def __class__(self) -> type:
+            return type(original)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(original, name)
+
+        def __get__(self, module: Any, kind: Any = None) -> Any:
+            return MethodType(loud, module)
+
+        def __call__(self, *args: Any) -> Any:
+            return loud(*args)
+
+    beside = f"{Path(torch.__file__).parent}_patches/mlp.py"
+    patches = {
+        "partialmethod": partialmethod(loud, factor=-1.5),
+        "proxy": Proxy(),
+        "path": FunctionType(
+            loud.__code__.replace(co_filename=beside), globals(), "forward", (-1.5,), loud.__closure__
+        ),
+    }
+    model = zoo.construct(zoo.MEMBERS["llama"])
+    assert alteration(model) is None
+    monkeypatch.setattr(LlamaMLP, "forward", patches[kind])
+    assert "'forward', which it calls, is not as torch or transformers define it" in str(alteration(model))
 
 
 def test_architectures_that_fail_in_a_pass() -> None:

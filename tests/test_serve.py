@@ -178,6 +178,9 @@ def test_bytes_of_tokens_are_those_of_the_text(demo: Any) -> None:
         def decode(self, ids: list[int]) -> str:
             return "".join(map(chr, ids))
 
+        def convert_ids_to_tokens(self, token: int) -> str:
+            return chr(token)
+
     assert TokenBytes(Other()).of(0xE9) == list("\xe9".encode())
 
 

@@ -15,6 +15,7 @@ from serve_driver import MESSAGES, Running, serving
 
 from benchmarks.machine.schemas import SCHEMAS, record
 from draftree import Grammar, GrammarDrafter, Lookahead, Merge, generate
+from draftree.serve.answers import encoded, sse
 from draftree.serve.errors import ApiError
 from draftree.serve.grammars import constraint_of
 from draftree.serve.messages import MessageReader
@@ -159,18 +160,33 @@ def test_a_required_call(talker: Running, temperature: float) -> None:
         assert [function["name"] for function in calls_of(named)] == [name]
 
 
-def test_half_a_character_in_a_call(talker: Running) -> None:
+def test_half_a_character_in_a_call(demo: Any) -> None:
     """Half a surrogate pair, which JSON can name and UTF-8 cannot, is a question mark in whole answers and streams."""
-    said = {"regex": r'<call>\{"name": "\\ud800", "arguments": \{\}\}</call>'}
-    whole = chat(talker, structured_outputs=said)["message"]
-    events = talker.events("/v1/chat/completions", messages=MESSAGES, structured_outputs=said)
-    last = events[-1]["choices"][0]["delta"]
-    assert [message["tool_calls"][0]["function"]["name"] for message in (whole, last)] == ["?", "?"]
+    reader = MessageReader(talking(demo.tokenizer), [], TOOLS)
+    read = reader.feed(r'<call>{"name": "\ud800", "arguments": {}}</call>', last=True)
+    payload = {"tool_calls": read.calls}
+    for written in (encoded(payload), sse(payload).removeprefix(b"data: ")):
+        assert json.loads(written)["tool_calls"][0]["function"]["name"] == "?"
 
 
-def test_a_call_that_nobody_wants_is_text(talker: Running) -> None:
+def test_the_token_that_ends_an_answer_is_no_content(demo: Any) -> None:
+    """Where a template ends the content by one end token, and the answer ends by another one."""
+    model, other = copy.deepcopy(demo.model), "<|pad|>"
+    pad = demo.tokenizer.convert_tokens_to_ids(other)
+    own = model.generation_config.eos_token_id
+    model.generation_config.eos_token_id = [*([own] if isinstance(own, int) else own), pad]
+    with serving(model, talking(demo.tokenizer)) as running:
+        asked: dict[str, Any] = {"max_tokens": 5, "logit_bias": {str(pad): 100}}
+        choice = chat(running, **asked)
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("", "stop")
+        events = running.events("/v1/chat/completions", messages=MESSAGES, temperature=0, **asked)
+        assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"]) == ""
+
+
+@pytest.mark.parametrize("asked", [{"tools": TOOLS, "tool_choice": "none"}, {}], ids=["none wanted", "no tools"])
+def test_a_call_that_nobody_wants_is_text(asked: dict[str, Any], talker: Running) -> None:
     said = '<call>{"name": "look", "arguments": {}}</call>'
-    choice = chat(talker, tools=TOOLS, tool_choice="none", structured_outputs={"choice": [said]})
+    choice = chat(talker, structured_outputs={"choice": [said]}, **asked)
     assert (choice["message"]["content"], choice["finish_reason"]) == (said, "stop")
     assert "tool_calls" not in choice["message"]
 

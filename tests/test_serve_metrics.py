@@ -6,6 +6,7 @@ import threading
 from contextlib import ExitStack
 from typing import Any
 
+import httpx
 import pytest
 from serve_driver import Running, serving
 
@@ -117,3 +118,18 @@ def test_times_of_tokens_count_while_an_answer_runs(demo: Any, monkeypatch: pyte
             assert (first, between, over) == ((1, given - 1, 0) if steps else (0, 0, 0))
             allowed.release()
         assert found["draftree_inter_token_seconds_sum"] > 0
+
+
+def test_who_leaves_the_queue_has_had_no_slot(demo: Any) -> None:
+    """Neither its waiting nor its prompt, which was never read, counts."""
+    with serving(*demo, slots=1) as server, server.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}):
+        while counts(server)["draftree_running_requests"] == 0:
+            pass
+        before = counts(server)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/v1/completions", json=LONG | {"prompt": [5] * 40}, timeout=0.1)
+        while counts(server)["draftree_waiting_requests"]:
+            pass
+        after = counts(server)
+        for name in ("draftree_prompt_tokens_total", "draftree_queue_seconds_count"):
+            assert after[name] == before[name]

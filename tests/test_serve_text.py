@@ -52,6 +52,30 @@ def test_pieces_make_the_whole(demo: Any, fast: bool) -> None:
         assert "".join(pieces) + detokenizer.rest() == whole
 
 
+@pytest.mark.parametrize("kind", ["special tokens", "bytes"])
+def test_what_gives_no_text_is_not_kept_for_ever(kind: str, demo: Any) -> None:
+    """Else a long row of such tokens takes time by its square."""
+    tokenizer, decoded = demo.tokenizer, []
+
+    class Noting:
+        is_fast = False
+
+        def decode(self, ids: list[int], **options: Any) -> str:
+            decoded.append(len(ids))
+            return str(tokenizer.decode(ids, **options))
+
+    silent = tokenizer.eos_token_id
+    if kind == "bytes":
+        silent = tokenizer("🙂", add_special_tokens=False).input_ids[-1]
+        assert tokenizer.decode([silent]) == "\ufffd"
+    sea = tokenizer(" The sea", add_special_tokens=False).input_ids
+    ids = [*sea, *[silent] * 1000, *sea]
+    detokenizer = Detokenizer(Noting())
+    pieces = [detokenizer.feed(token) for token in ids]
+    assert "".join(pieces) + detokenizer.rest() == tokenizer.decode(ids, skip_special_tokens=True)
+    assert max(decoded) < 150
+
+
 def test_no_half_characters(demo: Any) -> None:
     detokenizer = Detokenizer(demo.tokenizer)
     for token in demo.tokenizer("你好 🙂 ü").input_ids:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+MOST_HELD = 64  # tokens without text, or of bytes that make no character, before all but the last few are let go
+CHARACTER = 4  # tokens that may be parts of one character
 BEFORE = 16  # tokens of what comes before that are looked at; one that has a text would do
 
 
@@ -35,19 +37,24 @@ class Detokenizer:
         """What the token adds; "" while a character is not complete."""
         self._ids.append(token)
         text = self._decode(self._ids)
-        if len(text) <= len(self._text) or text.endswith("\ufffd"):
-            return ""
-        piece = self._new(text)
-        self._ids = self._ids[self._given :]
-        self._given, self._text = len(self._ids), self._decode(self._ids)
-        return piece
+        if len(text) > len(self._text) and not text.endswith("\ufffd"):
+            return self._give(text, len(self._ids))
+        if len(self._ids) - self._given > MOST_HELD:
+            count = len(self._ids) - CHARACTER
+            return self._give(self._decode(self._ids[:count]), count)
+        return ""
 
     def rest(self) -> str:
         """What is left at the end, an incomplete character for one."""
-        return self._new(self._decode(self._ids))
+        return self._give(self._decode(self._ids), len(self._ids))
 
-    def _new(self, text: str) -> str:
-        """What is not given yet of `text`, which all tokens that are kept decode to."""
-        if text.startswith(self._text):
-            return text[len(self._text) :]
-        return str(self._decode(self._ids[self._given :]))
+    def _give(self, text: str, count: int) -> str:
+        """What is not given yet of `text`, which the first `count` tokens decode to."""
+        news, behind = self._ids[self._given : count], self._ids[count:]
+        piece = text[len(self._text) :] if text.startswith(self._text) else str(self._decode(news))
+        if piece:  # else what was given before goes on to say whether a space comes first
+            self._ids, self._given, self._text = news, len(news), self._decode(news)
+        else:
+            del self._ids[self._given :]
+        self._ids += behind
+        return piece

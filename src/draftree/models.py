@@ -147,11 +147,13 @@ def load_model(
     placement = placement or Placement()
     placement.check()
     if name is None:
+        from transformers import AutoTokenizer
+
         from draftree.demo_model import embedded
 
         with embedded("chat_4m") as folder:
             model = _loaded(str(folder), placement, "float32")
-        tokenizer = load_tokenizer(None)
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     else:
         path = known_folder(name)
         if (Path(path) / "adapter_config.json").is_file() and find_spec("peft") is None:
@@ -181,22 +183,6 @@ def _loaded(name: str, placement: Placement, dtype: str) -> Any:
         if "AutoModelForCausalLM" not in str(error):  # it is one, and something else is wrong
             raise
         return AutoModelForSeq2SeqLM.from_pretrained(name, **given)
-
-
-def load_tokenizer(name: str | None) -> Any:
-    """The tokenizer of a folder or hub name; the embedded model's where there is none.
-
-    Raises:
-        ValueError: a folder that does not exist, or one without a tokenizer.
-    """
-    if name is None:
-        from transformers import AutoTokenizer
-
-        from draftree.demo_model import embedded
-
-        with embedded("chat_4m") as folder:
-            return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return _tokenizer(known_folder(name), name)
 
 
 def _tokenizer(path: str, name: str) -> Any:

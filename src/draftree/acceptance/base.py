@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from torch import Tensor
 
+from draftree.acceptance.sampled import PrefixChooser
 from draftree.tree import TokenTree
 
 Choice = tuple[int, int, int | None]
@@ -72,17 +72,7 @@ class ScoredTree:
         return found
 
 
-class Chooser(Protocol):
-    """Picks the token that follows a prefix; called once per emitted token, in order."""
-
-    def choose(self, logits: Tensor) -> int:
-        """The next token given raw logits [V] at the true prefix."""
-
-    def push(self, token: int) -> None:
-        """The token became part of the prefix."""
-
-
-def lazy_walk(scored: ScoredTree, chooser: Chooser) -> Iterator[Choice]:
+def lazy_walk(scored: ScoredTree, chooser: PrefixChooser) -> Iterator[Choice]:
     """Walk a tree from its root, choosing at the current node only (all nodes would cost many times more).
 
     Args:

@@ -52,7 +52,7 @@ class PrefixChooser:
         return self._processors(ids, raw)  # type: ignore[arg-type]
 
     def choose(self, logits: Tensor) -> int:
-        """See `Chooser.choose`.
+        """The next token given raw `logits` [V] at the true prefix; called once per emitted token, in order.
 
         Raises:
             RuntimeError: nothing can be drawn, where Hugging Face's `generate` raises one as well.
@@ -87,7 +87,7 @@ class PrefixChooser:
         return scores.softmax(-1) / self._noise[ahead]
 
     def push(self, token: int) -> None:
-        """See `Chooser.push`."""
+        """The token became part of the prefix."""
         self._ids = torch.nn.functional.pad(self._ids, (0, 1), value=token)
         if self._noise:
             self._noise.popleft()

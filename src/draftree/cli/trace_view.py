@@ -7,12 +7,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.text import Text
+from rich.tree import Tree
 
 from draftree.cli.colours import legend, source_style
 from draftree.trace.counts import run_statistics
 from draftree.trace.file import Trace
 from draftree.trace.labels import names_of
-from draftree.tree import TokenTree, to_rich
 
 KEY = "Trees: ✓ accepted, ✕ pruned inside the pass, others verified and refused; numbers are path probabilities."
 
@@ -80,14 +80,13 @@ def _heading(name: str, step: dict[str, Any], member: dict[str, Any]) -> Text:
     return Text.assemble((name, "bold"), f": {', '.join(facts)}{batch}. Milliseconds: {spent}")
 
 
-def _tree(trace: Trace, step: dict[str, Any], member: dict[str, Any]) -> Any:
+def _tree(trace: Trace, step: dict[str, Any], member: dict[str, Any]) -> Tree:
     names = trace.runs[step["run"]]["sources"]
-    tokens, parents, logp, sources = (member[part] for part in ("tokens", "parents", "logp", "sources"))
-    chances = [-math.inf if p is None else p for p in logp[1:]]
-    tree = TokenTree.from_arrays(tokens[1:], [parent - 1 for parent in parents[1:]], chances, root=tokens[0])
+    parents, logp, sources = member["parents"], member["logp"], member["sources"]
     accepted, pruned = set(member["accepted"]), set(member["pruned"])
 
-    def styled(node: int, label: str) -> Text:
+    def styled(node: int) -> Text:
+        label = _visible(trace, member["tokens"][node]) or "∅"
         if node == 0:
             return Text(label, style="bold")
         source = names[sources[node]]
@@ -96,11 +95,20 @@ def _tree(trace: Trace, step: dict[str, Any], member: dict[str, Any]) -> Any:
         weight = "bold" if node in accepted else "dim strike" if node in pruned else ""
         return Text.assemble(mark, (label, f"{source_style(source)} {weight}".strip()), (f"{chance}  {source}", "dim"))
 
-    return to_rich(tree, 0, lambda token: trace.tokens[token], styled)
+    branches = [Tree(styled(node)) for node in range(len(parents))]
+    chances = [-math.inf if chance is None else chance for chance in logp]
+    for node in sorted(range(1, len(parents)), key=lambda i: (-chances[i], i)):  # the likeliest child first
+        branches[parents[node]].children.append(branches[node])
+    return branches[0]
+
+
+def _visible(trace: Trace, token: int) -> str:
+    """The text of a token with visible spaces and line breaks, which are what tokens differ by most often."""
+    return repr(trace.tokens[token])[1:-1].replace(" ", "␣")
 
 
 def _emitted(trace: Trace, step: dict[str, Any], member: dict[str, Any]) -> Text:
     text = Text("emitted:")
     for token, source in zip(member["emitted"], _sources(trace, step, member), strict=True):
-        text.append(" ").append(repr(trace.tokens[token])[1:-1].replace(" ", "␣"), style=source_style(source))
+        text.append(" ").append(_visible(trace, token), style=source_style(source))
     return text

@@ -95,7 +95,7 @@ class Jacobi(Drafter):
         ngram: N, tokens of an n-gram; the newest token and N - 1 draft tokens behind it.
         guesses: G, n-grams kept for each first token, and tried behind it.
         from_prompt: begin with the n-grams of the prompt (the paper's "prompt as reference").
-        shared: one pool for all requests, instead of one for each.
+        shared: one pool for all requests that have no `scope`, instead of one for each.
 
     Raises:
         ValueError: a number out of range.
@@ -123,7 +123,9 @@ class Jacobi(Drafter):
 
     def begin(self, request: Context) -> None:
         """See `Drafter.begin`: the window starts with random tokens of the prompt."""
-        pool = Pool(self.guesses) if self._shared is None else self._shared
+        pool = self._shared if request.scope is None else None  # a tenant's n-grams are not for others
+        if pool is None:
+            pool = Pool(self.guesses)
         if self.from_prompt:
             tokens = request.tokens
             pool.add(tokens[i : i + self.ngram] for i in range(len(tokens) - self.ngram + 1))

@@ -26,7 +26,10 @@ UNIFORM_WINDOW = (
 CACHES = ("cache", "past_key_values")
 
 # Attributes of modules that name a rate of dropout or noise applied in training mode.
-NOISE = ("dropout", "attention_dropout", "activation_dropout", "router_jitter_noise", "layerdrop")
+NOISE = (
+    *("dropout", "attention_dropout", "attn_dropout", "activation_dropout", "hidden_dropout", "residual_dropout"),
+    *("embedding_dropout", "router_jitter_noise", "jitter_noise", "input_jitter_noise", "moe_jitter_eps", "layerdrop"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,13 @@ def inspect_model(model: Any) -> Target:
         raise ValueError(
             f"This '{name}' model reads its prompts both ways under sdpa (use_bidirectional_attention), which trees do "
             "not: load it with attn_implementation='eager', which reads them one way, or use Hugging Face's generate."
+        )
+    both_ways = name == "gemma3_text" and getattr(config, "use_bidirectional_attention", False)
+    if both_ways or getattr(config, "is_causal", True) is False:
+        what = "use_bidirectional_attention" if both_ways else "is_causal=False"
+        raise ValueError(
+            f"This '{name}' model reads its prompts both ways ({what}), which trees do not: use Hugging Face's "
+            "generate."
         )
     decoder = model.get_decoder()
     encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))

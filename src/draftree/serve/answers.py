@@ -21,7 +21,7 @@ from draftree.serve.logs import log_failure
 from draftree.serve.messages import MessageReader
 from draftree.serve.parts import Delta, Part
 from draftree.serve.schema import Chat, Completion, StreamOptions
-from draftree.serve.token_bytes import TokenBytes
+from draftree.serve.token_bytes import TokenBytes, token_text
 from draftree.trace.labels import label, pieces
 
 # Seconds of silence after which a stream says that it waits, as proxies and clients give up on silent ones.
@@ -92,7 +92,7 @@ class Call:
 
     def token_text(self, token: int) -> str:
         """The text of a token alone."""
-        return str(self.tokenizer.decode([token]))
+        return token_text(self.tokenizer, token)
 
 
 def usage(
@@ -181,8 +181,9 @@ def _one(call: Call, token: int, logprob: float) -> dict[str, Any]:
 def _tops(call: Call, token: int, scores: TokenScores | None) -> dict[str, float] | None:
     if scores is None:
         return None
+    own = call.token_text(token)
     found = {call.token_text(other): _finite(logprob) for other, logprob in reversed(scores.likeliest)}
-    return {call.token_text(token): _finite(scores.chosen)} | found
+    return {own: 0.0} | found | {own: _finite(scores.chosen)}  # first, and its own where another token has its text
 
 
 def _finite(logprob: float) -> float:
@@ -294,7 +295,7 @@ def _tree(call: Call, tree: StepTree) -> dict[str, Any]:
 def _read(call: Call, delta: Delta) -> tuple[dict[str, Any], str | None]:
     """What a delta adds to a message, and how the message ends."""
     reader = call.readers[delta.index]
-    read = reader.feed(delta.text, last=delta.finish is not None)
+    read = reader.feed(delta.text, last=delta.finish is not None, end_token=delta.end_token)
     found: dict[str, Any] = {}
     if read.content:
         found["content"] = read.content

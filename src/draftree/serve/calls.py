@@ -120,8 +120,7 @@ class CallReader:
         prompt = chat_prompt(self.tokenizer, body.messages, **options)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         prediction = self._prediction(body)
-        may_call = body.tool_choice != "none"
-        readers = [MessageReader(self.tokenizer, prompt, tools, may_call=may_call) for _ in range(body.tries)]
+        readers = [MessageReader(self.tokenizer, prompt, tools) for _ in range(body.tries)]
         constraint = constraint_of(body, tools, self.tokenizer, readers[0].begun)
         for reader in readers:
             reader.strips = constraint is not None
@@ -142,7 +141,9 @@ class CallReader:
                 "merged, or leave prediction out.",
                 "prediction",
             )
-        return self.encode(plain(body.prediction.content), special=False)
+        prediction = self.encode(plain(body.prediction.content), special=False)
+        self.check_length(prediction, "prediction")
+        return prediction
 
     # ---------------------------------------------------------------- both
 
@@ -162,7 +163,7 @@ class CallReader:
         if body.own.node_budget and (self.drafter is None or body.own.drafter == "off"):
             raise ApiError("node_budget bounds draft tokens, and nothing drafts: leave it out.", "draftree.node_budget")
         parts = []
-        for seed in seeds(self.target, body, body.tries):
+        for seed in seeds(body, body.tries):
             rules = make_rules(
                 self.target,
                 self.tokenizer,
@@ -206,14 +207,15 @@ class CallReader:
         return most
 
     def check_length(self, ids: Sequence[int], field: str) -> None:
-        """Refuse a prompt that is longer than this server reads.
+        """Refuse a prompt, or a prediction, that is longer than this server reads.
 
         Raises:
             ApiError: it is; `field` is what the client gave.
         """
         if self.longest is not None and len(ids) > self.longest:
+            what = "prediction" if field == "prediction" else "prompt"
             raise ApiError(
-                f"The prompt has {len(ids)} tokens and this server reads {self.longest}: shorten it.",
+                f"The {what} has {len(ids)} tokens and this server reads {self.longest}: shorten it.",
                 field,
                 code="context_length_exceeded",
             )

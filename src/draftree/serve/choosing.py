@@ -148,18 +148,8 @@ def make_rules(
     )
 
 
-def draws(target: Any, body: Sampling) -> bool:
-    """Whether the tokens of an answer are drawn."""
-    temperature = body.temperature
-    if temperature is None:
-        temperature = _own(target.model.generation_config, "temperature", FIELDS["temperature"])
-    return temperature >= LEAST_TEMPERATURE
-
-
-def seeds(target: Any, body: Sampling, count: int) -> list[int | None]:
-    """A seed for each of `count` answers; None where nothing is drawn."""
-    if not draws(target, body):
-        return [None] * count
+def seeds(body: Sampling, count: int) -> list[int]:
+    """A seed for each of `count` answers, which those whose tokens are drawn will need."""
     first = random.getrandbits(63) if body.seed is None else body.seed
     return [(first + i) % 2**64 for i in range(count)]
 

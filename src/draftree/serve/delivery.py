@@ -9,39 +9,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from draftree.serve.parts import Delta, Part
 
 
-class Silence:
-    """Calls back whenever nothing has been sent for a while; belongs to the running event loop.
-
-    One timer serves for many tokens: a timeout around each wait for one would cost as much as the token's JSON.
-
-    Args:
-        seconds: after which, again and again, to call back.
-        on_silence: what is called.
-    """
-
-    def __init__(self, seconds: float, on_silence: Callable[[], None]) -> None:
-        self._seconds, self._on_silence = seconds, on_silence
-        self._loop = asyncio.get_running_loop()
-        self.broken()
-        self._timer = self._loop.call_later(seconds, self._look)
-
-    def broken(self) -> None:
-        """Something has been sent."""
-        self._since = self._loop.time()
-
-    def end(self) -> None:
-        """Call back no more."""
-        self._timer.cancel()
-
-    def _look(self) -> None:
-        left = self._since + self._seconds - self._loop.time()
-        if left <= 0:
-            self._on_silence()
-            self.broken()
-            left = self._seconds
-        self._timer = self._loop.call_later(left, self._look)
-
-
 class Answers:
     """The answers of one HTTP request, as they come; belongs to the event loop that made it.
 
@@ -70,24 +37,22 @@ class Answers:
             Exception: whatever ended one of the answers with an error.
         """
         left = len(self.parts)
-        silence = None if pause is None else Silence(pause, self._news.set)
         try:
             while left:
-                await self._news.wait()
+                try:
+                    async with asyncio.timeout(pause):
+                        await self._news.wait()
+                except TimeoutError:
+                    yield None
+                    continue
                 self._news.clear()
                 if self._error is not None:
                     raise self._error
                 ready, self._ready = self._ready, {}
-                if not ready:
-                    yield None
-                elif silence is not None:
-                    silence.broken()
                 for delta in ready.values():
                     left -= delta.finish is not None
                     yield delta
         finally:
-            if silence is not None:
-                silence.end()
             if left:
                 self.cancel()
 

@@ -22,6 +22,7 @@ class Live:
         before = self.part.prompt[:begun] if self.part.goes_on else ()
         skip = self.part.skip_special_tokens
         self.detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip, before=before)
+        self._tokenizer = tokenizer
         self.stops = StopStrings(self.part.stops, include=self.part.include_stop)
         self.held: Delta | None = None  # of an answer that is wanted whole
         self.tokens = 0  # of the answer, those begun elsewhere included
@@ -39,7 +40,7 @@ class Live:
         part = self.part
         request = part.request
         assert request is not None
-        if part.joined is None and request.state is not State.WAITING and not isinstance(request.error, QueuedError):
+        if part.joined is None and (request.state is State.RUNNING or request.stats.steps):
             part.joined = now
         over = request.state is State.FINISHED
         if len(request.output) == part.given and not over:
@@ -65,6 +66,8 @@ class Live:
             texts += [last, self.stops.rest()]
             cancelled = "cancelled" if self.answers.abandoned else "length"
             ends = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": cancelled}
+            if request.finish_reason == "eos" and not part.skip_special_tokens and request.output:
+                delta.end_token = self._special(request.output[-1].token)
             own = isinstance(request.error, StoppingError | QueuedError)
             ended = "error" if own else str(request.finish_reason)
             delta.finish = "stop" if self.stops.found is not None else ends.get(ended, "error")
@@ -77,3 +80,9 @@ class Live:
         else:
             self.held.add(delta)
         return None if delta.finish is None else self.held
+
+    def _special(self, token: int) -> str:
+        """The text of a special token; "" of another one."""
+        if self._tokenizer.decode([token], skip_special_tokens=True):
+            return ""
+        return str(self._tokenizer.decode([token], skip_special_tokens=False))

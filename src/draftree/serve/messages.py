@@ -128,15 +128,12 @@ class MessageReader:
     Args:
         tokenizer: one without `response_template` gives all text as content.
         prompt: token ids; templates may begin the answer in it.
-        tools: that the model was told of.
-        may_call: whether calls are read; else they are content.
+        tools: that the model was told of; without any, what looks like a call is content.
     """
 
-    def __init__(
-        self, tokenizer: Any, prompt: Sequence[int], tools: list[dict[str, Any]], *, may_call: bool = True
-    ) -> None:
+    def __init__(self, tokenizer: Any, prompt: Sequence[int], tools: list[dict[str, Any]]) -> None:
         self._parser = None
-        self._may_call = may_call
+        self._may_call = bool(tools)
         self.calls = 0  # that were read so far
         self.strips = False  # whether lines between the reasoning and the content are left out, as under a grammar
         self._reasoned = self._begun = False
@@ -162,8 +159,15 @@ class MessageReader:
         """Whether it wants the text with its special tokens."""
         return self._parser is not None
 
-    def feed(self, text: str, *, last: bool = False) -> Read:
-        """What a piece of text adds; `last` where the answer ends with it."""
+    def feed(self, text: str, *, last: bool = False, end_token: str = "") -> Read:
+        """What a piece of text adds.
+
+        Args:
+            text: of the answer, with its special tokens where the reader wants them.
+            last: whether the answer ends with it.
+            end_token: the text of the special token that ended it, "" for none. It is no content, whether or not the
+                template names it as the end of some part.
+        """
         if self._parser is None:
             return Read(text)
         events = list(self._parser.feed(text)) if text else []
@@ -172,6 +176,9 @@ class MessageReader:
         read = Read()
         for event in events:
             self._take(event, read)
+        if end_token:
+            read.content = read.content.removesuffix(end_token)
+            read.reasoning = read.reasoning.removesuffix(end_token)
         return read
 
     def _take(self, event: dict[str, Any], read: Read) -> None:

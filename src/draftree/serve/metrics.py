@@ -79,7 +79,7 @@ class _Sums:
         """Count an answer as far as it has come."""
         request = part.request
         assert request is not None
-        if part.joined is not None or part.finish is not None:
+        if part.joined is not None:
             self.prompt += len(part.prompt)
             self.reused += request.reused
         self.given += part.given

@@ -19,6 +19,7 @@ class Delta:
         emitted: the new tokens.
         pieces: where the rules keep trees or scores, what each of them adds to the text, a stop string included.
         trees: draft trees of the steps that brought them, where the rules keep them.
+        end_token: the text of the special token that ended the answer, where special tokens are in the text; else "".
         finish: "stop", "length", "error" or "cancelled" (nobody reads it any more) with the last delta, else None.
         error: what ended the answer, with the finish "error".
     """
@@ -28,6 +29,7 @@ class Delta:
     emitted: list[Emitted] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     trees: list[StepTree] = field(default_factory=list)
+    end_token: str = ""
     finish: str | None = None
     error: BaseException | None = None
 
@@ -37,7 +39,7 @@ class Delta:
         self.emitted += other.emitted
         self.pieces += other.pieces
         self.trees += other.trees
-        self.finish, self.error = other.finish, other.error
+        self.end_token, self.finish, self.error = other.end_token, other.finish, other.error
 
 
 @dataclass(slots=True)

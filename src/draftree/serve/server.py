@@ -140,7 +140,12 @@ class Server:
         kept = whole
         if tries > n:
             kept = [delta for i in range(0, len(whole), tries) for delta in best(whole[i : i + tries], n)]
-        choices = [whole_choice(call, delta, number, parts[delta.index]) for number, delta in enumerate(kept)]
+
+        def chosen() -> list[dict[str, Any]]:
+            return [whole_choice(call, delta, number, parts[delta.index]) for number, delta in enumerate(kept)]
+
+        # Texts of single tokens take long, and nobody else must wait for them.
+        choices = chosen() if call.logprobs is None else await asyncio.to_thread(chosen)
         found = call.envelope(chunk=False) | {"choices": choices, "usage": usage(parts, prompts, call.prediction)}
         if body.own.stats:
             found["draftree"] = statistics(parts)

@@ -8,6 +8,13 @@ from typing import Any
 from draftree.trace.labels import BYTE_ALPHABET
 
 
+def token_text(tokenizer: Any, token: int) -> str:
+    """The text of a token alone, with the space at its beginning that decoders such as Llama 2's leave out."""
+    text = str(tokenizer.decode([token]))
+    name = str(tokenizer.convert_ids_to_tokens(token))
+    return f" {text}" if name.startswith("▁") and not text.startswith(" ") else text
+
+
 class TokenBytes:
     """Bytes of tokens; those of an answer's tokens in a row are those of its text.
 
@@ -27,7 +34,7 @@ class TokenBytes:
             name = self._tokenizer.convert_ids_to_tokens(token)
             if name is not None and all(character in BYTE_ALPHABET for character in name):
                 return [BYTE_ALPHABET[character] for character in name]
-        return list(str(self._tokenizer.decode([token])).encode())
+        return list(token_text(self._tokenizer, token).encode())
 
     @cached_property
     def _byte_level(self) -> bool:

@@ -41,7 +41,7 @@ class Worker:
         self.engine = engine
         self.tokenizer = tokenizer
         self._most = engine.config.slots + queue
-        self._usual = 1.0  # seconds that an answer takes, a running mean
+        self._usual = 1.0  # seconds that an answer takes in its slot, a running mean
         self.on_add: list[Callable[[Sequence[Part]], None]] = []
         self.on_end: list[Callable[[Part], None]] = []
         self.on_tokens: list[Callable[[Part, int, float | None], None]] = []
@@ -216,7 +216,8 @@ class Worker:
             if delta is None or delta.finish is None:
                 left.append(live)
             else:
-                self._usual += 0.1 * (now - part.added - self._usual)
+                if part.joined is not None:
+                    self._usual += 0.1 * (now - part.joined - self._usual)
                 for listener in self.on_end:
                     listener(part)
         self._live = left

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 import transformers
 from transformers import TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 from draftree.files import parse_json, write_json
 from draftree.runner.step_cost import chip_name
+from draftree.training.checkpoints import last_checkpoint
 from draftree.training.curve import write_curve
 from draftree.training.journal import fingerprint
 from draftree.training.objective import Objective
@@ -68,16 +68,19 @@ class Session:
         self.args = arguments(out, len(data.train), options, device, **more)
         held = [fingerprint((row.tokens, row.start, row.source)) for row in (*data.train, *data.dev)]
         own = {"options": options.recorded(), "model": data.about["model"]["hash"], "data": fingerprint(held)}
+        own |= {"processes": self.args.world_size, "bf16": self.args.bf16}
         self._checkpoint = self._claim(made_of | own)
 
     def _claim(self, record: dict[str, Any]) -> str | None:
         """Take the folder, as its first process; the checkpoint to go on from, or None for a new run."""
         out, resume = self.out, self.options.resume
         folder = out / CHECKPOINTS
-        last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+        last = last_checkpoint(folder)
         if self.args.process_index > 0:
             return last if resume else None
         if resume:
+            if (out / RECIPE).is_file():
+                raise ValueError(f"{str(out)!r} holds a finished run, which cannot go on: leave --resume out.")
             if last is None:
                 raise ValueError(f"There is no checkpoint in {str(folder)!r} to go on from: leave --resume out.")
             try:
@@ -89,8 +92,8 @@ class Session:
                 ) from None
             if begun != json.loads(json.dumps(record)):
                 raise ValueError(
-                    f"{str(out)!r} was begun with other options, another model or other data: give the same ones, or "
-                    "name another folder."
+                    f"{str(out)!r} was begun with other options, another model or other data, by another number of "
+                    "processes or in another precision: give the same ones, or name another folder."
                 )
             return last
         check_out(out, record["method"], force=self.options.force)

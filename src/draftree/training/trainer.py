@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
+from draftree.training.checkpoints import last_checkpoint, state_of
 from draftree.training.objective import RANKS, Objective
 from draftree.training.rows import ByLength, Row, RowSet, collate
 
@@ -43,23 +43,29 @@ class DrafterTrainer(Trainer):
         splits: int | None,
         report: Report,
     ) -> None:
-        self.rows, self.dev, self.learner = train, dev, objective
+        self.dev, self.learner = dev, objective
+        self.order = ByLength(train, args.train_batch_size * args.world_size, args.seed)
         super().__init__(
             model=objective,
             args=args,
             train_dataset=RowSet(train, windows=True),
             eval_dataset=RowSet(dev, windows=False),
             data_collator=partial(collate, most=splits),
-            callbacks=[_Lines(report)],
+            callbacks=[_Lines(report), _Epochs(self.order)],
         )
         self.remove_callback(PrinterCallback)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> ByLength:
-        return ByLength(self.rows, self.args.train_batch_size * self.args.world_size, self.args.seed)
+        return self.order
 
     def train_and_score(self, resume: str | None) -> list[dict[str, Any]]:
         """Train, from a checkpoint where one is named; the log's entries with scores of the dev rows, in order."""
-        self.train(resume_from_checkpoint=resume)
+        done = None if resume is None else state_of(resume)
+        if done is not None and resume is not None and done.global_step >= done.max_steps:
+            self._load_from_checkpoint(resume)  # trained already: Hugging Face would take one step more
+            self.state = done
+        else:
+            self.train(resume_from_checkpoint=resume)
         scored = [entry for entry in self.state.log_history if "eval_accuracy" in entry]
         if not any(entry["step"] == self.state.global_step for entry in scored):
             self.evaluate()
@@ -88,8 +94,7 @@ class DrafterTrainer(Trainer):
             bad = self.accelerator.reduce(bad.float(), "sum") > 0
         if not bad:
             return
-        folder = Path(str(self.args.output_dir))
-        last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+        last = last_checkpoint(Path(str(self.args.output_dir)))
         kept = f"the last good checkpoint is {last}" if last else "no checkpoint had been written"
         raise BadLossError(
             f"{what} is no number any more at step {step}, so training stopped; {kept}: start again with a lower "
@@ -156,3 +161,13 @@ class _Lines(TrainerCallback):
             self.report(
                 f"step {state.global_step} of {state.max_steps}: loss {logs['loss']:.4f}, {left / 60:.1f} min left"
             )
+
+
+class _Epochs(TrainerCallback):
+    """Tells the order of rows its epoch, which does not reach it in a resumed run of several processes."""
+
+    def __init__(self, order: ByLength) -> None:
+        self.order = order
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.order.set_epoch(int(state.epoch or 0))

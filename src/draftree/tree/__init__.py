@@ -2,7 +2,6 @@
 
 from draftree.tree.arrays import follow
 from draftree.tree.layout import Draft
-from draftree.tree.render import to_rich
 from draftree.tree.token_tree import TokenTree
 
-__all__ = ["Draft", "TokenTree", "follow", "to_rich"]
+__all__ = ["Draft", "TokenTree", "follow"]

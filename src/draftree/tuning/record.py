@@ -110,7 +110,7 @@ class Record:
 
     def _plain(self, ids: Sequence[int]) -> list[int]:
         tokens, seconds = self._run(ids)
-        self._prompts += seconds[0]
+        self._prompts.append(sum(seconds[0]))  # a long one is read in several steps
         return tokens
 
     def _look(self, name: str, drafter: InModelDrafter, ids: Sequence[int]) -> dict[int, Draft]:

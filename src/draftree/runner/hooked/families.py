@@ -197,15 +197,23 @@ class LearnedByColumn(Family):
         module = self.target.decoder.embed_positions
         positions = masks().segment.positions
 
+        def within(mod: nn.Module, args: Any, kwargs: Any) -> Any:
+            # The model's own look-up, which is replaced, would count columns, of which trees have more than the table.
+            if "position_ids" in kwargs:
+                kwargs = kwargs | {"position_ids": torch.zeros_like(positions[0])}
+            return args, kwargs
+
         def look_up(mod: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
             tokens = kwargs.get("input_ids", args[0] if args else None)
             return self.look_up(mod, positions, tokens).to(output)
 
-        handle = module.register_forward_hook(on_this_thread(look_up), with_kwargs=True)
+        before = module.register_forward_pre_hook(on_this_thread(within), with_kwargs=True)
+        after = module.register_forward_hook(on_this_thread(look_up), with_kwargs=True)
         try:
             yield
         finally:
-            handle.remove()
+            before.remove()
+            after.remove()
 
     def look_up(self, module: Any, positions: Tensor, tokens: Tensor | None) -> Tensor:
         """Positional embeddings [B, N, d] of rows with these positions and token ids."""

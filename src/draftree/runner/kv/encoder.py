@@ -180,11 +180,6 @@ class EncoderState:
         """Forget a slot's source."""
         self.lengths[slot] = 0
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held by cross keys and values."""
-        return sum(t.numel() * t.element_size() for t in (*self._keys, *self._values))
-
 
 class _CrossLayer:
     """Keys and values [B, heads, L, head dim] of one layer, where stock models look for them."""

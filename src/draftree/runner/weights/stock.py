@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import weakref
 from collections.abc import Iterator
+from functools import partialmethod
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -26,7 +28,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from draftree.runner.weights.packed import PackedLinear, eight_bits, readable
 
-ORIGINS = tuple(str(Path(str(package.__file__)).parent) for package in (torch, transformers))
+ORIGINS = tuple(f"{Path(str(package.__file__)).parent}{os.sep}" for package in (torch, transformers))
 OUTPUT_HOOKS = ("transformers.utils.output_capturing",)  # they stay on a model that has returned hidden states
 # Settings of modules that change in use, or change nothing about what a pass in evaluation mode computes.
 LOOSE = ("training", "name_or_path", "generation_config", "gradient_checkpointing", "max_seq_len_cached")
@@ -34,6 +36,7 @@ LOOSE = ("training", "name_or_path", "generation_config", "gradient_checkpointin
 FUNCTIONS = (
     "embedding", "gelu", "layer_norm", "linear", "relu", "rms_norm", "scaled_dot_product_attention", "silu", "softmax",
 )  # fmt: skip
+METHODS = (FunctionType, partialmethod)
 SETTINGS = (bool, int, float, str, tuple, list, dict, type(None))
 
 
@@ -148,7 +151,7 @@ def _places_of(kind: type) -> list[Place]:
     for part in kind.__mro__:
         if part is nn.Module:
             break
-        found += [(vars(part), name) for name, value in vars(part).items() if isinstance(value, FunctionType)]
+        found += [(vars(part), name) for name, value in vars(part).items() if isinstance(value, METHODS)]
     for namespace, name in found:  # which grows
         function = inspect.unwrap(namespace[name])
         if not isinstance(function, FunctionType) or not function.__module__.startswith("transformers.models."):
@@ -163,17 +166,22 @@ def _places_of(kind: type) -> list[Place]:
 
 
 def _stock_function(function: Any) -> bool:
-    """Whether torch or transformers define a function; what is none (an attention that is not known) passes."""
-    parts = (function, inspect.unwrap(function)) if callable(function) else ()
+    """Whether torch or transformers define a function; None (an attention that is not known) passes.
+
+    A wrapper may say that it is of a function's class, and have the function's code.
+    """
+    if function is None:
+        return True
     return all(
         part.__code__.co_filename.startswith(ORIGINS)
-        if isinstance(part, FunctionType)
-        else isinstance(part, BuiltinFunctionType)
-        for part in parts
+        if type(part) is FunctionType
+        else type(part) is BuiltinFunctionType
+        for part in (function, inspect.unwrap(function))
     )
 
 
-_TORCHS = frozenset(nn.Module().__dict__) | set(LOOSE)  # what every module has, and is looked at by itself
+# What every module has, and is looked at by itself, and what a model gets that has returned hidden states.
+_TORCHS = frozenset(nn.Module().__dict__) | {*LOOSE, "_output_capturing_hooks_installed"}
 _PLAIN = frozenset((bool, int, float, str, type(None)))
 # What switches are made of, such as an adapter's name and its scale. Whole numbers may count calls, lists may grow.
 _SWITCHES = frozenset((bool, float, str, type(None)))
