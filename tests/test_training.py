@@ -1,4 +1,4 @@
-"""The trainer: it learns, resumes exactly, leaves the base model alone, stops at a NaN, and runs on two processes."""
+"""The trainer: it learns, leaves the base model alone, stops at a NaN, and runs on two processes."""
 
 import json
 import math
@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from few import few
 from typer.testing import CliRunner
 from zoo import MEMBERS, construct
 
@@ -23,7 +22,6 @@ from draftree.training.objective import RANKS
 from draftree.training.options import TrainOptions
 from draftree.training.rows import Batch, ByLength, Row, RowSet, collate
 from draftree.training.run import train
-from draftree.training.session import Session
 from draftree.training.trainer import BadLossError, DrafterTrainer
 
 OPTIONS = TrainOptions(steps=6, batch=4, evaluations=2, checkpoints=2, dev_rows=6)
@@ -147,86 +145,6 @@ def test_dev_accuracy_is_that_of_slow_counting(zoo_data, method, settings, place
     assert float(out["loss"]) == pytest.approx(total, rel=1e-4)
 
 
-# -------------------------------------------------------------------- going on
-
-
-@pytest.mark.parametrize("method", few(["bita", "medusa"], ["bita"]))
-def test_resume_gives_what_a_run_in_one_piece_gives(zoo_data, tmp_path, monkeypatch, method):
-    """Killed in its second epoch; the rows, split windows, dropout and learning rate go on as if nothing had been.
-
-    Also where what accelerate wraps around the order of rows does not tell it the epoch, as in several processes.
-    """
-    settings = {"steps": None, "epochs": 2, "batch": 8, "checkpoints": 7, "splits": 3}
-    whole = run(zoo_data, tmp_path / "whole", method, **settings)
-    real = DrafterTrainer.training_step
-
-    def stop(self, *args, **kwargs):
-        if self.state.global_step == whole["steps"] - 2:
-            raise KeyboardInterrupt
-        return real(self, *args, **kwargs)
-
-    monkeypatch.setattr(DrafterTrainer, "training_step", stop)
-    with pytest.raises(KeyboardInterrupt):
-        run(zoo_data, tmp_path / "cut", method, **settings)
-    monkeypatch.undo()
-    assert not (tmp_path / "cut" / "recipe.json").exists()
-    with pytest.raises(ValueError, match="unfinished run: add --resume"):
-        run(zoo_data, tmp_path / "cut", method, **settings)
-    with pytest.raises(ValueError, match="begun with other options"):
-        run(zoo_data, tmp_path / "cut", method, **settings | {"seed": 5}, resume=True)
-    model, _ = zoo_data
-    other = construct(MEMBERS["llama"])
-    with torch.no_grad():
-        other.lm_head.weight.mul_(1.5)
-    for begun_with in ((model, data_for(model, tmp_path / "b", 59)), (other, data_for(other, tmp_path / "c"))):
-        with pytest.raises(ValueError, match="begun with other options, another model or other data"):
-            run(begun_with, tmp_path / "cut", method, **settings, resume=True)
-    monkeypatch.setattr("accelerate.data_loader.DataLoaderShard.set_epoch", lambda self, epoch: None)
-    recipe = run(zoo_data, tmp_path / "cut", method, **settings, resume=True)
-    assert recipe["steps"] == whole["steps"]
-    assert recipe["accuracy"] == whole["accuracy"]
-    assert same(weights_of(tmp_path / "cut"), weights_of(tmp_path / "whole"))
-
-
-def test_resume_passes_over_half_a_checkpoint(zoo_data, tmp_path, monkeypatch):
-    whole = run(zoo_data, tmp_path / "whole")
-    real = DrafterTrainer._save_optimizer_and_scheduler
-
-    def cut(self, *args):
-        if self.state.global_step == 6:
-            raise KeyboardInterrupt
-        real(self, *args)
-
-    monkeypatch.setattr(DrafterTrainer, "_save_optimizer_and_scheduler", cut)
-    with pytest.raises(KeyboardInterrupt):
-        run(zoo_data, tmp_path / "cut")
-    monkeypatch.undo()
-    assert (tmp_path / "cut" / "checkpoints" / "checkpoint-6").is_dir()
-    assert run(zoo_data, tmp_path / "cut", resume=True)["steps"] == whole["steps"]
-    assert same(weights_of(tmp_path / "cut"), weights_of(tmp_path / "whole"))
-
-
-def test_a_run_that_had_done_all_its_steps_is_not_trained_further(zoo_data, tmp_path, monkeypatch):
-    def failing(*args):
-        raise OSError("no space left")
-
-    whole = run(zoo_data, tmp_path / "whole", steps=7)
-    monkeypatch.setattr(Session, "finish", failing)
-    with pytest.raises(OSError, match="no space"):
-        run(zoo_data, tmp_path / "cut", steps=7)
-    monkeypatch.undo()
-    again = run(zoo_data, tmp_path / "cut", steps=7, resume=True)
-    assert again["steps"] == whole["steps"] == 7
-    assert same(weights_of(tmp_path / "cut"), weights_of(tmp_path / "whole"))
-    with pytest.raises(ValueError, match="holds a finished run, which cannot go on: leave --resume out"):
-        run(zoo_data, tmp_path / "cut", steps=7, resume=True)
-
-
-def test_resume_needs_a_checkpoint(zoo_data, tmp_path):
-    with pytest.raises(ValueError, match=r"no checkpoint in .* leave --resume out"):
-        run(zoo_data, tmp_path, resume=True)
-
-
 def test_accumulated_passes_are_one_step(zoo_data, tmp_path):
     """Four rows at once, or twice two of equal size: the same gradient."""
     model, _ = zoo_data
@@ -314,7 +232,6 @@ def test_weights_that_are_no_numbers_are_never_a_checkpoint(zoo_data, tmp_path):
 
 
 def test_a_base_model_that_changes_is_noticed(zoo_data, tmp_path, monkeypatch):
-    from draftree.training.trainer import DrafterTrainer
 
     model, _ = zoo_data
     weight = model.model.layers[0].mlp.down_proj.weight
