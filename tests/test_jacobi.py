@@ -190,3 +190,14 @@ def test_the_window_stays_where_unlikely_draft_tokens_leave_the_pass(demo: Any) 
         lengths.append(out.stats.acceptance_length)
     assert out.stats.total.pruned > 0
     assert lengths[1] > 0.8 * lengths[0] > 1
+
+
+def test_what_a_scope_says_is_drafted_for_nobody_else() -> None:
+    """Of the n-grams of a shared pool, those of requests with a scope are left out."""
+    drafter = Jacobi(4, 4, 6, from_prompt=True, shared=True)
+    engine = Engine(build("llama"), drafter=drafter, shape=Fixed(9))
+    for scope, known in (("tenant", False), (None, True)):
+        engine.add([5, 9, 3, 17, 4, 11], Rules(max_new_tokens=4, scope=scope))
+        engine.run()
+        assert drafter._shared is not None
+        assert ((9, 3, 17) in drafter._shared.behind(5)) is known

@@ -88,6 +88,12 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
         "prediction",
         "the drafter is off",
     ),
+    (
+        CHAT,
+        {"messages": SAID, "prediction": {"type": "content", "content": "sea " * 3000}},
+        "prediction",
+        "The prediction has",
+    ),
     ("/v1/corpus", {"texts": []}, "texts", "at least 1 item"),
     ("/tokenize", {"prompt": "a", "messages": SAID}, "prompt", "one of both"),
     (

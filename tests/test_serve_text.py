@@ -24,6 +24,7 @@ from draftree.serve.messages import MessageReader, chat_prompt, tools_of
 from draftree.serve.parts import Delta, Part
 from draftree.serve.schema import Chat, Completion, Message
 from draftree.serve.text import StopStrings
+from draftree.serve.token_bytes import TokenBytes, token_text
 
 
 class Slow:
@@ -99,6 +100,16 @@ def test_bytes_that_turn_out_to_be_no_text() -> None:
             detokenizer = Detokenizer(one)
             ids = [257 + b"ab".index(byte) if byte in b"ab" else byte + 1 for byte in text]
             assert [*map(detokenizer.feed, ids), detokenizer.rest()] == expected
+
+
+def test_texts_of_tokens_alone_have_their_space() -> None:
+    """Decoders such as Llama 2's leave it out where a text begins."""
+    vocabulary = {"<unk>": 0, "▁the": 1, "the": 2}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made)
+    assert [token_text(tokenizer, token) for token in (1, 2)] == [" the", "the"]
+    assert bytes(TokenBytes(tokenizer).of(1)) == b" the"
 
 
 def test_an_answer_goes_on_with_the_text_of_its_prompt() -> None:

@@ -3,6 +3,7 @@ refused.
 """
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -271,3 +272,20 @@ def test_threads_do_not_break_it(make):
     assert not failures
     assert trie.live_requests == 0
     assert 0 < trie.nodes <= 500
+
+
+@pytest.mark.skipif(load_library() is None, reason="no compiled trie")
+def test_a_cut_branch_does_not_lead_through_all_that_lies_behind() -> None:
+    """For the last place of the budget every branch begins with a token that is there already."""
+    rng = np.random.default_rng(0)
+    trie = Trie(backend="c")
+    for _ in range(20000):
+        trie.warm([1, 2, *rng.integers(10, 200, 11)])
+    trie.begin(0, [1])
+    seconds = {}
+    for budget in (12, 13):  # branches have 12 tokens
+        began = time.perf_counter()
+        for _ in range(20):
+            assert len(trie.retrieve(0, budget, mode="parallel", sources="output").tokens) == 12
+        seconds[budget] = time.perf_counter() - began
+    assert seconds[13] < 8 * seconds[12]

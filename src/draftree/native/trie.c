@@ -310,10 +310,11 @@ static int already_emitted(const Draft *d, const Path *const *branch, int32_t le
     return 0;
 }
 
-/* Whole branches, best first: the best open path, followed down its best children. */
+/* Whole branches, best first: the best open path, followed down its best children. At most `budget` are looked at, as
+ * those that are cut at the budget may all begin alike. */
 static int32_t take_branches(Trie *t, const Forest *pf, int32_t depth, Draft *d, const Path **branch) {
     t->trail.n = 0;
-    while (t->heap.n && d->n < d->budget) {
+    for (int32_t tried = 0; t->heap.n && d->n < d->budget && tried < d->budget; tried++) {
         Path path = heap_pop(&t->heap);
         for (;;) {
             if (!reserve(&t->trail)) return t->trail.n;
