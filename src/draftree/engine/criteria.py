@@ -54,7 +54,7 @@ def copied(value: Any) -> Any:
     held = vars(value).values() if hasattr(value, "__dict__") else ()
     try:
         return copy.deepcopy(value, {id(part): part for part in held if isinstance(part, SHARED)})
-    except TypeError:
+    except Exception:  # locks, files and tensors of a graph each raise an error of their own
         return value
 
 

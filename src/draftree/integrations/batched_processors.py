@@ -46,7 +46,7 @@ def _own(processor: Any, b: int, count: int) -> Any:
         return _InPlace(processor, b, count)
     try:
         own = copy.deepcopy(processor)
-    except TypeError as error:
+    except Exception as error:  # locks, files and tensors of a graph each raise one of their own
         raise ValueError(
             f"{type(processor).__name__} cannot be copied, as each text of a batch needs ({error}): call generate with "
             "a batch of 1."
