@@ -123,7 +123,7 @@ def test_times_of_tokens_count_while_an_answer_runs(demo: Any, monkeypatch: pyte
 def test_who_leaves_the_queue_has_had_no_slot(demo: Any) -> None:
     """Neither its waiting nor its prompt, which was never read, counts."""
     with serving(*demo, slots=1) as server, server.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}):
-        while counts(server)["draftree_running_requests"] == 0:
+        while counts(server)["draftree_prompt_tokens_total"] == 0:  # of the request that has the slot
             pass
         before = counts(server)
         with pytest.raises(httpx.ReadTimeout):

@@ -27,7 +27,9 @@ class Sampling:
 
     def options(self) -> dict[str, Any]:
         """The options of Hugging Face's `generate`, without the seed."""
-        return {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        # Nothing is cut off where nothing is asked for, whatever a model's own config says.
+        cuts = {"top_k": self.top_k or 0, "top_p": 1.0 if self.top_p is None else self.top_p}
+        return {"do_sample": True, "temperature": self.temperature} | cuts
 
 
 def samplings_of(
