@@ -49,6 +49,7 @@ def test_logits_over_all_buckets(name: str, lengths: tuple[int, ...]) -> None:
     """Sizes between buckets and at them, step after step, with rows kept out of the middle of trees."""
     tensors, captured = both(name)
     runs = [Run(runner, lengths).prefill() for runner in (tensors, captured)]
+    prompts = passes(captured).recorded  # one for each of them
     for number, size in enumerate((1, 2, 3, 5, 8, 13, 1, 32, 60, 100, 2, 1)):
         trees = [Tree.random(max(1, size - 3 * b), 7 * number + b) for b in range(len(lengths))]
         expected, found = (run.step(trees) for run in runs)
@@ -57,8 +58,9 @@ def test_logits_over_all_buckets(name: str, lengths: tuple[int, ...]) -> None:
             assert runs[1].error(trees, found) < 1e-4  # and the stock model's
         for run, result in zip(runs, (expected, found), strict=True):
             run.commit(trees, [tree.branches[-1] for tree in trees], result)
-    assert passes(captured).recorded == 8  # one for each bucket, however often it is used
-    assert tape(captured).replayed == 12
+    assert passes(captured).recorded - prompts == 8  # one for each bucket, however often it is used
+    assert prompts == len(lengths)
+    assert tape(captured).replayed == 12 + prompts
 
 
 def test_the_same_bits_where_shapes_are_the_same() -> None:
@@ -80,13 +82,17 @@ def test_what_padding_holds_does_not_matter() -> None:
         run.step([Tree.random(16, 10 + seed), Tree.random(16, 20 + seed)])  # fills the bucket that the trees do not
     again = run.step(trees).logits
     assert torch.equal(first, again)
-    assert passes(captured).recorded == 1
+    assert passes(captured).recorded == 3  # both prompts, and the trees
 
 
 def test_padding_leaves_no_trace_in_other_slots() -> None:
     """A bucket that pads writes behind its own rows and nowhere else."""
     _, captured = both("llama")
     run = Run(captured, (21, 30, 17), capacity=64).prefill()
+    for held in (*run.cache._keys, *run.cache._values):
+        assert held is not None
+        for slot, length in enumerate((21, 30, 17)):
+            held[slot, :, length:] = 7.0  # the prompts' own padding is there
     before = [t.clone() for t in (*run.cache._keys, *run.cache._values) if t is not None]
     trees = [Tree.random(5, 1), Tree.random(5, 2)]
     captured.run(Plan(*_rows(run, trees, (0, 1))), run.cache, 0)
@@ -130,7 +136,7 @@ def test_a_cache_that_grows_drops_what_reads_the_old_one() -> None:
     assert len(capacities) > 1
     held = runs[1].cache.notes[passes(captured)]
     assert len(held) == 1
-    assert passes(captured).recorded == len(capacities)
+    assert passes(captured).recorded == 2 + len(capacities)  # two prompts, and a tree for each
 
 
 def test_what_is_not_used_for_longest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +148,7 @@ def test_what_is_not_used_for_longest_goes_first(monkeypatch: pytest.MonkeyPatch
     held = run.cache.notes[passes(captured)]
     assert sorted(frame.rows for frame in held) == [1, 4, 8]
     run.step([Tree.random(2, 1)])
-    assert passes(captured).recorded == 5
+    assert passes(captured).recorded == 1 + 5  # the prompt, and the trees
 
 
 def test_stores_and_recordings_serve_the_next_cache() -> None:
@@ -155,14 +161,14 @@ def test_stores_and_recordings_serve_the_next_cache() -> None:
     first.cache.commit([list(range(5))], [Segment(0, None, torch.zeros(1, 5), torch.zeros(1, 5, 5))])
     other = Run(captured, (30,), seed=9)  # beside it, so on stores of its own
     other.prefill().step(trees)
-    assert passes(captured).recorded == 2
+    assert passes(captured).recorded == 4  # a prompt and a tree for each
     del first
     gc.collect()
     assert passes(captured).nbytes["kept stores"] == other.cache.nbytes
     again = Run(captured, (40,)).prefill()
     assert {t.data_ptr() for t in again.cache._keys if t is not None} == stores
     assert torch.equal(again.step(trees).logits, expected)
-    assert passes(captured).recorded == 2
+    assert passes(captured).recorded == 4
     assert passes(captured).nbytes["kept stores"] == 0
     wide = captured.new_cache(2)  # another number of slots is another memory
     large = captured.new_cache(1, 2000)
@@ -192,7 +198,7 @@ def test_buffers_are_shared() -> None:
     for size in (1, 2, 4, 8, 16, 32, 64):
         run.step([Tree.random(size, size)])
     assert passes(captured).nbytes["buffers"] == most
-    told = 8 * (2 + 2 * 128) + 128 * (128 + 2)
+    told = 8 * (2 + 2 * 128 + 1) + 128 * (128 + 2)
     assert most == told + 4 * 128 * (64 + VOCABULARY)  # packed, states, logits
 
 
@@ -272,18 +278,19 @@ def test_rows_that_speak_of_committed_columns() -> None:
         positions = torch.tensor([5, 21, 30])[:, None] + torch.tensor([0, 0, 1])
         plan = Plan(torch.tensor([[5, 6, 7]] * 3), positions, visible)
         logits.append(runner.run(plan, run.cache).logits)
-    assert passes(captured).recorded == 2  # the prompt of five tokens, and this
+    assert passes(captured).recorded == 4  # the prompts, and this
     assert difference(logits[1], logits[0]) < CLOSE
 
 
 def test_what_does_not_fit_goes_the_usual_way() -> None:
     _, captured = both("llama")
     run = Run(captured, (40,)).prefill()
-    tree = [Tree.random(129, 1)]
+    before = passes(captured).recorded
+    tree = [Tree.random(513, 1)]
     assert run.error(tree, run.step(tree)) < 1e-4
     few = [Tree.random(9, 1)]
     run.step(few, leaves=lambda ran, before, behind: ran == 2)
-    assert passes(captured).recorded == 0
+    assert passes(captured).recorded == before
 
 
 @pytest.mark.parametrize("name", ["llama-dynamic", "phi3-longrope"])
@@ -307,13 +314,13 @@ def test_weights_changed_in_place_are_seen_and_replaced_ones_drop_recordings(mon
         linear.weight.mul_(2.0)
     doubled = run.step(trees).logits
     assert difference(doubled, before) > 1e-2
-    assert passes(runner).recorded == 1
+    assert passes(runner).recorded == 2  # the prompt and the tree
     linear.weight = torch.nn.Parameter(linear.weight.detach() / 2)
     assert difference(run.step(trees).logits, before) < CLOSE
-    assert passes(runner).recorded == 2
+    assert passes(runner).recorded == 3
     linear.weight.data = linear.weight.data * 2  # another way to the same
     assert difference(run.step(trees).logits, doubled) < CLOSE
-    assert passes(runner).recorded == 3
+    assert passes(runner).recorded == 4
 
 
 def test_what_cannot_be_is_refused() -> None:

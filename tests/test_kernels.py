@@ -173,7 +173,7 @@ def attention(dtype: torch.dtype, band: int, starts: list[int], n: int, groups: 
     """Arguments of `attend`, with a mask that leaves out half of what lies before, and what torch makes of them."""
     batch, kv = len(starts), 2
     at = torch.tensor(starts, device=DEVICE)
-    keys, values = random(dtype, batch, kv, band + 30, dim), random(dtype, batch, kv, band + 30, dim)
+    keys, values = random(dtype, batch, kv, band + 32, dim), random(dtype, batch, kv, band + 32, dim)
     keys, values = keys[:, :, :band], values[:, :, :band]
     seen = torch.rand(batch, n, band, device=DEVICE) < 0.5
     seen[:, :, 0] = True
@@ -190,7 +190,7 @@ def attention(dtype: torch.dtype, band: int, starts: list[int], n: int, groups: 
 @pytest.mark.parametrize("starts", [[5, 40], [700, 300], [1200, 3]])
 @pytest.mark.parametrize("n", [1, 5, 40])
 def test_attention(starts: list[int], n: int, dtype: torch.dtype) -> None:
-    """Over one span of columns and several, some of which a request does not reach."""
+    """Over two spans of columns and more, some of which a request does not reach."""
     given, expected = attention(dtype, 1280 if max(starts) > 100 else 256, starts, n)
     close(kernels.attend(*given), expected)
 
@@ -236,9 +236,9 @@ def test_a_try_of_products_passes_and_finds_wrong_ones(
 
 @pytest.mark.parametrize(("groups", "dim"), [(1, 64), (2, 20), (4, 128), (80, 20)])
 def test_rows_attend_one_by_one_as_in_passes_of_their_own(groups: int, dim: int, dtype: torch.dtype) -> None:
-    """Bit for bit, over one span and several: columns of other branches lie between those that a row sees."""
+    """Bit for bit, over one span and more: columns of other branches lie between those that a row sees."""
     for starts in ([100, 7], [700, 300])[: 2 if CUDA or groups == 2 else 1]:
-        n, band = 5, 1280 if max(starts) > 256 else 256
+        n, band = 5, 1280 if max(starts) > 256 else 512
         (query, keys, values, *_), _ = attention(dtype, band, starts, n, groups, dim)
         drawn = torch.rand(2, n, n, device=DEVICE) < 0.5
         drawn |= torch.eye(n, dtype=torch.bool, device=DEVICE)
@@ -251,14 +251,16 @@ def test_rows_attend_one_by_one_as_in_passes_of_their_own(groups: int, dim: int,
         mask = torch.zeros(2, n, band, dtype=dtype, device=DEVICE).masked_fill_(~seen, torch.finfo(dtype).min)
         mask[:, :, 3:6] = torch.finfo(dtype).min  # as a window does
         found = kernels.attend(query, keys, values, mask, own, groups, 0.1, order)
+        close(found, kernels.attend(query, keys, values, mask, torch.tensor(starts, device=DEVICE), groups, 0.1))
+        as_they_lie = columns.expand(1, 1, -1)
         by_row = query.view(2, -1, groups, n, dim)
         for b in range(2):
             for i in range(n):
-                at = order[b, i]
+                at = order[b, i, : band if i % 2 else band - 256]  # in a narrower band as well
                 alone = [held[b : b + 1, :, at].contiguous() for held in (keys, values)]
                 expected = kernels.attend(
-                    by_row[b : b + 1, :, :, i].contiguous(), *alone, mask[b : b + 1, i : i + 1, at], own[b, i : i + 1],
-                    groups, 0.1,
+                    by_row[b : b + 1, :, :, i].contiguous(), *alone, mask[b : b + 1, i : i + 1, at],
+                    own[b : b + 1, i : i + 1], groups, 0.1, as_they_lie[..., : len(at)],
                 )  # fmt: skip
                 assert torch.equal(found[b, i], expected[0, 0]), (b, i)
 
@@ -272,7 +274,7 @@ def test_a_row_attends_alike_among_others_and_in_wider_bands(dtype: torch.dtype)
     again = kernels.attend(query, keys[:, :, :narrow], values[:, :, :narrow], mask[:, :, :narrow],
                            starts, groups, scaling)  # fmt: skip
     assert torch.equal(whole, again)
-    less = starts - 300  # of one span, and of two whose second one holds nothing
+    less = starts - 300  # in bands with more spans that hold nothing
     some = [kernels.attend(query, keys[:, :, :band], values[:, :, :band], mask[:, :, :band], less, groups, scaling)
             for band in (512, 1024)]  # fmt: skip
     assert torch.equal(*some)

@@ -96,7 +96,7 @@ def worst_difference(runner: Runner, *, row_by_row: bool = True) -> float:
     length = min(sum(WIDTHS), target.max_positions or sum(WIDTHS))
     generator = torch.Generator().manual_seed(0)
     tokens, others = torch.randint(0, target.vocab_size, (2, length), generator=generator, device="cpu")
-    alone = _one_by_one(runner, tokens.to(target.device))
+    alone = _one_by_one(runner, tokens.to(target.device), row_by_row=row_by_row)
     worst = 0.0
     for batch in BATCHES:
         passes = _among_others(runner, tokens.to(target.device), others.to(target.device), batch, row_by_row=row_by_row)
@@ -108,11 +108,11 @@ def worst_difference(runner: Runner, *, row_by_row: bool = True) -> float:
     return 0.0 if exact else worst
 
 
-def _one_by_one(runner: Runner, tokens: Tensor) -> Tensor:
+def _one_by_one(runner: Runner, tokens: Tensor, *, row_by_row: bool) -> Tensor:
     """Logits [L, V] behind each of `tokens` [L], each in a pass of its own."""
     cache, found = runner.new_cache(1, len(tokens)), []
     for i, token in enumerate(tokens):
-        result = runner.run(Plan.causal(token.view(1, 1), i), cache)
+        result = runner.run(Plan.causal(token.view(1, 1), i, row_by_row=row_by_row), cache)
         found.append(result.logits[0, 0])
         cache.commit([[0]], result.segments)
     return torch.stack(found)

@@ -22,7 +22,7 @@ from draftree.runner.layout.kinds import LayerKind, limits
 from draftree.runner.layout.rotary import Rotation
 
 GATHERED = 16  # rows whose own keys and values are gathered at a time, as they take memory
-MOST_KERNEL_ROWS = 256  # rows of all requests up to which the products of `products` are about as fast as torch's
+MOST_KERNEL_ROWS = 128  # rows of all requests up to which the products of `products` are as fast as torch's
 
 
 class FixedSlots:
@@ -131,12 +131,12 @@ class FixedRows:
 
     def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
         """The attention of queries [B, kv, groups * R, dim] in a layer of that kind; a kernel's as [B, R, width]."""
-        row_by_row = self._frame.row_by_row and self._frame.rows > 1
+        row_by_row = self._frame.row_by_row
         if self._kernel is not None and heads.cap is None:
             order, starts = self._order() if row_by_row else (None, self._inputs.starts)
             mask = self._additive(kind)[:, 0]
             return self._kernel(query, keys, values, mask, starts, heads.groups, heads.scaling, order)
-        if row_by_row:
+        if row_by_row and self._frame.rows > 1:
             return self._mix_row_by_row(heads, query, keys, values, kind)
         return heads(query, keys, values, self.mask(kind, heads.groups))
 

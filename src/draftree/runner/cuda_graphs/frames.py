@@ -21,7 +21,7 @@ from draftree.runner.layout.skip import Skip
 from draftree.runner.plan import Segment
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # rows of a request
-MOST_ROWS = 128  # of a request in passes that are recorded, unless each row has to attend alone
+MOST_ROWS = 512  # of a request in passes that are recorded, unless each row has to attend alone
 MOST_COVERED = 2048  # most columns that a frame's `visible` covers
 
 
@@ -52,7 +52,7 @@ class Frame(NamedTuple):
         layers: the first layer, and the one behind the last.
         taps: layers in between whose incoming states are returned.
         injects: whether some rows enter as embeddings.
-        heads: rows that get logits, a bucket; 0 for none.
+        heads: how many neighbouring rows get logits, a bucket; 0 for none.
         skip: what all rows leave out; None for nothing.
         row_by_row: whether each row attends in the arithmetic of a pass of its own.
     """
@@ -81,6 +81,7 @@ class PassInputs(NamedTuple):
         positions: [B, R].
         visible: bool [B, R, T].
         on_prefix: bool [B, R], rows that see the deep prefix.
+        head_start: [1], the first row that gets logits.
         injected: bool [B, R], rows that enter as embeddings.
     """
 
@@ -88,6 +89,7 @@ class PassInputs(NamedTuple):
     begins: Tensor
     ids: Tensor
     positions: Tensor
+    head_start: Tensor
     visible: Tensor
     on_prefix: Tensor
     injected: Tensor
@@ -135,6 +137,7 @@ class Buffers:
         starts: Sequence[int],
         tokens: Tensor | None,
         injected: int = 0,
+        head_start: int = 0,
     ) -> None:
         """Fill in the inputs of one pass; a single copy to the device where all of them lie on the CPU.
 
@@ -144,20 +147,22 @@ class Buffers:
             starts: column of each request's first row.
             tokens: LongTensor [B, n]; None where rows come from the layers before.
             injected: how many rows, the last ones, enter as embeddings.
+            head_start: the first row that gets logits.
         """
         batch, n, wide = segment.visible.shape
         rows, more = inputs.ids.shape[1], wide - n
         if self._staged.numel() < to.numel():
             self._staged = self._capture.staging(to.numel())
         self._capture.wait_until_sent()  # the copy of the last inputs may still be under way
-        words = 2 * batch + 2 * batch * rows
+        words = 2 * batch + 2 * batch * rows + 1
         staged = self._staged[: to.numel()]
         whole = staged.numpy()
         numbers, flags = whole[:words], whole[words:].view(np.bool_)
         whole[:] = 0
         numbers[:batch] = starts
         numbers[batch : 2 * batch] = np.subtract(starts, more)
-        ids, positions = numbers[2 * batch :].reshape(2, batch, rows)
+        ids, positions = numbers[2 * batch : -1].reshape(2, batch, rows)
+        numbers[-1] = head_start
         shape = inputs.visible.shape
         visible = flags[: batch * rows * shape[2]].reshape(shape)
         padding = np.arange(n, rows)
@@ -187,13 +192,13 @@ class Buffers:
 def _sizes(frame: Frame) -> tuple[int, int]:
     """How many numbers and how many flags the inputs of a frame are."""
     rows = frame.batch * frame.rows
-    return 2 * frame.batch + 2 * rows, rows * (frame.covered + 2)
+    return 2 * frame.batch + 2 * rows + 1, rows * (frame.covered + 2)
 
 
-def _numbers(words: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _numbers(words: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, rows = frame.batch, frame.rows
-    starts, begins, ids, positions = words.split([batch, batch, batch * rows, batch * rows])
-    return starts, begins, ids.view(batch, rows), positions.view(batch, rows)
+    starts, begins, ids, positions, head_start = words.split([batch, batch, batch * rows, batch * rows, 1])
+    return starts, begins, ids.view(batch, rows), positions.view(batch, rows), head_start
 
 
 def _flags(flags: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,7 +18,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-SPAN = 512  # columns that one program attends to: always the same ones, so that sums have the same order in all passes
+LEAST_SPAN, MOST_SPANS = 128, 16  # columns that one program attends to, and how many such spans there are
+SPAN_OF_ROW = 512  # of a row that attends alone: always the same ones, so that sums have the same order in all passes
+SPANS_AT_ONCE = 8  # that are added up: likewise
 WIDTH = 1024  # columns of an MLP's gate that one program reads
 IS_GELU = {"silu": 0, "gelu_pytorch_tanh": 1}  # the activations that there are, by Hugging Face's names
 TOLERANCE = 0.05  # of results near 1 in 16 bits
@@ -71,7 +73,7 @@ def add_norm(x: Tensor, more: Tensor | None, weight: Tensor | None, epsilon: flo
     return total, out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _rotate_and_store(
     query, key, value, query_stride, key_stride, value_stride, cosine, sine, partner, starts, out, keys, values,
     slot_stride, head_stride, rows, KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
@@ -179,17 +181,17 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     return out
 
 
-@triton.jit
+# Not specialised for one row or one span, so that they are compiled alike for a row alone and among others.
+@triton.jit(do_not_specialize=["rows", "spans"])
 def _attend(
-    query, keys, values, mask, starts, order, out, numerators, softmax, slot_stride, head_stride, scale, rows, band,
-    spans, KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
-    QUERIES: tl.constexpr, COLUMNS: tl.constexpr, OF_SPAN: tl.constexpr, WHOLE: tl.constexpr, ONE_ROW: tl.constexpr,
+    query, keys, values, mask, starts, order, numerators, softmax, slot_stride, head_stride, scale, rows, band,
+    of_span, spans, KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+    QUERIES: tl.constexpr, COLUMNS: tl.constexpr, ONE_ROW: tl.constexpr,
 ):  # fmt: skip
-    """Some queries of one key/value head over one span of columns, by a running softmax.
+    """Some queries of one key/value head over one span of columns (`of_span` of them), by a running softmax.
 
-    They go to `out` where there is one span (WHOLE). Else each span leaves its sum of values in `numerators`, its
-    highest score and its sum of exponentials in `softmax`, for `_join`. If ONE_ROW, a program has the queries of a
-    single row, and takes columns in that row's `order`.
+    Each span leaves its sum of values in `numerators`, its highest score and its sum of exponentials in `softmax`, for
+    `_join`. If ONE_ROW, a program has the queries of a single row, and takes columns in that row's `order`.
     """
     pair, span = tl.program_id(0), tl.program_id(2)
     request, head = pair // KV, pair % KV
@@ -210,11 +212,11 @@ def _attend(
         end = tl.minimum(tl.load(starts + own_row).to(tl.int32) + 1, band)
     else:
         end = tl.minimum(tl.load(starts + request).to(tl.int32) + rows, band)
-    end = tl.minimum(end, span * OF_SPAN + OF_SPAN)
+    end = tl.minimum(end, span * of_span + of_span)
     highest = tl.full([QUERIES], float("-inf"), tl.float32)
     denominator = tl.zeros([QUERIES], tl.float32)
     numerator = tl.zeros([QUERIES, BLOCK], tl.float32)
-    for begin in range(span * OF_SPAN, end, COLUMNS):
+    for begin in range(span * of_span, end, COLUMNS):
         column = begin + tl.arange(0, COLUMNS)
         there = column < end
         if ONE_ROW:
@@ -236,41 +238,48 @@ def _attend(
         )
         numerator = numerator * rescale[:, None] + tl.dot(exponential.to(v.dtype), v, input_precision="ieee")
         highest = new_highest
-    if WHOLE:
-        to = row * (KV * GROUPS * DIM) + (head * GROUPS + number // rows) * DIM
-        attended = (numerator / denominator[:, None]).to(out.dtype.element_ty)
-        tl.store(out + to[:, None] + entry[None, :], attended, mask=real[:, None] & inside[None, :])
-    else:
-        to = place * spans + span
-        tl.store(numerators + to[:, None] * DIM + entry[None, :], numerator, mask=real[:, None] & inside[None, :])
-        tl.store(softmax + to * 2, highest, mask=real)
-        tl.store(softmax + to * 2 + 1, denominator, mask=real)
+    to = place * spans + span
+    tl.store(numerators + to[:, None] * DIM + entry[None, :], numerator, mask=real[:, None] & inside[None, :])
+    tl.store(softmax + to * 2, highest, mask=real)
+    tl.store(softmax + to * 2 + 1, denominator, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "spans"])
 def _join(
     numerators, softmax, out, rows, spans,
-    KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, MOST_SPANS: tl.constexpr,
+    KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
-    """One query of one head: the sums of its spans, each rescaled to the highest score of all, become one softmax."""
+    """One query of one head: the sums of its spans, each rescaled to the highest score of all, become one softmax.
+
+    SOME spans are added at a time, so that further spans, which hold nothing, do not change the order.
+    """
     place = tl.program_id(0).to(tl.int64)
     pair, number = place // (GROUPS * rows), place % (GROUPS * rows)
     request, head = pair // KV, pair % KV
-    span = tl.arange(0, MOST_SPANS)
-    real = span < spans
     entry = tl.arange(0, BLOCK)
     inside = entry < DIM
-    highest = tl.load(softmax + (place * spans + span) * 2, mask=real, other=float("-inf"))
-    denominator = tl.load(softmax + (place * spans + span) * 2 + 1, mask=real, other=0.0)
-    rescale = tl.exp(highest - tl.max(highest, 0))
-    numerator = tl.load(
-        numerators + (place * spans + span)[:, None] * DIM + entry[None, :],
-        mask=real[:, None] & inside[None, :],
-        other=0.0,
-    )
-    attended = tl.sum(numerator * rescale[:, None], 0) / tl.sum(denominator * rescale, 0)
+    highest_of_all = float("-inf")
+    for begin in range(0, spans, SOME):
+        span = begin + tl.arange(0, SOME)
+        highest = tl.load(softmax + (place * spans + span) * 2, mask=span < spans, other=float("-inf"))
+        highest_of_all = tl.maximum(highest_of_all, tl.max(highest, 0))
+    numerator = tl.zeros([BLOCK], tl.float32)
+    denominator = 0.0
+    for begin in range(0, spans, SOME):
+        span = begin + tl.arange(0, SOME)
+        real = span < spans
+        highest = tl.load(softmax + (place * spans + span) * 2, mask=real, other=float("-inf"))
+        rescale = tl.exp(highest - highest_of_all)
+        exponentials = tl.load(softmax + (place * spans + span) * 2 + 1, mask=real, other=0.0)
+        denominator += tl.sum(exponentials * rescale, 0)
+        values = tl.load(
+            numerators + (place * spans + span)[:, None] * DIM + entry[None, :],
+            mask=real[:, None] & inside[None, :],
+            other=0.0,
+        )
+        numerator += tl.sum(values * rescale[:, None], 0)
     to = (request * rows + number % rows) * (KV * GROUPS * DIM) + (head * GROUPS + number // rows) * DIM
-    tl.store(out + to + entry, attended.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + to + entry, (numerator / denominator).to(out.dtype.element_ty), mask=inside)
 
 
 def attend(
@@ -295,17 +304,17 @@ def attend(
         scaling: of the scores.
         order: LongTensor [B, n, K], for rows that attend as each would in a pass of its own: the columns in the order
             in which the row would have them. `starts` is [B, n] then, where the row itself stands in its order, and
-            no column behind it is read.
+            no column behind it is read. What a row attends to has other last bits with an order than without one.
     """
     batch, kv, count, dim = query.shape
     n, band = count // groups, keys.shape[2]
     query, mask = query.contiguous(), mask.contiguous()
-    spans = triton.cdiv(band, SPAN)
+    one_row, total = order is not None, batch * kv * count
+    of_span = SPAN_OF_ROW if one_row else max(LEAST_SPAN, triton.next_power_of_2(triton.cdiv(band, MOST_SPANS)))
+    spans = triton.cdiv(band, of_span)
     out = query.new_empty(batch, n, kv * groups * dim)
-    whole, total = spans == 1, batch * kv * count
-    numerators = out if whole else torch.empty(total, spans, dim, dtype=torch.float32, device=query.device)
-    softmax = out if whole else torch.empty(total, spans, 2, dtype=torch.float32, device=query.device)
-    one_row = order is not None
+    numerators = torch.empty(total, spans, dim, dtype=torch.float32, device=query.device)
+    softmax = torch.empty(total, spans, 2, dtype=torch.float32, device=query.device)
     of_one = groups if one_row else count  # queries that may be in one program
     queries = min(64, max(16, triton.next_power_of_2(of_one)))
     block = max(16, triton.next_power_of_2(dim))
@@ -315,14 +324,11 @@ def attend(
     if query.dtype == torch.float32:
         columns, stages, queries = 16, 1, min(queries, 32)
     _attend[(batch * kv, count // of_one * triton.cdiv(of_one, queries), spans)](
-        query, keys, values, mask, starts, starts if order is None else order, out, numerators, softmax,
-        keys.stride(0), keys.stride(1), scaling, n, band, spans, **sizes, QUERIES=queries, COLUMNS=columns,
-        OF_SPAN=SPAN, WHOLE=whole, ONE_ROW=one_row, num_warps=4, num_stages=stages,
+        query, keys, values, mask, starts, starts if order is None else order, numerators, softmax, keys.stride(0),
+        keys.stride(1), scaling, n, band, of_span, spans, **sizes, QUERIES=queries, COLUMNS=columns, ONE_ROW=one_row,
+        num_warps=4, num_stages=stages,
     )  # fmt: skip
-    if not whole:
-        _join[(total,)](
-            numerators, softmax, out, n, spans, **sizes, MOST_SPANS=triton.next_power_of_2(spans), num_warps=1
-        )
+    _join[(total,)](numerators, softmax, out, n, spans, **sizes, SOME=SPANS_AT_ONCE, num_warps=1)
     return out
 
 
@@ -353,7 +359,7 @@ def check(kv: int, groups: int, dim: int, activation: str, dtype: torch.dtype, d
     random = normal(dtype, device)
     add_norm(random(1, 2, 64), random(1, 1, 2, 64), random(64), 1e-6)
     gated(random(1, 2, 64), random(1, 2, 64), activation)
-    for n, capacity in ((1, SPAN // 2), (max(1, 64 // groups), 2 * SPAN)):
+    for n, capacity in ((1, LEAST_SPAN), (max(1, 64 // groups), 2 * SPAN_OF_ROW)):
         starts = torch.tensor([capacity - n], dtype=torch.long, device=device)
         keys, values = random(1, kv, capacity, dim), random(1, kv, capacity, dim)
         heads = random(1, n, kv * groups * dim), random(1, n, kv * dim), random(1, n, kv * dim)

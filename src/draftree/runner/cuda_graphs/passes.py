@@ -42,7 +42,6 @@ from draftree.runner.preparing import note_preparation
 from draftree.runner.target import Target
 
 KEPT = 64  # recordings for all caches together
-MOST_PROMPT_ROWS = 16  # of a recorded pass that reads text and needs logits only for its later rows
 BEYOND = 1024  # positions behind a band that its rows may stand at
 
 
@@ -57,7 +56,7 @@ class Recording:
         entering: [B, R, d], states or embeddings that enter; None where only tokens do.
         leaving: [B, R, d], states behind the last layer.
         taps: by layer, states [B, R, d] that enter it.
-        logits: [B, H, V] of the first H rows; None for none.
+        logits: [B, H, V], of all rows or of those from `head_start` on; None for none.
         replay: does the work again; None before it is recorded. Inputs have to be filled in before recording as well,
             which may do the work: rows without inputs would be written over the context.
         has_run: whether the work was done without recording it.
@@ -121,11 +120,10 @@ class CapturedPasses:
         self.recorded = 0  # recordings made so far
 
     def takes(self, plan: Plan) -> bool:
-        """Whether such passes are recorded: no long prompts, and no rows that may leave the stack early."""
+        """Whether such passes are recorded: not of too many rows, and no rows that may leave the stack early."""
         rows = plan.width + plan.appended
         return (
-            (plan.first_logit_row == 0 or plan.width <= MOST_PROMPT_ROWS)
-            and plan.leaves is None
+            plan.leaves is None
             and rows <= (BUCKETS[-1] if plan.row_by_row else MOST_ROWS)
             and rows + plan.visible.shape[2] - plan.width <= MOST_COVERED
         )
@@ -187,7 +185,8 @@ class CapturedPasses:
         assert made.logits is not None
         if count in plan.taps:
             hidden[count] = x.clone()
-        logits = made.logits[:, plan.first_logit_row : last].clone()
+        own_first = plan.first_logit_row if made.logits.shape[1] == made.leaving.shape[1] else 0
+        logits = made.logits[:, own_first : own_first + last - plan.first_logit_row].clone()
         # Capped scores are multiplied by torch, over a band that is wider or narrower in other passes.
         return PassResult(logits, segments, hidden, self._scorer, attends_apart=self._model.cap is None)
 
@@ -210,7 +209,7 @@ class CapturedPasses:
             covered *= 2
         starts = cache.starts
         own = plan.embeddings if x is None else x
-        heads = bucket_of(last) if last else 0
+        heads = bucket_of(last - plan.first_logit_row) if last else 0
         assert heads is not None
         frame = Frame(
             first,
@@ -229,7 +228,8 @@ class CapturedPasses:
         recording = self._recording(frame, cache)
         injected = 0 if own is None else own.shape[1]
         tokens = plan.tokens if x is None else None
-        self._buffers.fill(recording.packed, recording.inputs, segment, starts, tokens, injected)
+        first_logit_row = plan.first_logit_row if last else 0
+        self._buffers.fill(recording.packed, recording.inputs, segment, starts, tokens, injected, first_logit_row)
         if own is not None:
             assert recording.entering is not None
             recording.entering[:, n - injected : n].copy_(own)
@@ -298,6 +298,7 @@ class CapturedPasses:
             i: self._model.layers[i].without(skip.at(i)) if skip.at(i) else self._model.layers[i]
             for i in skip.kept(count)
         }
+        head_rows = torch.arange(frame.heads, device=leaving.device)
         tables = model.tables.reach(frame.band + BEYOND, dtype, leaving.device)
         slots = FixedSlots(frame, inputs.starts, keys_and_values)
 
@@ -317,7 +318,9 @@ class CapturedPasses:
                     x = attend(layers[number], x, number, rows, model.target.kinds[number], model.cap)
             leaving.copy_(x)
             if logits is not None:
-                logits.copy_(self._model.head(x[:, : frame.heads]))
+                if frame.heads < frame.rows:
+                    x = x.index_select(1, (inputs.head_start + head_rows).clamp(max=frame.rows - 1))
+                logits.copy_(self._model.head(x))
 
         return Recording(run, packed, inputs, entering, leaving, taps, logits)
 
