@@ -22,7 +22,7 @@ from draftree.runner.layout.kinds import LayerKind, limits
 from draftree.runner.layout.rotary import Rotation
 
 GATHERED = 16  # rows whose own keys and values are gathered at a time, as they take memory
-MOST_KERNEL_ROWS = 128  # rows of all requests up to which the products of `products` are as fast as torch's
+MOST_KERNEL_ROWS = 128  # rows of all requests up to which draftree's kernels are as fast as torch's
 
 
 class FixedSlots:
@@ -34,7 +34,7 @@ class FixedSlots:
         stores: keys and values of every layer, each [slots, heads, capacity, dim].
 
     Attributes:
-        by_torch: whether rows are so many that torch's products are faster, and may depend on each other.
+        by_torch: whether rows are so many that torch's products and attention are faster, and may depend on each other.
     """
 
     def __init__(self, frame: Frame, starts: Tensor, stores: list[tuple[Tensor, Tensor]]) -> None:
@@ -132,7 +132,7 @@ class FixedRows:
     def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
         """The attention of queries [B, kv, groups * R, dim] in a layer of that kind; a kernel's as [B, R, width]."""
         row_by_row = self._frame.row_by_row
-        if self._kernel is not None and heads.cap is None:
+        if self._kernel is not None and heads.cap is None and not self._slots.by_torch:
             order, starts = self._order() if row_by_row else (None, self._inputs.starts)
             mask = self._additive(kind)[:, 0]
             return self._kernel(query, keys, values, mask, starts, heads.groups, heads.scaling, order)
