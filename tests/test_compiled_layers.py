@@ -90,9 +90,11 @@ def test_products_with_weights_in_bfloat16(inputs: int, outputs: int) -> None:
         assert torch.equal(multiply(packed, x, 1, before.clone()), rounded(before + found))
 
 
-def test_what_is_no_number_stays_none_in_bfloat16() -> None:
-    packed = Packed([SimpleNamespace(weight=torch.ones(4, 4, dtype=torch.bfloat16), bias=None, out_features=4)])
+@pytest.mark.parametrize("inputs", [4, 32])
+def test_what_is_no_number_stays_none_in_bfloat16(inputs: int) -> None:
+    packed = Packed([SimpleNamespace(weight=torch.ones(4, inputs, dtype=torch.bfloat16), bias=None, out_features=4)])
     x = rounded(torch.tensor([[torch.inf, 1, 1, 1], [torch.nan, 1, 1, 1], [3e38, 3e38, 1, 1], [3e38, 1, 1, 1]]))
+    x = torch.nn.functional.pad(x, (0, inputs - 4))
     found = multiply(packed, x)
     assert (found[0] == torch.inf).all()
     assert found[1].isnan().all()
@@ -100,12 +102,13 @@ def test_what_is_no_number_stays_none_in_bfloat16() -> None:
     assert torch.equal(found[3], x[3, :1].expand(4))
 
 
+@pytest.mark.parametrize("inputs", [300, 320])  # matrix registers want multiples of 32
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None:
+def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype, inputs: int) -> None:
     """To the last bit, for any number of rows and threads."""
     torch.manual_seed(0)
-    packed = Packed([nn.Linear(300, 210, bias=False).to(dtype)])
-    x = torch.randn(64, 300).to(dtype).float()
+    packed = Packed([nn.Linear(inputs, 210, bias=False).to(dtype)])
+    x = torch.randn(64, inputs).to(dtype).float()
     alone = torch.cat([multiply(packed, row[None]) for row in x])
     for rows in range(1, 65):
         for threads in (1, 2):

@@ -124,9 +124,9 @@ def product(weight: Tensor, scale: Tensor, x: Tensor) -> Tensor:
     return out
 
 
-@pytest.fixture(params=[4, 8, WIDEST])
+@pytest.fixture(params=[4, 8, 16, WIDEST])
 def width(request: Any) -> Any:
-    """Floats of the widest vectors that compiled functions use; weights of 8 bits are made floats below the widest."""
+    """Floats of the widest registers that compiled functions use; weights of 8 bits are made floats below 16."""
     assert started(library(), request.param) is not None
     yield request.param
     started(library(), WIDEST)

@@ -1,4 +1,4 @@
-"""The compiled layers for processors of every width of vectors, each in a copy of the library."""
+"""The compiled layers for processors of every width of registers, each in a copy of the library."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ pytestmark = pytest.mark.skipif(load_library() is None, reason="the library is n
 PROMPT = torch.tensor([[5, 9, 20, 30, 5, 9, 20]])
 
 
-@pytest.fixture(params=[4, 8, 16])
+@pytest.fixture(params=[4, 8, 16, 256])
 def widest(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The most floats of a vector that the library computes with during a test."""
+    """The most floats of a register that the library computes with during a test."""
     other = shutil.copy(native.LIBRARY, tmp_path)  # under another name it has statics of its own
     monkeypatch.setattr(native, "library", lambda: ctypes.CDLL(os.fspath(other)))
     monkeypatch.setattr(native, "WIDEST", request.param)

@@ -15,8 +15,8 @@ from pathlib import Path
 from draftree.native.structures import Layer, Matrix, Pass, T5Decoder
 
 LIBRARY = Path(__file__).with_name("_draftree.so")
-ABI = 19  # of layers.c
-WIDEST = 16  # floats of the widest vectors that it is compiled for
+ABI = 20  # of layers.c
+WIDEST = 256  # floats of the widest registers that it is compiled for: 16 of a vector, 256 of a matrix
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 
@@ -43,7 +43,8 @@ def started(found: ctypes.CDLL, widest: int) -> ctypes.CDLL | None:
 
     Args:
         found: as loaded.
-        widest: the most floats of a vector that it may compute with, 4, 8 or 16; fewer where the processor has less.
+        widest: the most floats of a register that it may compute with, 4, 8 or 16 of a vector or 256 of a matrix; fewer
+            where the processor has less.
 
     Raises:
         AttributeError: it lacks a function.

@@ -4,10 +4,12 @@
 
 #include "products.h"
 
+#include "amx.h"
+
 #include "attention.h"
 #include "checksum.h"
 
-#define ABI 19 /* raised when a signature changes; draftree.native refuses a library of another number */
+#define ABI 20 /* raised when a signature changes; draftree.native refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define HELD_UP 1000000 /* nanoseconds; a share on several threads that takes so much longer than one thread would has waited */
 #define A_PASS 64 /* shares, about */
@@ -232,7 +234,7 @@ typedef void (*Share)(const void *task, int64_t first, int64_t last); /* panels 
 /* The functions for one kind of processor. */
 typedef struct {
     Share laying, product, gating, attending, checksum;
-    Share in_pairs, in_bytes; /* as laying, for DOTS and BYTES */
+    Share in_pairs, in_bytes, in_halves, in_parts; /* as laying, for DOTS, BYTES, TILES, BYTE_TILES; NULL where there are none */
     int64_t most; /* rows of a tile */
     void (*norm)(const float *, const float *, float, int64_t, int64_t, int, int, float *);
     void (*rotate)(const Layer *, const Pass *, const float *, float *, float *, float *);
@@ -292,7 +294,7 @@ INLINE void gating_share(const Gating *t, Share product, int64_t first, int64_t 
         rotate_rows(l, p, qkv, query, keys, values);                                                              \
     }                                                                                                             \
     static const Kernels kernels_##name = {laying_##name, product_##name, gating_##name,     attending_##name, checksum_##name, \
-                                           0,             0,              MOST_ROWS(vector), norm_##name,      rotate_##name};
+                                           0, 0, 0, 0,    MOST_ROWS(vector), norm_##name,  rotate_##name};
 
 KERNELS(plain, , 4)
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -311,34 +313,58 @@ __attribute__((target(AVX512))) static void in_pairs_dots(const void *task, int6
     lay_tiles(task, first, last, MOST_ROWS(LANES), DOTS);
 }
 __attribute__((target("avx512bw," AVX512))) static void in_bytes_dots(const void *task, int64_t first, int64_t last) {
-    lay_bytes(task, first, last, MOST_ROWS(LANES) / ((const Laying *)task)->parts);
+    lay_bytes(task, first, last, MOST_ROWS(LANES) / ((const Laying *)task)->parts, BYTES);
 }
+#if HAS_AMX
+__attribute__((target(AVX512))) static void halves_amx(const void *task, int64_t first, int64_t last) {
+    product_tiles(task, first, last, TILES);
+}
+__attribute__((target(AVX512))) static void parts_amx(const void *task, int64_t first, int64_t last) {
+    product_tiles(task, first, last, BYTE_TILES);
+}
+__attribute__((target("avx512bw," AVX512))) static void in_parts_amx(const void *task, int64_t first, int64_t last) {
+    lay_bytes(task, first, last, 1, BYTE_TILES);
+}
+__attribute__((target("avx512bw," AVX512))) static void in_halves_amx(const void *task, int64_t first, int64_t last) {
+    lay_halves(task, first, last);
+}
+#endif
 static void product_dots(const void *task, int64_t first, int64_t last);
 __attribute__((target(AVX512))) static void gating_dots(const void *task, int64_t first, int64_t last) {
     gating_share(task, product_dots, first, last);
 }
-static Kernels kernels_dots = {laying_avx512, product_dots, gating_dots,      attending_avx512, checksum_avx512,
-                               in_pairs_dots, in_bytes_dots, MOST_ROWS(LANES), norm_avx512,      rotate_avx512};
+static Kernels kernels_dots = {laying_avx512, product_dots, gating_dots, attending_avx512,  checksum_avx512,
+                               0, 0, 0, 0,    MOST_ROWS(LANES), norm_avx512, rotate_avx512};
 #endif
 
 static const Kernels *kernels = &kernels_plain;
 
-/* How a matrix is laid for, and multiplied: as its weights are, unless the processor has an instruction for them. */
-static int kind_of(const Matrix *m) {
+/* How so many rows are laid for a matrix, and multiplied: as its weights are, unless the processor has an instruction for them.
+ * Only weights of 8 bits, whose sums are exact, may be multiplied otherwise in a single row, which is faster in vectors. */
+static int kind_of(const Matrix *m, int64_t rows) {
+    if (m->kind == BFLOAT16 && kernels->in_halves && FITS_AMX(m)) return TILES;
     if (m->kind == BFLOAT16 && kernels->in_pairs) return DOTS;
+    if (m->kind == INT8 && kernels->in_parts && rows > 1 && FITS_AMX(m) && fits_bytes(m)) return BYTE_TILES;
     if (m->kind == INT8 && kernels->in_bytes && fits_bytes(m)) return BYTES;
     return (int)m->kind;
 }
 
 #if HAS_DOTS
 static void product_dots(const void *task, int64_t first, int64_t last) {
-    int kind = kind_of(((const Product *)task)->m);
+    const Product *t = task;
+    int kind = kind_of(t->m, t->rows);
+#if HAS_AMX
+    if (kind == TILES || kind == BYTE_TILES) {
+        (kind == TILES ? halves_amx : parts_amx)(task, first, last);
+        return;
+    }
+#endif
     (kind == DOTS ? pairs_dots : kind == BYTES ? bytes_dots : product_avx512)(task, first, last);
 }
 #endif
 
-/* Called before all others; the functions are OpenMP's, or NULL for one thread. `widest`: the most floats of a vector.
-   Returns ABI. */
+/* Called before all others; the functions are OpenMP's, or NULL for one thread. `widest`: the most floats of a register: 4, 8 or
+   16 of a vector, 256 of a matrix. Returns ABI. */
 int32_t layer_start(void *parallel_, void *own_number_, void *team_size_, int32_t widest) {
     kernels = &kernels_plain;
     parallel = (Parallel)parallel_;
@@ -354,6 +380,11 @@ int32_t layer_start(void *parallel_, void *own_number_, void *team_size_, int32_
     if (kernels == &kernels_avx512) {
         kernels_dots.in_pairs = __builtin_cpu_supports("avx512bf16") ? in_pairs_dots : 0;
         kernels_dots.in_bytes = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") ? in_bytes_dots : 0;
+#if HAS_AMX
+        int tiles = widest >= 256 && may_use_tiles();
+        kernels_dots.in_halves = tiles ? in_halves_amx : 0;
+        kernels_dots.in_parts = tiles ? in_parts_amx : 0;
+#endif
         kernels = &kernels_dots;
     }
 #endif
@@ -409,9 +440,13 @@ void layer_norm(const float *x, const float *weight, float epsilon, int64_t rows
 
 /* x [rows, inputs of m] as its product reads them: as it lies, or in `scratch`, which has room for as many floats. */
 static const float *laid(const Matrix *m, const float *x, int64_t rows, int64_t threads, float *scratch) {
-    int kind = kind_of(m);
-    if (rows == 1 && kind != DOTS && kind != BYTES) return x;
-    Laying t = {x, rows, m->inputs, scratch, kind == BYTES ? PARTS_OF(m->rounds) : 1};
+    int kind = kind_of(m, rows);
+    if (rows == 1 && kind == m->kind) return x;
+    Laying t = {x, rows, m->inputs, scratch, kind == BYTES || kind == BYTE_TILES ? PARTS_OF(m->rounds) : 1};
+    if (kind == TILES || kind == BYTE_TILES) {
+        spread(kind == TILES ? kernels->in_halves : kernels->in_parts, &t, rows, threads, rows * m->inputs);
+        return scratch;
+    }
     Share laying = kind == DOTS ? kernels->in_pairs : kind == BYTES ? kernels->in_bytes : kernels->laying;
     spread(laying, &t, tiles_of(rows, kernels->most / t.parts), threads, rows * m->inputs);
     return scratch;

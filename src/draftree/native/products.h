@@ -32,8 +32,9 @@ typedef float Lanes16 __attribute__((vector_size(64), aligned(4)));
 typedef float Lanes8 __attribute__((vector_size(32), aligned(4)));
 typedef float Lanes4 __attribute__((vector_size(16), aligned(4)));
 
-/* Of weights; DOTS: bfloat16 that the processor multiplies in pairs; BYTES: weights of 8 bits that it multiplies in fours. */
-enum Kind { FLOAT32, BFLOAT16, INT8, DOTS, BYTES };
+/* Of weights; DOTS: bfloat16 that the processor multiplies in pairs; BYTES: weights of 8 bits that it multiplies in fours;
+ * TILES, BYTE_TILES: the same that it multiplies in matrix registers. */
+enum Kind { FLOAT32, BFLOAT16, INT8, DOTS, BYTES, TILES, BYTE_TILES };
 
 /* A matrix in panels, as draftree.runner.weights.packed lays it out. */
 typedef struct {
@@ -133,7 +134,7 @@ typedef struct {
     const float *x; /* [rows, inputs] */
     int64_t rows, inputs;
     float *laid;
-    int64_t parts; /* of BYTES */
+    int64_t parts; /* of bytes */
 } Laying;
 
 /* Tiles [first, last) of at most `most` rows. */
@@ -173,7 +174,7 @@ INLINE void lay_tiles(const Laying *l, int64_t first, int64_t last, int64_t most
 /* What a row's bytes mean. */
 typedef struct {
     float unit;
-    float sum[2]; /* a double: 128 times the sum of the row's whole numbers */
+    float sum[2]; /* a double: 128 times the sum of the row's whole numbers, as weights are multiplied as unsigned ones */
 } Unit;
 
 /* Whether weights of 8 bits can be multiplied in whole numbers. */
@@ -184,8 +185,9 @@ static inline Unit *units_of(const float *laid, int64_t rows, int64_t inputs, in
     return (Unit *)(laid + rows * parts * (inputs / 4));
 }
 
-/* Tiles [first, last) of rows in bytes, of at most `most` rows: [inputs / 4, height, parts, 4], the lowest part first. */
-INLINE void lay_bytes(const Laying *l, int64_t first, int64_t last, int64_t most) {
+/* Tiles [first, last) of rows in bytes, of at most `most` rows: [inputs / 4, height, parts, 4], the lowest part first; for
+ * BYTE_TILES [parts, inputs] of each row. */
+INLINE void lay_bytes(const Laying *l, int64_t first, int64_t last, int64_t most, int kind) {
     int64_t tiles = tiles_of(l->rows, most), words = l->inputs / 4, parts = l->parts, row = 0;
     Unit *units = units_of(l->laid, l->rows, l->inputs, parts);
     for (int64_t t = 0; t < first; t++) row += height_of(l->rows, tiles, t);
@@ -222,10 +224,13 @@ INLINE void lay_bytes(const Laying *l, int64_t first, int64_t last, int64_t most
                 }
                 sum += whole;
                 for (int64_t part = 0; part < parts; part++)
-                    for (int64_t k = 0; k < count; k++)
-                        memcpy(tile + (begin + k) * stride + r * parts + part, bytes[part] + 4 * k, 4);
+                    if (kind == BYTE_TILES)
+                        memcpy(l->laid + (row * parts + part) * words + begin, bytes[part], 4 * count);
+                    else
+                        for (int64_t k = 0; k < count; k++)
+                            memcpy(tile + (begin + k) * stride + r * parts + part, bytes[part] + 4 * k, 4);
             }
-            double offset = 128.0 * (double)sum;
+            double offset = kind == BYTE_TILES ? 0 : 128.0 * (double)sum; /* weights are signed there */
             units[row].unit = finite ? most_of_row / limit : most_of_row - most_of_row;
             memcpy(units[row].sum, &offset, sizeof offset);
         }
