@@ -282,7 +282,7 @@ def test_rows_that_speak_of_committed_columns() -> None:
     assert difference(logits[1], logits[0]) < CLOSE
 
 
-def test_what_does_not_fit_goes_the_usual_way() -> None:
+def test_what_does_not_fit_goes_the_usual_way(monkeypatch: pytest.MonkeyPatch) -> None:
     _, captured = both("llama")
     run = Run(captured, (40,)).prefill()
     before = passes(captured).recorded
@@ -290,7 +290,11 @@ def test_what_does_not_fit_goes_the_usual_way() -> None:
     assert run.error(tree, run.step(tree)) < 1e-4
     few = [Tree.random(9, 1)]
     run.step(few, leaves=lambda ran, before, behind: ran == 2)
+    monkeypatch.setattr("draftree.runner.cuda_graphs.passes.MOST_IN_ALL", 8)
+    assert run.error(few, run.step(few)) < 1e-4
     assert passes(captured).recorded == before
+    run.step([Tree.random(8, 1)])
+    assert passes(captured).recorded == before + 1
 
 
 @pytest.mark.parametrize("name", ["llama-dynamic", "phi3-longrope"])

@@ -22,6 +22,7 @@ from draftree.runner.plan import Segment
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # rows of a request
 MOST_ROWS = 512  # of a request in passes that are recorded, unless each row has to attend alone
+MOST_IN_ALL = 2048  # rows of all requests: more keep a device busy by themselves, and a recording keeps their memory
 MOST_COVERED = 2048  # most columns that a frame's `visible` covers
 
 

@@ -23,6 +23,7 @@ from draftree.runner.cuda_graphs.fixed import FixedRows, FixedSlots
 from draftree.runner.cuda_graphs.frames import (
     BUCKETS,
     MOST_COVERED,
+    MOST_IN_ALL,
     MOST_ROWS,
     Buffers,
     Frame,
@@ -125,6 +126,7 @@ class CapturedPasses:
         return (
             plan.leaves is None
             and rows <= (BUCKETS[-1] if plan.row_by_row else MOST_ROWS)
+            and (plan.row_by_row or plan.batch * rows <= MOST_IN_ALL)
             and rows + plan.visible.shape[2] - plan.width <= MOST_COVERED
         )
 
