@@ -3,7 +3,7 @@
  *
  * Sixteen words of a panel are what a register takes of weights, as they lie; rows are laid one behind the other in bfloat16,
  * or in bytes, a row's parts one behind the other. One instruction multiplies 16 of them with 16 words of 16 outputs, so a step of sixteen
- * rows takes about as long as one of a single row, and prompts a fraction of what vectors take. Every number of a result is summed by
+ * rows takes little longer than one of a single row, and prompts a fraction of what vectors take. Every number of a result is summed by
  * itself and in one order, so a row's result does not depend on the other rows. */
 #if HAS_DOTS && defined(__linux__)
 #define HAS_AMX 1
