@@ -23,7 +23,7 @@ from runner_driver import Run, Tree, difference
 from zoo import CAUSAL, ENCODER_DECODER, build
 
 import draftree
-from draftree.drafting import DraftModel, Lookahead
+from draftree.drafting import BiTA, DraftModel, Lookahead
 from draftree.engine import Engine, Rules, generate
 from draftree.engine.strict import worst_difference
 from draftree.models import load_model
@@ -283,6 +283,12 @@ def test_strict_in_sixteen_bits(dtype: torch.dtype, kind: str) -> None:
     for b, answer in enumerate(alone):
         same(out.sequences[b : b + 1, width : width + len(answer)], answer[None], kind)
     assert out.stats.total.accepted > 0
+
+
+def test_strict_in_float32_with_a_deep_prefix() -> None:
+    model, ids = there("llama"), ids_of(prompts()[0])
+    drafted = generate(model, ids, drafter=BiTA.fresh(model, masks=2, prompts=16), strict=True, max_new_tokens=NEW)
+    same(drafted.sequences, generate(model, ids, max_new_tokens=NEW).sequences, "bita")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])

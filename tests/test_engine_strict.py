@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import itertools
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -18,8 +20,10 @@ from zoo import MEMBERS, build, construct
 
 from draftree.drafting import BiTA
 from draftree.engine import Engine, Request, Rules, generate
+from draftree.engine.strict import worst_difference
 from draftree.runner import Runner, choose, open_runner
-from draftree.runner.cuda_graphs.fixed import FixedSlots
+from draftree.runner.cuda_graphs.fixed import FixedRows, FixedSlots
+from draftree.runner.cuda_graphs.frames import Frame, PassInputs
 from draftree.runner.cuda_graphs.runner import CudaGraphRunner
 from draftree.runner.plan import Plan
 from draftree.shaping import Fixed
@@ -154,6 +158,29 @@ def test_single_rows_of_many_requests_are_rows_that_attend_alone() -> None:
     assert loose.by_torch
 
 
+@pytest.mark.parametrize("prefix", [0, 16])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_row_that_attends_alone_is_the_last_that_it_reads(prefix: int, rows: int) -> None:
+    """A kernel reads a row's columns in its order, up to the row itself: also where it does not see a deep prefix."""
+    index = {"dtype": torch.long, "device": "cpu"}
+    frame = Frame(0, 2, rows, 256, rows, prefix, (0, 1), (), injects=False, heads=1, skip=None, row_by_row=True)
+    starts = torch.tensor([prefix + 40, prefix + 7], **index)
+    visible = torch.eye(rows, dtype=torch.bool, device="cpu").expand(2, -1, -1).clone()
+    visible[:, :, 0] = True  # siblings below the first row
+    on_prefix = torch.zeros(2, rows, dtype=torch.bool, device="cpu")
+    on_prefix[1, -1] = prefix > 0
+    numbers = torch.zeros(2, rows, **index)
+    nothing = torch.zeros(2, rows, dtype=torch.bool, device="cpu")
+    inputs = PassInputs(starts, starts, numbers, numbers, numbers[0, :1], visible, on_prefix, nothing)
+    slots = FixedSlots(frame, starts, [])
+    fixed: Any = FixedRows(frame, inputs, torch.arange(256, **index), slots, {}, None, torch.float32, None)  # type: ignore[arg-type]
+    order, own = fixed._order()
+    for b, r in itertools.product(range(2), range(rows)):
+        read = order[b, r, : own[b, r] + 1].tolist()
+        assert read[-1] == starts[b] + r
+        assert {column for column in range(256) if fixed.seen[b, r, column]} <= set(read)
+
+
 def test_capped_scores_are_refused_in_passes_of_fixed_shapes() -> None:
     with pytest.raises(ValueError, match="does not attend by torch's scaled dot product"):
         Engine(flat("gemma2"), runner="cuda_graphs", strict=True)
@@ -221,6 +248,35 @@ def test_strict_is_refused_where_products_depend_on_their_rows(monkeypatch: pyte
     why = "as scores of this model in bfloat16 on cpu depend on the other rows of a pass"
     with pytest.raises(ValueError, match=f"strict=True cannot be kept here, {why} .*: use float32"):
         Engine(model, runner="hooked", strict=True)
+
+
+@pytest.mark.parametrize("banned", [-torch.inf, torch.inf, torch.nan])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_that_are_no_numbers_hide_no_difference(banned: float, dtype: torch.dtype) -> None:
+    """Vocabularies are padded with -inf, and float16 overflows."""
+    model = copy.deepcopy(build("llama")).to(dtype)
+    runner = open_runner(model, "eager")
+    run, by_width = runner.run, 0.0
+
+    def through(plan: Plan, *rest: Any, **more: Any) -> Any:
+        result = run(plan, *rest, **more)
+        result.logits = result.logits + by_width * plan.width
+        result.logits[..., 7] = banned
+        return result
+
+    runner.run = through  # type: ignore[method-assign]
+    assert worst_difference(runner) < (1e-6 if dtype == torch.float32 else 1)
+    by_width = 4.0
+    assert worst_difference(runner) > 3
+    by_width = 0.0
+
+    def at_times(plan: Plan, *rest: Any, **more: Any) -> Any:
+        result = through(plan, *rest, **more)
+        result.logits[..., 7] = 0.0 if plan.width > 1 else banned
+        return result
+
+    runner.run = at_times  # type: ignore[method-assign]
+    assert worst_difference(runner) > 1e37
 
 
 def test_strict_is_refused_where_attention_cannot_be_reached() -> None:

@@ -28,6 +28,7 @@ from draftree.runner.plan import PassResult, Plan
 WIDTHS = (1, 2, 5, 16)  # tokens of the passes that are compared with passes of one row, each with a sibling
 BATCHES = (1, 5)  # requests in them
 FLOAT32 = 1e-4  # of the largest score: in float32 sums move by so much less than any two tokens lie apart
+VAST = 1e38  # a difference from a score that is no number, or infinite
 
 _found: weakref.WeakKeyDictionary[Runner, dict[tuple[int, bool], str | None]] = weakref.WeakKeyDictionary()
 
@@ -103,8 +104,11 @@ def worst_difference(runner: Runner, *, row_by_row: bool = True) -> float:
         if target.dtype != torch.float32 and not all(result.attends_apart for result in passes):
             return math.inf
         found = torch.cat([result.logits[0, 1::2] for result in passes])
-        worst = max(worst, float((found - alone).abs().max()))
-    exact = alone.dtype == torch.float32 and worst <= FLOAT32 * float(alone.abs().max())
+        alike = (found == alone) | (found.isnan() & alone.isnan())
+        apart = (found.float() - alone.float()).abs().nan_to_num(VAST, VAST)
+        worst = max(worst, float(apart.masked_fill(alike, 0).max()))
+    largest = alone.abs().nan_to_num(0.0, 0.0).max()  # of those that are finite
+    exact = alone.dtype == torch.float32 and worst <= FLOAT32 * float(largest)
     return 0.0 if exact else worst
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from draftree.runner.cuda_graphs.frames import Frame, PassInputs
+from draftree.runner.cuda_graphs.frames import Frame, PassInputs, by_torch
 from draftree.runner.eager.attention import Attention
 from draftree.runner.eager.layer import Angles
 from draftree.runner.eager.parts import Norm
@@ -22,7 +22,6 @@ from draftree.runner.layout.kinds import LayerKind, limits
 from draftree.runner.layout.rotary import Rotation
 
 GATHERED = 16  # rows whose own keys and values are gathered at a time, as they take memory
-MOST_KERNEL_ROWS = 128  # rows of all requests up to which draftree's kernels are as fast as torch's
 
 
 class FixedSlots:
@@ -34,13 +33,13 @@ class FixedSlots:
         stores: keys and values of every layer, each [slots, heads, capacity, dim].
 
     Attributes:
-        by_torch: whether rows are so many that torch's products and attention are faster, and may depend on each other.
+        by_torch: see the function of this name.
     """
 
     def __init__(self, frame: Frame, starts: Tensor, stores: list[tuple[Tensor, Tensor]]) -> None:
         own = slice(frame.first, frame.first + frame.batch)
         self.starts = starts
-        self.by_torch = frame.batch * frame.rows > MOST_KERNEL_ROWS and not frame.row_by_row
+        self.by_torch = by_torch(frame.batch * frame.rows, frame.row_by_row)
         self._normed: tuple[Tensor, Norm | None, Tensor] | None = None
         self._stores = [(keys[own], values[own]) for keys, values in stores]
         self._band = frame.band
@@ -170,7 +169,7 @@ class FixedRows:
         if self._ordered is None:
             others = (self._columns >= self._inputs.begins[:, None])[:, None] & ~self.seen
             order = torch.where(others, self._columns + self._frame.band, self._columns).argsort(-1)
-            self._ordered = order, self.seen.sum(-1) - 1
+            self._ordered = order, (~others).sum(-1) - 1
         return self._ordered
 
     def mask(self, kind: LayerKind, groups: int) -> Tensor:

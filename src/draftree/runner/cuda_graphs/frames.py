@@ -24,6 +24,7 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # rows of a request
 MOST_ROWS = 512  # of a request in passes that are recorded, unless each row has to attend alone
 MOST_IN_ALL = 2048  # rows of all requests: more keep a device busy by themselves, and a recording keeps their memory
 MOST_COVERED = 2048  # most columns that a frame's `visible` covers
+MOST_KERNEL_ROWS = 128  # rows of all requests up to which draftree's kernels are as fast as torch's
 
 
 def bucket_of(rows: int) -> int | None:
@@ -31,8 +32,19 @@ def bucket_of(rows: int) -> int | None:
     return next((bucket for bucket in BUCKETS if rows <= bucket), None)
 
 
-def band_of(columns: int, capacity: int) -> int:
-    """Columns that attention reads where `columns` are needed: two sizes for each doubling, and at most `capacity`."""
+def by_torch(rows: int, row_by_row: bool) -> bool:
+    """Whether torch's products and attention are faster for so many rows in all; these may depend on each other."""
+    return rows > MOST_KERNEL_ROWS and not row_by_row
+
+
+def band_of(columns: int, capacity: int, *, exact: bool) -> int:
+    """Columns that attention reads where `columns` are needed: two sizes for each doubling, and at most `capacity`.
+
+    With `exact` as many as are needed, in whole blocks: torch may sum otherwise over another number of columns, and
+    that must not hang on the capacity, which other requests have a part in.
+    """
+    if exact:
+        return -(-columns // BLOCK) * BLOCK
     band = BLOCK
     while band < columns:
         step = 1 << (band.bit_length() - 1)

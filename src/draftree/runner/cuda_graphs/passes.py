@@ -21,7 +21,6 @@ from torch import Tensor
 from draftree.runner.cuda_graphs.capture import Capture
 from draftree.runner.cuda_graphs.fixed import FixedRows, FixedSlots
 from draftree.runner.cuda_graphs.frames import (
-    BUCKETS,
     MOST_COVERED,
     MOST_IN_ALL,
     MOST_ROWS,
@@ -30,6 +29,7 @@ from draftree.runner.cuda_graphs.frames import (
     PassInputs,
     band_of,
     bucket_of,
+    by_torch,
 )
 from draftree.runner.eager.angles import AngleTables
 from draftree.runner.eager.attention import attend
@@ -123,10 +123,11 @@ class CapturedPasses:
     def takes(self, plan: Plan) -> bool:
         """Whether such passes are recorded: not of too many rows, and no rows that may leave the stack early."""
         rows = plan.width + plan.appended
+        bucket = bucket_of(rows)
         return (
             plan.leaves is None
-            and rows <= (BUCKETS[-1] if plan.row_by_row else MOST_ROWS)
-            and (plan.row_by_row or plan.batch * rows <= MOST_IN_ALL)
+            and bucket is not None
+            and (plan.row_by_row or (bucket <= MOST_ROWS and plan.batch * bucket <= MOST_IN_ALL))
             and rows + plan.visible.shape[2] - plan.width <= MOST_COVERED
         )
 
@@ -217,7 +218,7 @@ class CapturedPasses:
             first,
             batch,
             rows,
-            band_of(max(starts) + rows, cache.capacity),
+            band_of(max(starts) + rows, cache.capacity, exact=by_torch(batch * rows, plan.row_by_row)),
             covered,
             cache.prefix_length,
             layers,
