@@ -182,7 +182,6 @@ class Attachment:
         surgeries: changes mid-stack, in terms of these N + M rows.
         taps: layers whose incoming hidden states the drafter reads; the number of layers itself taps what the last one
             returns, from which `Runner.logits` makes logits. Passes make logits of trees only.
-        laid: what a pass worked out from the above; an attachment that comes back with the same tree spares that work.
     """
 
     embeddings: Tensor | None = None
@@ -191,7 +190,6 @@ class Attachment:
     prefix_rows: Tensor | None = None
     surgeries: tuple[Surgery, ...] = ()
     taps: tuple[int, ...] = ()
-    laid: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -105,7 +104,7 @@ def tree_pass(
     plan.rope_floor = tuple(floors)
     plan.row_by_row = row_by_row
     if attachment is not None:
-        _attach(plan, attachment, trees, begin, trunk)
+        _attach(plan, attachment, begin, trunk)
     if limit is not None and max(s + t for s, t in zip(starts, trunk, strict=True)) + REACH >= limit:
         plan = _clamp(plan, limit - 1)
     return TreePass(plan, trees, trunk, offset)
@@ -119,69 +118,37 @@ def _clamp(plan: Plan, last: int) -> Plan:
     return replace(plan, positions=plan.positions.clamp(max=last), surgeries=surgeries)
 
 
-class _Laid(NamedTuple):
-    """What passes without prompt rows share, as long as an attachment comes back with trees of the same structure."""
-
-    ancestors: Tensor  # of the trees, to know them by
-    offsets: Tensor  # LongTensor [B, N + M], positions of all entering rows from the root's
-    visible: Tensor  # BoolTensor [B, N + M, N + M]
-    surgeries: tuple[Surgery, ...]  # with `joined` filled in
-
-
-def _lay(attachment: Attachment, trees: TokenTree) -> _Laid:
-    offsets, visible = trees.depth, trees.ancestors
+def _attach(plan: Plan, attachment: Attachment, begin: Tensor, trunk: list[int]) -> None:
+    """Put a drafter's rows into a plan that was just made."""
+    offset, prefix_rows = max(trunk), attachment.prefix_rows
+    real = torch.tensor(trunk, device=begin.device, dtype=torch.long)
     if attachment.embeddings is not None:
         if attachment.positions is None or attachment.visible is None:
             raise ValueError("An attachment with embeddings must give their `positions` and `visible`.")
-        offsets = torch.cat([offsets, attachment.positions], 1)
-        visible = join(visible, attachment.visible)
-    surgeries = []
-    seen: Tensor | None = visible
-    for surgery in attachment.surgeries:
-        if surgery.keep is not None:
-            seen = None  # who is left is known in the pass
-        if seen is not None and surgery.visible is not None:
-            seen = join(seen, surgery.visible)
-            surgery = replace(surgery, joined=seen)
-        surgeries.append(surgery)
-    return _Laid(trees.ancestors, offsets, visible, tuple(surgeries))
-
-
-def _attach(plan: Plan, attachment: Attachment, trees: TokenTree, begin: Tensor, trunk: list[int]) -> None:
-    """Put a drafter's rows into a plan that was just made."""
-    laid: _Laid | None = attachment.laid
-    if laid is None or laid.ancestors is not trees.ancestors:
-        laid = attachment.laid = _lay(attachment, trees)
-    tokens, positions, visible, prefix_rows = plan.tokens, begin + laid.offsets, laid.visible, attachment.prefix_rows
-    if attachment.embeddings is not None:
-        tokens = torch.nn.functional.pad(tokens, (0, attachment.embeddings.shape[1]))
-    offset = max(trunk)
-    if offset == 0:
-        surgeries = tuple(s.behind(begin) for s in laid.surgeries)
-    else:
-        real = torch.tensor(trunk, device=begin.device, dtype=torch.long)
-        positions = torch.cat([plan.positions[:, :offset], positions], 1)
-        visible = plan.visible
-        if attachment.visible is not None:
-            visible = join(visible, _see_trunk(attachment.visible, offset, real))
-        if prefix_rows is not None:
-            prefix_rows = torch.nn.functional.pad(prefix_rows, (offset, 0))
-        surgeries = tuple(_shift(s, begin, offset, real) for s in attachment.surgeries)
-    plan.tokens, plan.positions, plan.visible = tokens, positions, visible
+        plan.tokens = torch.nn.functional.pad(plan.tokens, (0, attachment.embeddings.shape[1]))
+        plan.positions = torch.cat([plan.positions, begin + attachment.positions], 1)
+        plan.visible = join(plan.visible, _see_trunk(attachment.visible, offset, real))
+    if prefix_rows is not None and offset:
+        prefix_rows = torch.nn.functional.pad(prefix_rows, (offset, 0))
     plan.embeddings, plan.prefix_rows = attachment.embeddings, prefix_rows
-    plan.surgeries, plan.taps, plan.sizes = surgeries, attachment.taps, None
+    plan.surgeries = tuple(_shift(s, begin, offset, real) for s in attachment.surgeries)
+    plan.taps, plan.sizes = attachment.taps, None
 
 
 def _see_trunk(visible: Tensor, offset: int, trunk: Tensor) -> Tensor:
     """Put `offset` trunk columns in front of [B, m, n]; real ones are visible."""
+    if offset == 0:
+        return visible
     real = torch.arange(offset, device=visible.device) < trunk[:, None]
     return torch.cat([real[:, None].expand(-1, visible.shape[1], -1), visible], 2)
 
 
 def _shift(surgery: Surgery, begin: Tensor, offset: int, trunk: Tensor) -> Surgery:
     """Express a surgery on tree rows as one on all rows: `offset` rows of the trunk stay in front, untouched."""
-    keep, append, source, visible = surgery.keep, surgery.append, surgery.source, surgery.visible
     positions = None if surgery.positions is None else begin + surgery.positions
+    if offset == 0:
+        return surgery if positions is None else replace(surgery, positions=positions)
+    keep, append, source, visible = surgery.keep, surgery.append, surgery.source, surgery.visible
 
     def with_trunk(rows: Tensor | None) -> Tensor | None:
         if rows is None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from draftree.pruning.survivors import added, following, numbers_of
 from draftree.pruning.worth import Worth
 from draftree.runner.base import Runner
-from draftree.runner.plan import Plan, Surgery
+from draftree.runner.plan import Plan, Surgery, join
 from draftree.tree import TokenTree
 
 
@@ -63,7 +63,7 @@ class Pruner:
         same = next((s for s in plan.surgeries if s.layer == layer), None)
         visible = plan.visible
         for surgery in before:
-            visible = surgery.joined_to(visible)
+            visible = visible if surgery.visible is None else join(visible, surgery.visible)
         cut = _Cut(self, trees.tokens, trees.parents, trees.ancestors, visible)
         total = visible.shape[1]
         surgeries = [*before, Surgery(layer, keep=cut)]

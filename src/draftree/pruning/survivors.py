@@ -32,7 +32,7 @@ def following(surgery: Surgery, total: int) -> Surgery:
     """`surgery`, which describes `total` rows, for those of them that are left."""
     if surgery.append is None:
         return surgery
-    return replace(surgery, joined=None, resolve=_Resolve(total))
+    return replace(surgery, resolve=_Resolve(total))
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,6 @@ class Surgery:
             appended row sees the whole context.
         source: LongTensor [B, S], the rows that `append` is given, in this order; None for all K of them.
         hide_prefix: from here on no row sees the deep prefix (BiTA's prompts of the first layer).
-        joined: BoolTensor [B, K + M, K + M], who sees whom once the rows have joined, where that is known beforehand;
-            else it is put together in the pass.
         resolve: function of this surgery and the row numbers [B, K] that are left (padded with -1), returning the
             surgery to carry out: for surgeries behind a `keep` that is not known beforehand.
         numbers: LongTensor [B, M], row numbers of the appended rows, where `resolve` left some of them out; by default
@@ -61,19 +59,8 @@ class Surgery:
     visible: Tensor | None = None
     source: Tensor | None = None
     hide_prefix: bool = False
-    joined: Tensor | None = None
     resolve: Callable[[Surgery, Tensor], Surgery] | None = None
     numbers: Tensor | None = None
-
-    def behind(self, begin: Tensor) -> Surgery:
-        """The same with positions [B, M] counted from `begin` [B, 1]."""
-        return self if self.positions is None else replace(self, positions=begin + self.positions)
-
-    def joined_to(self, visible: Tensor) -> Tensor:
-        """Who sees whom once its rows stand behind the rows that see visible [B, K, K]."""
-        if self.joined is not None:
-            return self.joined
-        return visible if self.visible is None else join(visible, self.visible)
 
 
 def join(visible: Tensor, more: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def join(parts: Sequence[Named], trees: TokenTree) -> Joint:
         # Others read the nodes alone, and those stand first in any case.
         one = with_rows[0] if with_rows else Attachment()
         if any(part is not None for _, part in parts):
-            return Joint(one if one.taps == union else replace(one, taps=union, laid=None), taps, nowhere)
+            return Joint(one if one.taps == union else replace(one, taps=union), taps, nowhere)
         return Joint(None, taps, nowhere)
     for name, part in parts:
         if part is not None and any(surgery.keep is not None for surgery in part.surgeries):

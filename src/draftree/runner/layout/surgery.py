@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftree.runner.plan import Plan, Segment, Surgery
+from draftree.runner.plan import Plan, Segment, Surgery, join
 
 
 def logit_slice(plan: Plan, segment: Segment) -> slice:
@@ -62,7 +62,7 @@ def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> t
             rows = torch.cat([rows, torch.arange(known, known + added, device=device).expand(batch, added)], 1)
         hidden = torch.cat([hidden, extra.to(hidden.dtype)], 1)
         positions = torch.cat([positions, surgery.positions], 1)
-        visible = surgery.joined_to(visible)
+        visible = join(visible, surgery.visible)
         if prefix_rows is not None:
             prefix_rows = torch.nn.functional.pad(prefix_rows, (0, added))
     return Segment(surgery.layer, rows, positions, visible, prefix_rows), hidden
