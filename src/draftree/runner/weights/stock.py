@@ -54,8 +54,9 @@ def alteration(model: Any) -> str | None:
     if own.keys() != theirs.keys():
         name = sorted(own.keys() ^ theirs.keys())[0]
         return f"the module {name!r} is {'one too many' if name in own else 'missing'} by its configuration"
+    dtype = model.dtype
     for name, module in own.items():
-        difference = _difference(module, theirs[name], model.dtype)
+        difference = _difference(module, theirs[name], dtype)
         if difference is not None:
             return f"the {difference} of {f'its module {name!r}' if name else 'the model'} is not that of a stock model"
     if hooks_of_all._global_forward_hooks or hooks_of_all._global_forward_pre_hooks:
