@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -23,8 +24,8 @@ from draftree.serve.parts import Part
 LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
-class Metrics:
-    """Counts of one server.
+class Metrics(Collector):
+    """Counts of one server; answers are added and ended in the worker's thread, and read in any.
 
     Args:
         engine: its gauges are read when they are asked for.
@@ -33,17 +34,26 @@ class Metrics:
     def __init__(self, engine: Engine) -> None:
         self.registry = CollectorRegistry()
         own: Any = {"registry": self.registry}
+
+        def seconds(name: str, text: str) -> Histogram:
+            return Histogram(f"draftree_{name}_seconds", text, buckets=LATENCIES, **own)
+
         self._responses = Counter("draftree_http_responses", "Responses by status.", ["status"], **own)
         self._requests = Counter("draftree_requests", "Answers that are over, by how they ended.", ["finish"], **own)
-        self._latencies = _Latencies(self.registry)
-        self._tokens = _Tokens()
-        self.registry.register(self._tokens)
-        self.registry.register(_Gauges(engine))
+        self._queue = seconds("queue", "From arrival to a slot.")
+        self._first = seconds("time_to_first_token", "From arrival to the first token.")
+        self._between = seconds("inter_token", "Between an answer's tokens; those of one step share its time.")
+        self._whole = seconds("request", "From arrival to the end.")
+        self._engine = engine
+        self._over = _Sums()
+        self._live: dict[int, Part] = {}
+        self._lock = threading.Lock()  # an answer must not be counted twice, or not at all, as it ends
+        self.registry.register(self)
 
     @property
     def total(self) -> RequestStats:
         """Counts of all answers, up to their latest step."""
-        return self._tokens.sums().stats
+        return self._sums().stats
 
     def responded(self, status: int) -> None:
         """An HTTP response begins."""
@@ -51,29 +61,54 @@ class Metrics:
 
     def added(self, parts: Sequence[Part]) -> None:
         """Answers wait for slots."""
-        self._tokens.added(parts)
+        with self._lock:
+            self._live |= {id(part): part for part in parts}
 
     def came(self, part: Part, count: int, before: float | None) -> None:
         """An answer has got so many tokens; `before` is when the one before them came, None for none."""
-        self._latencies.came(part, count, before)
+        if before is None:
+            self._first.observe(part.last - part.added)
+            count, before = count - 1, part.last  # others of the first step come with the first token
+        for _ in range(count):
+            self._between.observe((part.last - before) / count)
 
     def ended(self, part: Part) -> None:
         """An answer is over."""
-        self._tokens.ended(part)
+        with self._lock:
+            del self._live[id(part)]
+            self._over.add(part)
         self._requests.labels(part.finish or "error").inc()
-        self._latencies.add(part)
+        if part.joined is not None:
+            self._queue.observe(part.joined - part.added)
+        if part.first is not None:
+            self._whole.observe(part.last - part.added)
 
     def text(self) -> bytes:
         """In Prometheus' format."""
         return generate_latest(self.registry)
 
+    def collect(self) -> Iterator[Metric]:
+        """What is found when somebody asks: sums over all answers, and what the engine holds at the moment."""
+        yield from _counters(self._sums())
+        yield from _gauges(self._engine)
 
+    def _sums(self) -> _Sums:
+        """Those of all answers until now."""
+        with self._lock:
+            found = replace(self._over, stats=self._over.stats.copy())
+            for part in self._live.values():
+                found.add(part)
+        return found
+
+
+@dataclass(slots=True)
 class _Sums:
     """Tokens and steps of some answers."""
 
-    def __init__(self) -> None:
-        self.prompt = self.reused = self.given = 0
-        self.stats = RequestStats()
+    prompt: int = 0
+    reused: int = 0
+    given: int = 0
+    stats: RequestStats = field(default_factory=RequestStats)
 
     def add(self, part: Part) -> None:
         """Count an answer as far as it has come."""
@@ -86,45 +121,17 @@ class _Sums:
         self.stats.add(request.stats.copy())
 
 
-class _Tokens(Collector):
-    """Tokens and steps of all answers; answers are added and ended in the worker's thread, and read in any."""
-
-    def __init__(self) -> None:
-        self._over = _Sums()
-        self._live: dict[int, Part] = {}
-        self._lock = threading.Lock()  # an answer must not be counted twice, or not at all, as it ends
-
-    def added(self, parts: Sequence[Part]) -> None:
-        with self._lock:
-            self._live |= {id(part): part for part in parts}
-
-    def ended(self, part: Part) -> None:
-        with self._lock:
-            del self._live[id(part)]
-            self._over.add(part)
-
-    def sums(self) -> _Sums:
-        """Those of all answers until now."""
-        with self._lock:
-            found, over = _Sums(), self._over
-            found.prompt, found.reused, found.given = over.prompt, over.reused, over.given
-            found.stats.add(over.stats)
-            for part in self._live.values():
-                found.add(part)
-        return found
-
-    def collect(self) -> Iterator[Metric]:
-        sums = self.sums()
-        stats = sums.stats
-        yield CounterMetricFamily("draftree_prompt_tokens", "Prompt tokens.", sums.prompt)
-        yield CounterMetricFamily("draftree_reused_prompt_tokens", "Those that the cache had already.", sums.reused)
-        yield CounterMetricFamily("draftree_generated_tokens", "New tokens.", sums.given)
-        yield CounterMetricFamily("draftree_steps", "Passes, counted for each request in them.", stats.steps)
-        yield _labelled("draftree_step_seconds", "Time of steps by stage.", "stage", stats.seconds)
-        by_source = stats.accepted_by_source
-        yield _labelled("draftree_accepted_tokens_by_drafter", "Accepted draft tokens.", "drafter", by_source)
-        for prefix in ("draftree_spec_decode_", "vllm:spec_decode_"):
-            yield from _speculation(prefix, stats)
+def _counters(sums: _Sums) -> Iterator[Metric]:
+    stats = sums.stats
+    yield CounterMetricFamily("draftree_prompt_tokens", "Prompt tokens.", sums.prompt)
+    yield CounterMetricFamily("draftree_reused_prompt_tokens", "Those that the cache had already.", sums.reused)
+    yield CounterMetricFamily("draftree_generated_tokens", "New tokens.", sums.given)
+    yield CounterMetricFamily("draftree_steps", "Passes, counted for each request in them.", stats.steps)
+    yield _labelled("draftree_step_seconds", "Time of steps by stage.", "stage", stats.seconds)
+    by_source = stats.accepted_by_source
+    yield _labelled("draftree_accepted_tokens_by_drafter", "Accepted draft tokens.", "drafter", by_source)
+    for prefix in ("draftree_spec_decode_", "vllm:spec_decode_"):
+        yield from _speculation(prefix, stats)
 
 
 def _labelled(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
@@ -145,51 +152,18 @@ def _speculation(prefix: str, stats: RequestStats) -> Iterator[Metric]:
     yield _labelled(f"{prefix}num_accepted_tokens_per_pos", text, "position", by_position)
 
 
-class _Latencies:
-    """How long answers and their parts took."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def seconds(name: str, text: str) -> Histogram:
-            return Histogram(f"draftree_{name}_seconds", text, buckets=LATENCIES, registry=registry)
-
-        self._queue = seconds("queue", "From arrival to a slot.")
-        self._first = seconds("time_to_first_token", "From arrival to the first token.")
-        self._between = seconds("inter_token", "Between an answer's tokens; those of one step share its time.")
-        self._whole = seconds("request", "From arrival to the end.")
-
-    def came(self, part: Part, count: int, before: float | None) -> None:
-        """Count tokens, see `Metrics.came`."""
-        if before is None:
-            self._first.observe(part.last - part.added)
-            count, before = count - 1, part.last  # others of the first step come with the first token
-        for _ in range(count):
-            self._between.observe((part.last - before) / count)
-
-    def add(self, part: Part) -> None:
-        """Count an answer that is over."""
-        if part.joined is not None:
-            self._queue.observe(part.joined - part.added)
-        if part.first is not None:
-            self._whole.observe(part.last - part.added)
-
-
-class _Gauges(Collector):
+def _gauges(engine: Engine) -> Iterator[Metric]:
     """What an engine holds at the moment."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def collect(self) -> Iterator[Metric]:
-        engine, cache = self._engine, self._engine.cache
-        held = sum(cache.lengths[: len(engine.running)])
-        yield GaugeMetricFamily("draftree_running_requests", "Requests in slots.", len(engine.running))
-        yield GaugeMetricFamily("draftree_waiting_requests", "Requests that wait for a slot.", len(engine.waiting))
-        yield GaugeMetricFamily("draftree_slots", "Requests decoded together at most.", engine.config.slots)
-        yield GaugeMetricFamily("draftree_kv_tokens", "Tokens of running requests in the KV cache.", held)
-        kept = "Tokens of earlier requests that the KV cache keeps for prompts which begin alike."
-        yield GaugeMetricFamily("draftree_kv_kept_tokens", kept, engine.slots.kept_tokens)
-        room = cache.slots * (cache.capacity - cache.prefix_length)
-        yield GaugeMetricFamily("draftree_kv_capacity_tokens", "Tokens that the KV cache holds before it grows.", room)
-        yield GaugeMetricFamily("draftree_kv_bytes", "Bytes of the KV cache.", cache.nbytes)
-        tries = sum(trie.nbytes for trie in parts_of(engine.config.drafter, Lookahead))
-        yield GaugeMetricFamily("draftree_trie_bytes", "Bytes of what tries have learned.", tries)
+    cache = engine.cache
+    held = sum(cache.lengths[: len(engine.running)])
+    yield GaugeMetricFamily("draftree_running_requests", "Requests in slots.", len(engine.running))
+    yield GaugeMetricFamily("draftree_waiting_requests", "Requests that wait for a slot.", len(engine.waiting))
+    yield GaugeMetricFamily("draftree_slots", "Requests decoded together at most.", engine.config.slots)
+    yield GaugeMetricFamily("draftree_kv_tokens", "Tokens of running requests in the KV cache.", held)
+    kept = "Tokens of earlier requests that the KV cache keeps for prompts which begin alike."
+    yield GaugeMetricFamily("draftree_kv_kept_tokens", kept, engine.slots.kept_tokens)
+    room = cache.slots * (cache.capacity - cache.prefix_length)
+    yield GaugeMetricFamily("draftree_kv_capacity_tokens", "Tokens that the KV cache holds before it grows.", room)
+    yield GaugeMetricFamily("draftree_kv_bytes", "Bytes of the KV cache.", cache.nbytes)
+    tries = sum(trie.nbytes for trie in parts_of(engine.config.drafter, Lookahead))
+    yield GaugeMetricFamily("draftree_trie_bytes", "Bytes of what tries have learned.", tries)
