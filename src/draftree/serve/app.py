@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from draftree.engine import Engine
 from draftree.serve.answers import api_error
 from draftree.serve.description import add_description, described
-from draftree.serve.errors import GONE, ApiError, StoppingError
+from draftree.serve.errors import ApiError, GoneError, StoppingError
 from draftree.serve.extras import add_extras
 from draftree.serve.logs import REQUEST, REQUEST_ID
 from draftree.serve.page import add_page
@@ -129,7 +129,7 @@ class Watch:
             await self._app(scope, receive, watched)
         except asyncio.CancelledError:  # by an ASGI server that stops, or that has lost the client
             alive = self._server.worker.alive
-            failed = ApiError(GONE, status=499) if alive else api_error(StoppingError())
+            failed = GoneError() if alive else api_error(StoppingError())
         except UnreadError:  # the answers end, and the connection breaks off
             status = 499
         except Exception as error:

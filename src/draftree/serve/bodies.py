@@ -1,17 +1,19 @@
-"""Bodies of requests: JSON that is of a kind of `schema.py`, or a sentence about the first thing that is wrong."""
+"""What clients send, as a kind of `schema.py` or a sentence about what is wrong, and whether they are still there."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 from starlette.requests import ClientDisconnect, Request
 
-from draftree.serve.errors import GONE, ApiError
+from draftree.serve.errors import ApiError, GoneError
 from draftree.serve.settings import ServerSettings
 
+T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
 # Errors that say that a value is of another JSON type than a branch of a union takes.
 OTHER_TYPE = {"string_type", "int_type", "float_type", "bool_type", "list_type", "dict_type", "model_type"}
@@ -34,8 +36,31 @@ async def whole_body(request: Request, settings: ServerSettings) -> bytes:
     except TimeoutError:
         raise ApiError(f"The body was not there after {seconds:g} seconds: send it at once.", status=408) from None
     except ClientDisconnect:
-        raise ApiError(GONE, status=499) from None
+        raise GoneError from None
     return b"".join(parts)
+
+
+async def while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` brings; a client that goes away ends it.
+
+    Raises:
+        GoneError: the client has gone.
+    """
+    done, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            raise GoneError
+        return done.result()
+    finally:
+        gone.cancel()
+        done.cancel()
+
+
+async def _gone(request: Request) -> None:
+    """Returns when the client has closed the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def read_body(text: bytes, kind: type[Body]) -> Body:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-GONE = "The client has gone away."
-
 
 class ApiError(Exception):
     """What is wrong with a request, for whoever sent it.
@@ -43,6 +41,13 @@ class ApiError(Exception):
     def headers(self) -> dict[str, str]:
         """Of the response."""
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+
+class GoneError(ApiError):
+    """The client has gone away; so nobody reads this but the log."""
+
+    def __init__(self) -> None:
+        super().__init__("The client has gone away.", status=499)
 
 
 class QueuedError(TimeoutError):

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Coroutine, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 from fastapi import Request, Response
 from fastapi.sse import EventSourceResponse
@@ -28,16 +28,14 @@ from draftree.serve.answers import (
     usage,
     whole_choice,
 )
-from draftree.serve.bodies import Body, read_body, whole_body
+from draftree.serve.bodies import Body, read_body, while_there, whole_body
 from draftree.serve.calls import CallReader
 from draftree.serve.delivery import Answers
-from draftree.serve.errors import GONE, ApiError, FullError, StoppingError
+from draftree.serve.errors import ApiError, FullError, StoppingError
 from draftree.serve.metrics import Metrics
 from draftree.serve.parts import Delta, Part
 from draftree.serve.settings import ServerSettings
 from draftree.serve.worker import Worker
-
-T = TypeVar("T")
 
 
 class Server:
@@ -130,7 +128,7 @@ class Server:
         deadline = time.monotonic() + min(self.settings.timeout, body.own.timeout or math.inf)
         if call.echo and call.logprobs is not None:
             scoring = self.score(parts, call.logprobs, tries, deadline - time.monotonic())
-            call.scores = await _while_there(request, scoring)
+            call.scores = await while_there(request, scoring)
         answers: Answers | NoAnswers = NoAnswers(parts)
         if body.max_tokens != 0:
             answers = await self.start(parts, deadline - time.monotonic(), whole=not body.stream)
@@ -154,7 +152,7 @@ class Server:
     async def _whole(self, request: Request, answers: Answers | NoAnswers) -> list[Delta]:
         """All of the answers; a client that goes away ends them."""
         try:
-            return await _while_there(request, collect(answers))
+            return await while_there(request, collect(answers))
         except BaseException as error:
             answers.cancel()
             if not isinstance(error, Exception):
@@ -173,26 +171,3 @@ def _refusals() -> Iterator[None]:
         raise api_error(error) from None
     except TimeoutError as error:
         raise ApiError(str(error), status=408, code="timeout") from None
-
-
-async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` brings; a client that goes away ends it.
-
-    Raises:
-        ApiError: the client has gone.
-    """
-    done, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not done.done():
-            raise ApiError(GONE, status=499)
-        return done.result()
-    finally:
-        gone.cancel()
-        done.cancel()
-
-
-async def _gone(request: Request) -> None:
-    """Returns when the client has closed the connection."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +16,19 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from draftree.integrations.ray_serve.prefixes import Beginnings, beginnings_of
-from draftree.serve.bodies import whole_body
-from draftree.serve.errors import ApiError
+from draftree.serve.bodies import while_there, whole_body
+from draftree.serve.errors import ApiError, GoneError
 from draftree.serve.settings import ServerSettings
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
 log = logging.getLogger("draftree.ray")
-FAILED = (
-    "The replica that answered this request has failed: send it again, with what has come so far to go on from there."
+FAILED = ApiError(
+    "The replica that answered this request has failed: send it again, with what has come so far to go on from there.",
+    status=503,
+    code="replica_failed",
+    retry_after=1,
 )
 BY_PREFIX = ("/v1/chat/completions", "/v1/completions")
 TO_ALL = ("/v1/corpus",)
@@ -68,8 +72,9 @@ class Front:
             return
         if self._exchange is not None and self._exchanging is None:
             self._exchanging = asyncio.ensure_future(_again(self._exchange, self.exchange))
+        client = Request(scope, receive)
         try:
-            body = await whole_body(Request(scope, receive), self._settings)
+            body = await whole_body(client, self._settings)
         except ApiError as error:
             await JSONResponse(error.body(), error.status, error.headers())(scope, receive, send)
             return
@@ -81,15 +86,8 @@ class Front:
         else:
             key = dict(request.headers).get(b"authorization", b"")
             messages = self._from_one(request, beginnings_of(body, key) if request.path in BY_PREFIX else None)
-        passing = asyncio.ensure_future(_pass_on(messages, send))
-        gone = asyncio.ensure_future(_gone(receive))
-        try:
-            await asyncio.wait({passing, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if passing.done():
-                passing.result()
-        finally:
-            gone.cancel()
-            passing.cancel()
+        with suppress(GoneError):
+            await while_there(client, _pass_on(messages, send))
 
     async def _from_one(
         self, request: HttpRequest, text: Beginnings | None, replica: int | None = None
@@ -113,11 +111,13 @@ class Front:
                 if started and not stream:
                     raise
                 if started:
-                    yield {"type": "http.response.body", "body": _event(FAILED), "more_body": False}
+                    event = f"data: {json.dumps(FAILED.body())}\n\n".encode()
+                    yield {"type": "http.response.body", "body": event, "more_body": False}
                     return
                 if last:
-                    for message in _refusal(FAILED, 503):
-                        yield message
+                    refusal = JSONResponse(FAILED.body(), FAILED.status, FAILED.headers())
+                    yield {"type": "http.response.start", "status": FAILED.status, "headers": refusal.raw_headers}
+                    yield {"type": "http.response.body", "body": refusal.body}
 
     async def _to_all(self, request: HttpRequest) -> AsyncIterator[dict[str, Any]]:
         """Every replica gets the request; the response is the first that refuses it, or else any."""
@@ -236,26 +236,6 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _error(text: str) -> dict[str, Any]:
-    return {"error": {"message": text, "type": "server_error", "param": None, "code": "replica_failed"}}
-
-
-def _event(text: str) -> bytes:
-    return f"data: {json.dumps(_error(text))}\n\n".encode()
-
-
-def _refusal(text: str, status: int) -> Iterable[dict[str, Any]]:
-    headers = [(b"content-type", b"application/json"), (b"retry-after", b"1")]
-    yield {"type": "http.response.start", "status": status, "headers": headers}
-    yield {"type": "http.response.body", "body": json.dumps(_error(text)).encode(), "more_body": False}
-
-
 async def _pass_on(messages: AsyncIterator[dict[str, Any]], send: Any) -> None:
     async for message in messages:
         await send(message)
-
-
-async def _gone(receive: Any) -> None:
-    """Returns when the client has closed the connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
