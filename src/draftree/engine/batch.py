@@ -131,7 +131,7 @@ def run_batch(
     slots = min(len(rows), MOST_SLOTS)
     capacity = min(length, MOST_COLUMNS // slots)
     with Engine(model, replace(config, slots=slots, capacity=capacity, closed=True)) as engine:
-        engine.watch.just_compared = True
+        engine.slots.just_compared = True
         requests = []
         for row in rows:
             if streamer is not None and not prompt_streamed:

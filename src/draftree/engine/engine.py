@@ -22,7 +22,6 @@ from draftree.engine.recorder import about_engine
 from draftree.engine.request import Emitted, Request, Rules, State
 from draftree.engine.slots import Slots
 from draftree.engine.strict import check_strict, strict_runner
-from draftree.engine.watch import ModelWatch
 from draftree.pruning.pruner import Pruner
 from draftree.runner import Runner, open_runner
 from draftree.runner.step_cost import cached_cost
@@ -92,7 +91,6 @@ class Engine:
         self._open: dict[Request, None] = {}  # those that are not over, also while they move from one list to another
         keeps = config.keep_prefixes and not config.strict and config.early_exit is None and not offloaded(model)
         self.slots = Slots(self.runner, self.cache, encoder, keeps=keeps)
-        self.watch = ModelWatch(self.runner, self.slots)
         self._stepping = threading.Lock()
         self._turn = threading.RLock()  # of the streams: one steps, and the others find the tokens that this gave them
         self.closed = False
@@ -156,7 +154,7 @@ class Engine:
         # Only the first request after a pause checks the model. One that comes later must not wait for a step to end.
         with nullcontext() if self.busy else self._turn:
             if not self.busy:  # no other thread has added one meanwhile
-                self.watch.check()
+                self.slots.check_model()
             self._open[request] = None
             self.waiting.append(request)
         return request

@@ -3,6 +3,9 @@
 Running requests fill the first slots without a gap, so that a pass reads them in one piece: first those that decode,
 then those whose prompts are still being read. The slots behind them are free. A free slot may keep the keys and values
 of the request that left it: one to come whose prompt begins alike takes them over and reads only the rest.
+
+Keys and values hold for the weights that computed them, so `check_model` compares the model when the first request
+comes after a pause.
 """
 
 from __future__ import annotations
@@ -36,6 +39,9 @@ class Slots:
         encoder: cross attention of an encoder-decoder, by slot; None for other models.
         keeps: whether free slots keep what they hold. Where keys depend on more than the tokens before them
             (encoder-decoders, rotary angles that depend on the text's length) they never do.
+
+    Attributes:
+        just_compared: whether whoever made the engine has just compared the model, so that the next check need not.
     """
 
     def __init__(self, runner: Runner, cache: SlotCache, encoder: EncoderState | None, *, keeps: bool) -> None:
@@ -49,6 +55,8 @@ class Slots:
         self.reading = 0  # the last so many of them have prompt tokens that are not in the cache yet
         self._kept: dict[int, Kept] = {}  # by free slot
         self._clock = itertools.count()
+        self._read_by = self._weights_in_place()  # by which weights prompts were read
+        self.just_compared = False
 
     @property
     def decoding(self) -> int:
@@ -203,9 +211,30 @@ class Slots:
         self.cache.clear(target)
         self._kept[target] = kept
 
-    def forget(self) -> None:
-        """Keep nothing of requests that have left."""
-        self._kept.clear()
+    def check_model(self) -> None:
+        """Refuse to answer as a model that has changed, and keep nothing that older weights computed.
+
+        It takes as long as a step of decoding, so it is for a request that comes while none waits or runs.
+
+        Raises:
+            ValueError: it has changed, or was put into a training mode in which no two passes agree.
+        """
+        if self.just_compared:
+            self.just_compared = False
+            return
+        self.runner.target.refuse_training()
+        if self.runner.outdated:
+            raise ValueError(
+                "The model has changed since this engine was made, which would answer as it was: make a new Engine."
+            )
+        weights = self._weights_in_place()
+        if weights != self._read_by:
+            self._kept.clear()
+            self._read_by = weights
+
+    def _weights_in_place(self) -> list[bytes]:
+        """Checksums of the weights that are read where they lie, as far as anything that they computed is kept."""
+        return self.runner.copied.in_place_checksums(self.runner.target.model) if self.keeps else []
 
 
 def _common(one: list[int], other: list[int]) -> int:
