@@ -7,8 +7,8 @@ same with and without them.
 
 from __future__ import annotations
 
-from draftree.grammar.base import GrammarError, Matcher
 from draftree.grammar.compiled import CompiledGrammar
+from draftree.grammar.llguidance import GrammarError, Matcher
 from draftree.grammar.processor import GrammarProcessor, with_grammar
 from draftree.grammar.source import Grammar
 from draftree.grammar.state import GrammarState

@@ -8,8 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from draftree.grammar import llguidance as backend
-from draftree.grammar.base import GrammarError, Matcher
+from draftree.grammar.llguidance import GrammarError, Matcher, build, read_tokenizer, translate
 from draftree.grammar.state import GrammarState
 
 KEPT = 128  # compiled grammars of a tokenizer; the one asked for longest ago goes
@@ -43,7 +42,7 @@ class CompiledGrammar:
         return self._matcher(self._build())
 
     def _matcher(self, made: Any) -> Matcher:
-        return backend.LLGuidance(made, self.vocabulary, self.end_tokens)
+        return Matcher(made, self.vocabulary, self.end_tokens)
 
 
 class _Kept:
@@ -83,9 +82,9 @@ def compiled(
             raise GrammarError(
                 f"The tokenizer has token {last} and the model a vocabulary of {vocabulary}: pass the model's own one."
             )
-        tokens = backend.read_tokenizer(tokenizer, vocabulary, end_tokens)
-    translated = backend.translate(kind, text, whitespace)
-    made = CompiledGrammar(lambda: backend.build(tokens, kind, translated), vocabulary, end_tokens)
+        tokens = read_tokenizer(tokenizer, vocabulary, end_tokens)
+    translated = translate(kind, text, whitespace)
+    made = CompiledGrammar(lambda: build(tokens, kind, translated), vocabulary, end_tokens)
     with _lock:
         kept.tokens[vocabulary, end_tokens] = tokens
         kept.grammars[own] = made

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from draftree.errors import install
-from draftree.grammar.base import GrammarError, Matcher
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -39,6 +38,10 @@ LEXER_STATES = 50_000  # of 1 to 2 kB each, so that a request stays below 100 MB
 FIXED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as json.dumps writes
 COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 WHITESPACE: dict[str, dict[str, Any]] = {"fixed": FIXED, "compact": COMPACT, "any": {"whitespace_flexible": True}}
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be used, or an answer that it leaves no way to go on; the message says what to do."""
 
 
 def library() -> Any:
@@ -194,8 +197,8 @@ def _in_time(kind: str, text: str, work: Callable[[], Made]) -> Made:
     return made[0]
 
 
-class LLGuidance(Matcher):
-    """See `Matcher`.
+class Matcher:
+    """Follows one text, token by token, and says what may come next.
 
     Args:
         matcher: at the beginning of a text, its own.
@@ -209,6 +212,7 @@ class LLGuidance(Matcher):
         self._mask = np.zeros((vocabulary + 31) // 32, dtype=np.int32)
 
     def consume(self, token: int) -> bool:
+        """Go on by a token; False, and nothing has changed, where the grammar does not allow it here."""
         if self._ended or not 0 <= token < self._vocabulary:  # Rust would count -1 as a large one
             return False
         if token in self._ends:
@@ -217,12 +221,18 @@ class LLGuidance(Matcher):
         return self._matcher.try_consume_tokens([token]) == 1
 
     def rollback(self, count: int) -> None:
+        """Take the last `count` tokens back."""
         if count and self._ended:
             self._ended, count = False, count - 1
         if count and not self._matcher.rollback(count):
             raise self._failed()
 
     def allowed(self) -> np.ndarray:
+        """BoolArray [V]: the tokens that may come next; end tokens where the text may end.
+
+        Raises:
+            GrammarError: the grammar takes more time or memory than its limits, or nothing can follow.
+        """
         if self._ended:
             return np.zeros(self._vocabulary, dtype=np.bool_)
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
@@ -232,6 +242,7 @@ class LLGuidance(Matcher):
         return words.view(np.bool_)
 
     def forced(self) -> list[int]:
+        """The tokens that the text goes on with whatever is chosen, as the tokenizer would write them; often none."""
         if self._ended:
             return []
         tokens = list(self._matcher.compute_ff_tokens())

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from draftree.grammar.base import GrammarError
+from draftree.grammar.llguidance import GrammarError
 from draftree.grammar.state import GrammarState
 
 # What Hugging Face puts behind processors that a caller adds; a grammar is added like them.

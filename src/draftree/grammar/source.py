@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from draftree.grammar.base import GrammarError
 from draftree.grammar.compiled import CompiledGrammar, compiled
-from draftree.grammar.llguidance import WHITESPACE, check, compose, translate
+from draftree.grammar.llguidance import WHITESPACE, GrammarError, check, compose, translate
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from draftree.grammar.base import GrammarError, Matcher
+from draftree.grammar.llguidance import GrammarError, Matcher
 
 KEPT = 16  # masks; a draft model and the model itself ask about the same prefixes
 
