@@ -15,13 +15,13 @@ from draftree.cli import app
 from draftree.demo_model import embedded
 from draftree.drafting.folder import base_of
 from draftree.training import align_inputs
-from draftree.training import quality as quality_module
+from draftree.training import bleu as bleu_module
 from draftree.training.align import Exam, align
 from draftree.training.align_inputs import align_on_inputs, template_of
 from draftree.training.answers import AnswerOptions
+from draftree.training.bleu import bleu
 from draftree.training.journal import JOURNAL, Journal
 from draftree.training.options import Inputs, TrainOptions
-from draftree.training.quality import points, quality, row_statistics
 from draftree.training.questions import Question
 from draftree.training.rows import Row, collate
 from draftree.training.trainer import DrafterTrainer
@@ -261,16 +261,12 @@ def test_options_of_inputs_beside_answers(case, tmp_path):
     ).refuse_for_answers()  # they are read so
 
 
-def test_bleu_and_rouge_are_those_of_their_packages():
+def test_bleu_is_that_of_its_package():
     texts, known = ["the cat sat on the mat", "a dog"], ["the cat sat on a mat", "a dog runs"]
     from sacrebleu import corpus_bleu
 
-    assert quality("bleu", texts, known) == pytest.approx(corpus_bleu(texts, [known]).score)
-    assert points("bleu", row_statistics("bleu", texts, known)[[0, 0]].sum(0)) == pytest.approx(
-        corpus_bleu([texts[0]] * 2, [[known[0]] * 2]).score
-    )
-    assert quality("bleu", known, known) == pytest.approx(100)
-    assert quality("rouge-l", texts, known) == pytest.approx(100 * (10 / 12 + 4 / 5) / 2)
+    assert bleu(texts, known) == pytest.approx(corpus_bleu(texts, [known]).score)
+    assert bleu(known, known) == pytest.approx(100)
 
 
 # -------------------------------------------------------------------- what is refused
@@ -313,12 +309,10 @@ def test_bad_words_on_the_command_line(tmp_path, monkeypatch):
         ):
             result = CliRunner().invoke(app, base + options)
             assert word in str(result.exception), options
-        monkeypatch.setattr(quality_module, "find_spec", lambda name: None)
+        monkeypatch.setattr(bleu_module, "find_spec", lambda name: None)
         result = CliRunner().invoke(app, [*base, "--field", "ask", "--reference", "known"])
         assert str(result.exception) == "BLEU needs sacrebleu: pip install -e '.[bench]' in the clone of draftree."
     assert not (tmp_path / "out").exists(), "nothing was done"
-    with pytest.raises(ValueError, match="no metric 'blue'"):
-        quality("blue", [], [])
 
 
 def test_ctrl_c_says_how_it_goes_on(tmp_path, monkeypatch):

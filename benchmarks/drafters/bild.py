@@ -36,6 +36,7 @@ from benchmarks.drafters.operations import Operations, operations_of, total
 from benchmarks.harness import Experiment, Setup, Share, Task, Way, table_of
 from benchmarks.harness.comparisons import CLAIMED
 from benchmarks.harness.measure import measure_parts, of
+from benchmarks.harness.quality import METRICS, check_metric, points, row_statistics
 from draftree.bench.measure import ready
 from draftree.bench.pictures import plain_axis
 from draftree.drafting import DraftModel
@@ -47,7 +48,6 @@ from draftree.runner import inspect_model
 from draftree.trace.labels import pieces
 from draftree.training.align_inputs import template_of
 from draftree.training.journal import fingerprint
-from draftree.training.quality import METRICS, check_metric, points, row_statistics
 from draftree.training.questions import Question, read_questions
 
 COUNTED = 8  # prompts whose operations are counted

@@ -19,8 +19,8 @@ from benchmarks.drafters.bild_ways import BILD, CALM, NO_FALLBACK, NO_ROLLBACK, 
 from benchmarks.drafters.operations import Operations
 from benchmarks.harness.comparisons import rows_of
 from benchmarks.harness.measure import of
+from benchmarks.harness.quality import METRICS, points
 from draftree.bench.shares import Estimate, Share, draws, interval
-from draftree.training.quality import METRICS, points
 
 UNALIGNED, ALIGNED = "unaligned", "aligned"
 NOTHING, POINT = "nothing (0.1)", "a point"

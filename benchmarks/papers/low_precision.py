@@ -20,11 +20,11 @@ import torch
 from benchmarks.harness import PLAIN, Experiment, Setup, Share, Task, Way, bars, measure, table_of
 from benchmarks.harness.comparisons import CLAIMED, rows_of
 from benchmarks.harness.measure import differing
+from benchmarks.harness.quality import quality
 from benchmarks.papers.ways import QUICK
 from draftree.models import Placement
 from draftree.prompts import Prompt
 from draftree.shaping import DynamicTree
-from draftree.training.quality import quality
 from draftree.training.questions import read_questions
 
 TYPES = ("bfloat16", "float16")

@@ -23,8 +23,9 @@ from benchmarks.drafters.bild_claims import (
 from benchmarks.drafters.bild_ways import BILD, NO_ROLLBACK, PLAIN, SAMPLED, Pair, ways_of
 from benchmarks.drafters.operations import Operations
 from benchmarks.harness import Setup
+from benchmarks.harness import quality as quality_module
+from benchmarks.harness.quality import points, quality, row_statistics
 from benchmarks.papers.bild import exit_folders
-from draftree.training.quality import row_statistics
 
 
 def curve(*points: tuple[float, float]) -> Curve:
@@ -61,6 +62,23 @@ def test_a_curve_that_is_nowhere_as_soon_is_not_compared():
     found = curve_ratio(*sides).columns("times")
     assert np.isnan(found["times"])
     assert found["times_low"] is found["times_high"] is None
+
+
+def test_bleu_and_rouge_are_those_of_their_packages(monkeypatch):
+    texts, known = ["the cat sat on the mat", "a dog"], ["the cat sat on a mat", "a dog runs"]
+    from sacrebleu import corpus_bleu
+
+    assert quality("bleu", texts, known) == pytest.approx(corpus_bleu(texts, [known]).score)
+    assert points("bleu", row_statistics("bleu", texts, known)[[0, 0]].sum(0)) == pytest.approx(
+        corpus_bleu([texts[0]] * 2, [[known[0]] * 2]).score
+    )
+    assert quality("bleu", known, known) == pytest.approx(100)
+    assert quality("rouge-l", texts, known) == pytest.approx(100 * (10 / 12 + 4 / 5) / 2)
+    with pytest.raises(ValueError, match="no metric 'blue'"):
+        quality("blue", [], [])
+    monkeypatch.setattr(quality_module, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="ROUGE-L needs rouge-score: pip install"):
+        quality("rouge-l", [], [])
 
 
 def test_a_ratio_of_qualities_is_that_of_all_rows():

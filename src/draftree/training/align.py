@@ -19,8 +19,8 @@ from draftree.drafting.folder import base_of
 from draftree.drafting.second_model import check_pair, warn_of_size
 from draftree.runner.target import inspect_model
 from draftree.training.answers import AnswerOptions, answer_all
+from draftree.training.bleu import bleu
 from draftree.training.options import TrainOptions
-from draftree.training.quality import quality
 from draftree.training.questions import Question, Template
 from draftree.training.rows import read_data
 from draftree.training.session import Session
@@ -47,7 +47,7 @@ class Exam:
         for module, mode in modes:
             module.training = mode
         own = [texts[q.number] for q in self.questions]
-        return round(quality("bleu", own, [str(q.reference) for q in self.questions]), 2)
+        return round(bleu(own, [str(q.reference) for q in self.questions]), 2)
 
 
 def check_run(large: Any, small: Any, optimizer: str) -> None:

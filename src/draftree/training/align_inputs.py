@@ -12,9 +12,9 @@ from typing import Any
 from draftree.runner.target import inspect_model
 from draftree.training.align import Exam, align, check_run
 from draftree.training.answers import AnswerOptions, Progress, check_lengths, make_data
+from draftree.training.bleu import check_bleu
 from draftree.training.journal import META
 from draftree.training.options import Inputs, TrainOptions
-from draftree.training.quality import check_metric
 from draftree.training.questions import PLACE, Question, Template, read_questions
 from draftree.training.rows import kept_out
 from draftree.training.trainer import Report
@@ -77,7 +77,7 @@ def _exam(
                 "--dev is for BLEU, which needs references: name their field with --reference, or leave it out."
             )
         return None
-    check_metric("bleu")
+    check_bleu()
     if inputs.dev is not None:
         questions = read_questions([inputs.dev], field=inputs.field, reference=inputs.reference)
     elif not questions:

@@ -1,6 +1,6 @@
 """How good texts are against references: BLEU by sacrebleu, ROUGE-L by rouge-score (BiLD, sections 4.1 and 7.1.1).
 
-Both packages are the usual ones and come with the extra `bench`; nothing else of draftree needs them.
+Both packages are the usual ones and come with the extra `bench`.
 """
 
 from __future__ import annotations
