@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tree_paths import path_of
+from tree_paths import from_arrays, path_of
 
 from draftree.drafting import Attachment, Context, Drafter, Step
 from draftree.drafting.base import Capabilities, StepPlan
@@ -87,7 +87,7 @@ class RandomTree(Drafter):
             parents.append(parent)
             logp.append((logp[parent] if parent >= 0 else 0.0) - rng.random())
         source = [rng.choice([1, 2]) for _ in tokens]
-        return TokenTree.from_arrays(tokens, parents, logp, source, root=request.tokens[-1])
+        return from_arrays(tokens, parents, logp, source, root=request.tokens[-1])
 
 
 class Watching(RandomTree):
@@ -200,7 +200,7 @@ class InModel(RandomTree):
         if budget < 2 or not own:
             return tree
         nodes = tree.sizes[0] - 1
-        return TokenTree.from_arrays(
+        return from_arrays(
             [*tree.tokens[0, 1:].tolist(), *own],
             [*(tree.parents[0, 1:] - 1).tolist(), -1, *range(nodes, nodes + len(own) - 1)],
             [*tree.logp[0, 1:].tolist(), *(0.0 for _ in own)],

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from tree_paths import from_arrays
 
 from draftree.drafting import Context, Drafter
 from draftree.drafting.base import Capabilities
@@ -41,7 +42,7 @@ class Chain(Drafter):
             count = min(budget, self.most)
             chance = self.holds(request.id) if self.claims is None else self.claims
             logp = np.log(chance) * np.arange(1, count + 1, dtype=np.float32)
-            trees.append(TokenTree.from_arrays([7] * count, range(-1, count - 1), logp, root=5))
+            trees.append(from_arrays([7] * count, range(-1, count - 1), logp, root=5))
         return TokenTree.stack(trees)
 
 

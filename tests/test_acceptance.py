@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
-from tree_paths import children_of, path_of
+from tree_paths import children_of, from_arrays, path_of
 
 from draftree.acceptance import PrefixChooser, ScoredTree, greedy_paths, lazy_walk
 from draftree.tree import TokenTree
@@ -27,7 +27,7 @@ def tree_batches(draw: st.DrawFn) -> tuple[TokenTree, Tensor]:
         size = draw(st.integers(0, 9))
         tokens = draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=size, max_size=size))
         parents = [draw(st.integers(-1, n - 1)) for n in range(size)]
-        trees.append(TokenTree.from_arrays(tokens, parents, root=draw(st.integers(0, VOCABULARY - 1))))
+        trees.append(from_arrays(tokens, parents, root=draw(st.integers(0, VOCABULARY - 1))))
     tree = TokenTree.stack(trees)
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
     return tree, torch.randn(tree.batch, tree.width, VOCABULARY, generator=generator)
@@ -72,14 +72,14 @@ def test_greedy_paths_are_the_longest(case: tuple[TokenTree, Tensor]) -> None:
 
 
 def test_padding_never_matches_a_live_token_zero() -> None:
-    tree = TokenTree.stack([TokenTree.from_arrays([1, 0], [-1, 0], root=9), TokenTree.roots(torch.tensor([9]))])
+    tree = TokenTree.stack([from_arrays([1, 0], [-1, 0], root=9), TokenTree.roots(torch.tensor([9]))])
     for says, nodes in (([[0, 0, 0], [0, 0, 0]], [[0], [0]]), ([[1, 0, 0], [0, 0, 0]], [[0, 1, 2], [0]])):
         logits = torch.eye(4)[torch.tensor(says)]
         assert [path.nodes for path in greedy_paths(tree, logits)] == nodes
 
 
 def test_the_right_one_of_equal_siblings_is_found() -> None:
-    tree = TokenTree.from_arrays([7, 7, 3], [-1, -1, 1], root=1)
+    tree = from_arrays([7, 7, 3], [-1, -1, 1], root=1)
     for says, nodes in (([[7, 0, 3, 0]], [0, 2, 3]), ([[7, 3, 0, 0]], [0, 1])):
         assert greedy_paths(tree, torch.eye(8)[torch.tensor(says)])[0].nodes == nodes
 

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from tree_paths import children_of, path_of
+from tree_paths import children_of, from_arrays, path_of
 
 from draftree.drafting import Context
 from draftree.shaping.by_rank import DEPTHS, RANKS, ByRank
@@ -111,7 +111,7 @@ def random_tree(rng: random.Random, size: int) -> TokenTree:
     logp: list[float] = []
     for parent in parents:
         logp.append((logp[parent] if parent >= 0 else 0.0) - rng.choice([0.1, 0.5, 0.5, 2.0]))
-    return TokenTree.from_arrays([rng.randrange(3) for _ in parents], parents, logp, root=9)
+    return from_arrays([rng.randrange(3) for _ in parents], parents, logp, root=9)
 
 
 def test_places_in_any_batch() -> None:

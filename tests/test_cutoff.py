@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
+from tree_paths import from_arrays
 
 from draftree.drafting import Context
 from draftree.drafting.cutoff import Cutoff
@@ -17,8 +17,8 @@ CHANCES = [0.8, 0.5, 0.3, 0.2, 0.1, 0.05]
 
 
 def chain(chances: list[float], source: int = 1) -> TokenTree:
-    logp = torch.tensor([math.log(chance) for chance in chances])
-    return TokenTree.from_arrays([7] * len(chances), range(-1, len(chances) - 1), logp, root=5, source=source)
+    logp = [math.log(chance) for chance in chances]
+    return from_arrays([7] * len(chances), range(-1, len(chances) - 1), logp, root=5, source=source)
 
 
 def step(request: Context, trees: TokenTree) -> Any:

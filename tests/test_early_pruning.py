@@ -15,6 +15,7 @@ from few import halves
 from generate_driver import NEW, SAMPLED, drafters, hf, left_pad, prompts, references_of, same
 from in_model_driver import MAKERS, make, recorded
 from torch import Tensor
+from tree_paths import from_arrays
 from zoo import CAUSAL, ENCODER_DECODER, build
 
 import draftree
@@ -166,7 +167,7 @@ def test_those_stay_that_should(criterion: str, runner_name: str) -> None:
     size = 20
     parents = [-1, *(int(torch.randint(0, i, (1,), generator=generator)) for i in range(1, size))]
     tokens = torch.randint(3, 97, (1, size), generator=generator)
-    tree = TokenTree.from_arrays(tokens[0, 1:], [p - 1 for p in parents[1:]], root=int(tokens[0, 0]))
+    tree = from_arrays(tokens[0, 1:].tolist(), [p - 1 for p in parents[1:]], root=int(tokens[0, 0]))
     text = prompts((12,))[0]
     with runner.guard():
         cache = runner.new_cache(1)

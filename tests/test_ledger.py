@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tree_paths import from_arrays
 
 from draftree.drafting import Context
 from draftree.drafting.ledger import BINS, CLASSES, HEAVY, WIDTH, Ledger, cells_of
@@ -138,7 +139,7 @@ def test_drafts_that_were_right_to_the_end_are_learned_from() -> None:
 def test_of_siblings_that_share_a_token_each_is_right() -> None:
     """A trie may keep branches apart; the text may go on along the second one."""
     calibration, request = Calibration(), context(0, [1, 5])
-    tree = TokenTree.from_arrays([6, 6, 7], [-1, -1, 1], [-1.0, -2.0, -3.0], root=5)
+    tree = from_arrays([6, 6, 7], [-1, -1, 1], [-1.0, -2.0, -3.0], root=5)
     before = calibration.worth(tree, [request])[0]
     calibration.remember([request], tree)
     request.tokens += [6, 7]

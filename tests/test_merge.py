@@ -14,7 +14,7 @@ from drafters_for_tests import InModel, Raising, RandomTree, Watching
 from few import crossed
 from generate_driver import NEW, hf, left_pad, prompts, references_of, same
 from in_model_driver import make, recorded
-from tree_paths import path_of
+from tree_paths import from_arrays, path_of
 from zoo import build
 
 from draftree.drafting import (
@@ -161,7 +161,7 @@ def random_tree(rng: random.Random, size: int) -> TokenTree:
     logp: list[float] = []
     for parent in parents:
         logp.append((logp[parent] if parent >= 0 else 0.0) - rng.random())
-    return TokenTree.from_arrays([rng.randrange(4) for _ in parents], parents, logp, root=9)
+    return from_arrays([rng.randrange(4) for _ in parents], parents, logp, root=9)
 
 
 def test_any_union_is_a_tree_within_its_budgets() -> None:
@@ -391,7 +391,7 @@ def test_a_chain_that_nobody_believes_in_has_a_probability_all_the_same() -> Non
     """128 draft tokens of next to no probability each: their product is smaller than any float."""
     votes, request = Votes(1), context(1, [1, 2, 3])
     votes.calibrations[0].worth = lambda tree, requests: np.zeros((1, tree.width))  # type: ignore[method-assign]
-    chain = TokenTree.from_arrays(torch.arange(128), list(range(-1, 127)), root=3)
+    chain = from_arrays(range(128), range(-1, 127), root=3)
     joined = votes.join([request], [chain], [128])
     assert joined.width == 129
     assert joined.logp.isfinite().all()

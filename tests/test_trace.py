@@ -185,7 +185,7 @@ class Far:
 
 def test_trees_of_other_devices_and_trees_with_gaps_are_told_alike():
     roots = torch.tensor([5, 1])
-    tree = TokenTree.from_choices(roots, torch.tensor([[[2, 3]], [[4, 6]]]), [(0,), (1,)])
+    tree = TokenTree.from_choices(roots, torch.tensor([[[2, 3]], [[4, 6]]]), [(0,), (1,)], torch.zeros(2, 1, 2))
     assert not tree.parents.is_contiguous(), "one row for all requests"
     requests = [Request([5], Rules(), device=tree.device), Request([1], Rules(), device=tree.device)]
     paths = [AcceptedPath([0, 2], [3, 8], [2, None]), AcceptedPath([0], [4], [1])]

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tree_model import TOKENS, batches, models, read
-from tree_paths import children_of, path_of
+from tree_paths import children_of, from_arrays, path_of
 
 from draftree.tree import TokenTree
 from draftree.tree.structure import LARGEST, _kept, on_cpu, on_device, structure_of
@@ -39,14 +39,14 @@ def test_structure_is_the_models(batch):
 
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 63, 64, 300])
 def test_chains_of_any_length(length):
-    tree = TokenTree.from_arrays(range(length), range(-1, length - 1), root=0)
+    tree = from_arrays(range(length), range(-1, length - 1), root=0)
     assert tree.depth.tolist() == [list(range(length + 1))]
     assert torch.equal(tree.ancestors[0], torch.ones(length + 1, length + 1).tril().bool())
     assert torch.equal(on_device(tree.parents).ancestors, tree.ancestors)
 
 
 def test_height_of_a_shape_born_on_a_device_is_read_when_asked():
-    tree = TokenTree.from_arrays([1, 2, 3], [-1, 0, -1], root=0)
+    tree = from_arrays([1, 2, 3], [-1, 0, -1], root=0)
     born = TokenTree(tree.tokens, tree.parents, tree.logp, tree.source, tree.sizes, on_device(tree.parents))
     assert born.structure.height is None
     assert born.height == 2
@@ -54,9 +54,9 @@ def test_height_of_a_shape_born_on_a_device_is_read_when_asked():
 
 
 def test_equal_shapes_share_one_structure_and_unequal_ones_do_not():
-    first = TokenTree.from_arrays([1, 2], [-1, 0], root=5)
-    assert TokenTree.from_arrays([8, 9], [-1, 0], root=6).ancestors is first.ancestors
-    assert TokenTree.from_arrays([1, 2], [-1, -1], root=5).ancestors is not first.ancestors
+    first = from_arrays([1, 2], [-1, 0], root=5)
+    assert from_arrays([8, 9], [-1, 0], root=6).ancestors is first.ancestors
+    assert from_arrays([1, 2], [-1, -1], root=5).ancestors is not first.ancestors
     # The same bytes cut into other rows.
     flat = torch.tensor([[-1, 0, -1, 0]])
     assert structure_of(flat).depth.tolist() == [[0, 1, 0, 1]]
@@ -65,8 +65,8 @@ def test_equal_shapes_share_one_structure_and_unequal_ones_do_not():
 
 def test_the_cache_of_structures_is_bounded():
     assert _kept.cache_info().maxsize * LARGEST <= 2**24, "bytes of masks"
-    chain = TokenTree.from_arrays(range(20), range(-1, 19), root=0)
-    again = TokenTree.from_arrays(range(20), range(-1, 19), root=0)
+    chain = from_arrays(range(20), range(-1, 19), root=0)
+    again = from_arrays(range(20), range(-1, 19), root=0)
     assert again.ancestors is chain.ancestors
     many = TokenTree.stack([chain] * (LARGEST // 21**2 + 1))
     before = _kept.cache_info().currsize
@@ -87,7 +87,7 @@ def test_paths_and_children_of_one_tree(model, data):
 
 
 def test_to_its_own_device_is_the_same_tree():
-    tree = TokenTree.from_arrays([1, 2], [-1, 0], root=5)
+    tree = from_arrays([1, 2], [-1, 0], root=5)
     assert tree.to("cpu") is tree
 
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tree_model import batches, read
+from tree_paths import from_arrays
 
 from draftree.tree import TokenTree
 
@@ -46,8 +47,8 @@ def test_first_are_the_first_nodes(batch, data):
 
 
 def test_best_counts_real_nodes_of_no_probability_before_padding():
-    short = TokenTree.from_arrays([3, 4], [-1, -1], [-1.0, -math.inf], root=1)
-    long = TokenTree.from_arrays([3, 4, 5, 6], [-1, 0, 1, 2], root=1)
+    short = from_arrays([3, 4], [-1, -1], [-1.0, -math.inf], root=1)
+    long = from_arrays([3, 4, 5, 6], [-1, 0, 1, 2], root=1)
     found = TokenTree.stack([short, long]).best(2)
     assert found.sizes == (3, 3)
     assert found.tokens.tolist() == [[1, 3, 4], [1, 3, 4]]
@@ -79,11 +80,11 @@ def test_prune_drops_nodes_with_all_below_them(batch, data):
 
 
 def test_prune_of_everything_leaves_the_root():
-    tree = TokenTree.from_arrays([0, 0], [-1, 0], root=0)
+    tree = from_arrays([0, 0], [-1, 0], root=0)
     found, index = tree.prune(torch.zeros(1, 3, dtype=torch.bool))
     assert (found.tokens.tolist(), index.tolist(), found.sizes) == ([[0]], [[0]], (1,))
 
 
 def test_prune_refuses_another_shape():
     with pytest.raises(ValueError, match="tree's shape"):
-        TokenTree.from_arrays([0, 0], [-1, 0], root=0).prune(torch.zeros(1, 2, dtype=torch.bool))
+        from_arrays([0, 0], [-1, 0], root=0).prune(torch.zeros(1, 2, dtype=torch.bool))

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-
-from draftree.tree import TokenTree
+from tree_paths import from_arrays
 
 # Time limits on single examples only fail on a busy machine.
 settings.register_profile("draftree", deadline=None)
@@ -67,7 +66,7 @@ class Model:
         )
 
     def tree(self):
-        return TokenTree.from_arrays(
+        return from_arrays(
             self.tokens[1:],
             [p - 1 for p in self.parents[1:]],
             self.logp[1:],

@@ -1,8 +1,19 @@
-"""What tests ask of one tree of a batch: the token ids on the way to a node, and the nodes below one."""
+"""A tree of any shape for tests, and what they ask of one: token ids on the way to a node, the nodes below one."""
 
 from __future__ import annotations
 
 from draftree.tree import TokenTree
+from draftree.tree.layout import Numbers, laid_out
+
+
+def from_arrays(
+    tokens: Numbers, parents: Numbers, logp: Numbers | float = 0.0, source: Numbers | int = 1, *, root: int
+) -> TokenTree:
+    """One tree from flat arrays that leave the root out; in them parent -1 is a child of the root.
+
+    Siblings may share a token, and a child may be likelier than its parent.
+    """
+    return TokenTree(*laid_out([root], [(tokens, parents, logp, source)]))
 
 
 def path_of(tree: TokenTree, b: int, node: int) -> list[int]:

@@ -168,9 +168,10 @@ class InModelDrafter(Trained, Drafter):
 
     @abstractmethod
     def draft_logits(self, step: Step, nodes: Tensor) -> Tensor | None:
-        """Logits [B, D, V] of what follows the token after node `nodes[b]` (LongTensor [B]), D at most `depth`.
+        """Logits [B, D, V] of what follows the token after node `nodes[b]` (LongTensor [B]).
 
-        None where the pass did not hold what `attach` returned (strict mode leaves rows out).
+        D is `depth`, or less where the tree is best-first. None where the pass did not hold what `attach`
+        returned (strict mode leaves rows out).
         """
 
     def likeliest(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:

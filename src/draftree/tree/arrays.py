@@ -30,7 +30,7 @@ class TreeArrays:
     sizes: real nodes of each tree, root included, on the CPU; nodes >= sizes[b] are padding.
 
     The plain constructor trusts its arguments; use the builders of `TokenTree`. Siblings with the same token are
-    legal (unshared branches of a trie), but only `from_arrays` makes them.
+    legal (unshared branches of a trie).
     """
 
     tokens: Tensor

@@ -14,8 +14,9 @@ from functools import lru_cache
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from draftree.tree.layout import NOTHING, Fields, laid_out, per_request, to_numpy
+from draftree.tree.layout import NOTHING, Fields, laid_out, per_request
 from draftree.tree.structure import Structure, structure_of
 
 Choices = Sequence[Sequence[int]]
@@ -38,35 +39,23 @@ def ordered(choices: Choices) -> list[tuple[int, ...]]:
 
 
 @lru_cache(maxsize=256)
-def _choice_structure(
-    choices: tuple[tuple[int, ...], ...], device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, Structure, int]:
-    """Depth index, rank and parent of each node of a choice list, with its structure and largest rank."""
+def _choice_structure(choices: tuple[tuple[int, ...], ...]) -> tuple[Tensor, Tensor, Tensor, Structure]:
+    """Depth index, rank and parent of each node of a choice list, with its structure."""
     order = ordered(choices)
     place = {(): 0} | {choice: i for i, choice in enumerate(order, 1)}
-    depths = torch.tensor([len(c) - 1 for c in order], dtype=torch.long, device=device)
-    ranks = torch.tensor([c[-1] for c in order], dtype=torch.long, device=device)
+    depths = torch.tensor([len(c) - 1 for c in order], dtype=torch.long, device="cpu")
+    ranks = torch.tensor([c[-1] for c in order], dtype=torch.long, device="cpu")
     parents = torch.tensor([[-1, *(place[c[:-1]] for c in order)]], dtype=torch.long, device="cpu")
-    last = max((c[-1] for c in order), default=-1)
-    return depths, ranks, parents.to(device), structure_of(parents, device), last
+    return depths, ranks, parents, structure_of(parents)
 
 
-def from_choices(roots: Tensor, candidates: Tensor, choices: Choices, logp: Tensor | None, source: int) -> Fields:
-    _check_candidates(roots, candidates, logp)
-    batch, depth, count = candidates.shape
-    depths, ranks, parents, structure, last = _choice_structure(tuple(map(tuple, choices)), candidates.device)
-    if (structure.height or 0) > depth or last >= count:
-        raise ValueError(
-            f"The choice list needs {structure.height} depths of {last + 1} candidates but there are "
-            f"{depth} of {count}: draft more candidates or shorten the list."
-        )
-    nodes = parents.shape[1]
-    tokens = torch.cat([roots[:, None].long(), candidates[:, depths, ranks].long()], 1)
-    scores = torch.zeros(tokens.shape, device=tokens.device, dtype=torch.float32)
-    if logp is not None:
-        # A masked sum, since a product with the mask would turn -inf into NaN.
-        scores[:, 1:] = logp[:, depths, ranks]
-        scores = scores[:, None, :].masked_fill(~structure.ancestors, 0.0).sum(-1)
+def from_choices(roots: Tensor, candidates: Tensor, choices: Choices, logp: Tensor, source: int) -> Fields:
+    depths, ranks, parents, structure = _choice_structure(tuple(map(tuple, choices)))
+    batch, nodes = len(roots), parents.shape[1]
+    tokens = torch.cat([roots[:, None], candidates[:, depths, ranks]], 1)
+    steps = F.pad(logp[:, depths, ranks], (1, 0))
+    # A masked sum, since a product with the mask would turn -inf into NaN.
+    scores = steps[:, None].masked_fill(~structure.ancestors, 0.0).sum(-1)
     masks = torch.full_like(tokens, source)
     masks[:, 0] = 0
     spread = Structure(structure.depth.expand(batch, -1), structure.ancestors.expand(batch, -1, -1), structure.height)
@@ -75,17 +64,15 @@ def from_choices(roots: Tensor, candidates: Tensor, choices: Choices, logp: Tens
 
 def from_candidates(
     roots: Tensor,
-    candidates: Tensor | np.ndarray,
-    logp: Tensor | np.ndarray,
+    candidates: np.ndarray,
+    logp: np.ndarray,
     node_budget: int | Sequence[int],
     source: int,
     off_path: float,
 ) -> Fields:
-    _check_candidates(roots, candidates, logp)
     budgets = per_request(node_budget, len(roots), "node_budget")
-    scores = np.minimum(np.nan_to_num(to_numpy(logp).astype(np.float64), nan=-np.inf, neginf=-np.inf), 0.0)
-    ids = to_numpy(candidates).tolist()
-    drafts = [(*_best_first(*one, off_path), source) for one in zip(ids, scores.tolist(), budgets, strict=True)]
+    scores = np.minimum(np.nan_to_num(logp.astype(np.float64), nan=-np.inf, neginf=-np.inf), 0.0).tolist()
+    drafts = [(*_best_first(*one, off_path), source) for one in zip(candidates.tolist(), scores, budgets, strict=True)]
     return laid_out(roots.tolist(), drafts)
 
 
@@ -133,13 +120,3 @@ def _distinct(ids: list[int], scores: list[float]) -> list[tuple[int, float]]:
         if score > NOTHING:
             best.setdefault(token, score)
     return list(best.items())
-
-
-def _check_candidates(roots: Tensor, candidates: Tensor | np.ndarray, logp: Tensor | np.ndarray | None) -> None:
-    if candidates.ndim != 3 or roots.shape != candidates.shape[:1]:
-        raise ValueError(
-            f"candidates {list(candidates.shape)} must be [batch, depth, k] with one root a request, "
-            f"not {list(roots.shape)}: check the drafter's output."
-        )
-    if logp is not None and logp.shape != candidates.shape:
-        raise ValueError(f"logp {list(logp.shape)} must have the candidates' shape {list(candidates.shape)}.")

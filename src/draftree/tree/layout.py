@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from draftree.tree.structure import Structure
@@ -58,21 +57,3 @@ def per_request(value: int | Sequence[int], batch: int, name: str) -> list[int]:
     if len(values) != batch or min(values, default=0) < 0:
         raise ValueError(f"{name} must be one number >= 0, or one for each of the {batch} requests.")
     return values
-
-
-def per_node(values: ArrayLike | Tensor, nodes: int, name: str) -> np.ndarray:
-    """`values` [nodes] as an array, checked."""
-    array = to_numpy(values)
-    if array.shape != (nodes,):
-        raise ValueError(f"{name} {list(array.shape)} must hold one number for each of the {nodes} nodes.")
-    return array
-
-
-def to_numpy(values: ArrayLike | Tensor) -> np.ndarray:
-    """`values` as an array on the CPU."""
-    if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
-    array = np.asarray(values)
-    # An empty list would otherwise arrive as floats.
-    return array if array.size else array.astype(np.int64)
