@@ -72,12 +72,12 @@ def from_candidates(
 ) -> Fields:
     budgets = per_request(node_budget, len(roots), "node_budget")
     scores = np.minimum(np.nan_to_num(logp.astype(np.float64), nan=-np.inf, neginf=-np.inf), 0.0).tolist()
-    drafts = [(*_best_first(*one, off_path), source) for one in zip(candidates.tolist(), scores, budgets, strict=True)]
+    drafts = [(*best_first(*one, off_path), source) for one in zip(candidates.tolist(), scores, budgets, strict=True)]
     return laid_out(roots.tolist(), drafts)
 
 
-def _best_first(
-    ids: list[list[int]], scores: list[list[float]], budget: int, off_path: float
+def best_first(
+    ids: list[list[int]], scores: list[list[float]], budget: int, off_path: float = 1.0
 ) -> tuple[list[int], list[int], list[float]]:
     """Tokens, parents (-1: the root) and log-probabilities of one tree, best first.
 

@@ -6,13 +6,14 @@ is the third candidate of depth 2 below the best of depth 1. `TokenTree.from_cho
 
 from __future__ import annotations
 
-import heapq
 import itertools
+import math
 import re
 from collections.abc import Sequence
 
 from draftree.errors import LARGEST, brief
-from draftree.tree.candidates import ordered
+from draftree.tree.candidates import best_first, ordered
+from draftree.tree.layout import NOTHING
 
 Choices = list[tuple[int, ...]]
 NAMES = "'best-first', 'chain', 'full-K', 'efficient-K' or 'efficient-code-K' (K siblings)"
@@ -55,26 +56,12 @@ def best_choices(accuracies: Sequence[Sequence[float]], node_budget: int) -> Cho
         raise ValueError(f"node_budget is {node_budget}: a tree needs 1 draft token or more.")
     if any(not 0 <= share <= 1 for ranks in accuracies for share in ranks):
         raise ValueError("accuracies are shares of cases between 0 and 1, one list of ranks per depth.")
-    # Ranks by measured share, which need not fall with the rank.
-    order = [sorted(range(len(ranks)), key=lambda r: (-ranks[r], r)) for ranks in accuracies]
-    chosen: Choices = []
-    heap: list[tuple[float, tuple[int, ...], int, float]] = []  # -worth, node, place among siblings, parent's worth
-
-    def offer(parent: tuple[int, ...], place: int, worth: float) -> None:
-        depth = len(parent)
-        if depth < len(order) and place < len(order[depth]):
-            rank = order[depth][place]
-            heapq.heappush(heap, (-worth * accuracies[depth][rank], (*parent, rank), place, worth))
-
-    offer((), 0, 1.0)
-    while heap and len(chosen) < node_budget:
-        cost, node, place, above = heapq.heappop(heap)
-        if cost == 0:
-            break
-        chosen.append(node)
-        offer(node, 0, -cost)
-        offer(node[:-1], place + 1, above)
-    return sorted(chosen, key=lambda node: (len(node), node))
+    ranks = [list(range(len(shares))) for shares in accuracies]
+    logs = [[math.log(share) if share else NOTHING for share in shares] for shares in accuracies]
+    nodes: Choices = []
+    for rank, parent, _ in zip(*best_first(ranks, logs, node_budget), strict=True):
+        nodes.append((rank,) if parent < 0 else (*nodes[parent], rank))
+    return ordered(nodes)
 
 
 def choices_named(tree: str | Sequence[Sequence[int]], depth: int) -> Choices:
