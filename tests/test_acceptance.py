@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
-from tree_paths import children_of, from_arrays, path_of
+from tree_paths import children_of, from_arrays, path_of, scored_tree
 
-from draftree.acceptance import PrefixChooser, ScoredTree, greedy_paths, lazy_walk
+from draftree.acceptance import AcceptedPath, PrefixChooser, lazy_walk
+from draftree.engine import Rules
+from draftree.engine.accept import Acceptance
+from draftree.engine.passes import TreePass
+from draftree.engine.request import Request
+from draftree.runner.plan import Plan
 from draftree.tree import TokenTree
 
 VOCABULARY = 4  # small, so that random draft tokens are often accepted; id 0 is one of them
@@ -21,7 +28,7 @@ VOCABULARY = 4  # small, so that random draft tokens are often accepted; id 0 is
 
 @st.composite
 def tree_batches(draw: st.DrawFn) -> tuple[TokenTree, Tensor]:
-    """Ragged random trees (equal siblings allowed) and logits for every node."""
+    """Ragged random trees (equal siblings allowed) and logits for every node, alike behind the same text."""
     trees = []
     for _ in range(draw(st.integers(1, 3))):
         size = draw(st.integers(0, 9))
@@ -30,11 +37,16 @@ def tree_batches(draw: st.DrawFn) -> tuple[TokenTree, Tensor]:
         trees.append(from_arrays(tokens, parents, root=draw(st.integers(0, VOCABULARY - 1))))
     tree = TokenTree.stack(trees)
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
-    return tree, torch.randn(tree.batch, tree.width, VOCABULARY, generator=generator)
+    logits = torch.randn(tree.batch, tree.width, VOCABULARY, generator=generator)
+    for b in range(tree.batch):
+        first: dict[tuple[int, ...], int] = {}
+        for node in range(tree.sizes[b]):
+            logits[b, node] = logits[b, first.setdefault(tuple(path_of(tree, b, node)), node)]
+    return tree, logits
 
 
 def texts(tree: TokenTree, b: int, best: dict[int, int]) -> list[list[int]]:
-    """Every text that following the choices can give (equal siblings may choose differently), longest last."""
+    """Every text that following the choices along one branch can give, longest last."""
     found = []
 
     def follow(node: int, said: list[int]) -> None:
@@ -49,10 +61,21 @@ def texts(tree: TokenTree, b: int, best: dict[int, int]) -> list[list[int]]:
     return sorted(found, key=len)
 
 
+def greedy_paths(tree: TokenTree, logits: Tensor, rows: Tensor | None = None) -> list[AcceptedPath]:
+    """What the accept stage takes of every tree for greedy requests; `rows` [B, n]: the nodes that have logits."""
+    requests = [Request([root], Rules(99), device=tree.device) for root in tree.tokens[:, 0].tolist()]
+    config: Any = SimpleNamespace(rule=None, drafter=None)
+    result: Any = SimpleNamespace(logits=logits, rows=rows)
+    turn = TreePass(Plan(tree.tokens, tree.depth, tree.ancestors), tree, [0] * tree.batch, 0)
+    paths = Acceptance(config).walk(requests, turn, result, [None] * tree.batch)
+    assert [request.tokens for request in requests] == [path.tokens for path in paths]
+    return paths
+
+
 def check_path(tree: TokenTree, b: int, nodes: list[int]) -> None:
     assert nodes[0] == 0
     for parent, child in itertools.pairwise(nodes):
-        assert int(tree.parents[b, child]) == parent
+        assert path_of(tree, b, child)[:-1] == path_of(tree, b, parent)
 
 
 @settings(max_examples=300, deadline=None)
@@ -68,7 +91,6 @@ def test_greedy_paths_are_the_longest(case: tuple[TokenTree, Tensor]) -> None:
         check_path(tree, b, path.nodes)
         assert path.tokens == [best[node] for node in path.nodes]
         assert path.drafted_by == [*path.nodes[1:], None]
-        assert path.accepted == len(path.nodes) - 1
 
 
 def test_padding_never_matches_a_live_token_zero() -> None:
@@ -78,9 +100,9 @@ def test_padding_never_matches_a_live_token_zero() -> None:
         assert [path.nodes for path in greedy_paths(tree, logits)] == nodes
 
 
-def test_the_right_one_of_equal_siblings_is_found() -> None:
+def test_what_hangs_below_the_second_of_equal_siblings_is_found() -> None:
     tree = from_arrays([7, 7, 3], [-1, -1, 1], root=1)
-    for says, nodes in (([[7, 0, 3, 0]], [0, 2, 3]), ([[7, 3, 0, 0]], [0, 1])):
+    for says, nodes in (([[7, 3, 3, 0]], [0, 1, 3]), ([[7, 0, 0, 0]], [0, 1])):
         assert greedy_paths(tree, torch.eye(8)[torch.tensor(says)])[0].nodes == nodes
 
 
@@ -143,7 +165,7 @@ def test_lazy_walks_choose_once_a_token_at_the_true_prefix(
         logits = by_last[tree.tokens[b]]
         notes, plain_notes = Last(), Last()
         chooser, plain = make(seed, sample, notes), make(seed, sample, plain_notes)
-        choices = list(lazy_walk(ScoredTree(tree, b, logits, None), chooser))
+        choices = list(lazy_walk(scored_tree(tree, b, logits), chooser))
         last = int(tree.tokens[b, 0])
         said = []
         for _ in choices:
@@ -166,7 +188,7 @@ def test_lazy_walks_leave_pruned_nodes_out() -> None:
     tree = TokenTree.from_paths(0, [[1, 2], [3]])
     logits = torch.eye(4)[[1, 2, 3]] * 9  # rows: the root says 1, node 1 says 2, node 3 says 3
     rows = {0: 0, 1: 1, 3: 2}  # node 2 is gone
-    choices = list(lazy_walk(ScoredTree(tree, 0, logits, rows), make(None, False)))
+    choices = list(lazy_walk(scored_tree(tree, 0, logits, rows), make(None, False)))
     assert choices == [(0, 1, 1), (1, 2, None)]
 
 

@@ -15,10 +15,11 @@ from reference_bild import Reference, Told
 from torch import Tensor
 from transformers import LogitsProcessorList
 from transformers.generation import NoRepeatNGramLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper
+from tree_paths import scored_tree
 from zoo import MEMBERS, build
 
 import draftree
-from draftree.acceptance import LossyBiLD, ScoredTree
+from draftree.acceptance import LossyBiLD
 from draftree.drafting import BiLD, DraftModel
 from draftree.engine import Engine, Rules, generate
 from draftree.shaping import Fixed
@@ -231,7 +232,7 @@ def scored(*rows: Sequence[float]) -> Tensor:
 
 def drafted_by(rule: LossyBiLD, chain: Sequence[int], logits: Tensor) -> list[int | None]:
     tree = TokenTree.from_paths(0, [list(chain)])
-    return [token for _, token, _ in rule.walk(ScoredTree(tree, 0, logits, None), None)]
+    return [token for _, token, _ in rule.walk(scored_tree(tree, 0, logits), None)]
 
 
 def test_the_rule_by_hand() -> None:

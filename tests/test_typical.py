@@ -10,11 +10,12 @@ from drafters_for_tests import RandomTree
 from generate_driver import NEW, SAMPLED, left_pad, prompts
 from torch import Tensor
 from transformers import LogitsProcessorList
-from tree_paths import path_of
+from tree_paths import path_of, scored_tree
 from zoo import build
 
 import draftree
-from draftree.acceptance import LossyTypical, PrefixChooser, ScoredTree, greedy_paths
+from draftree.acceptance import LossyTypical, PrefixChooser, lazy_walk
+from draftree.acceptance.base import best_tokens
 from draftree.engine import Engine, Rules, generate
 from draftree.shaping import Fixed
 from draftree.tree import TokenTree
@@ -58,11 +59,11 @@ def test_the_longest_path_is_accepted_then_the_likelier() -> None:
     rows[by_path[1, 2]] = {5: 0.3, 6: 0.4}
     logits = logits_of(*rows)
     rule = LossyTypical()
-    found = list(rule.walk(ScoredTree(tree, 0, logits, None), None))
+    found = list(rule.walk(scored_tree(tree, 0, logits), None))
     two, six = by_path[1, 2], by_path[1, 2, 6]
     assert found == [(0, 2, two), (two, 6, six), (six, 0, None)]
     pruned = {node: i for i, node in enumerate([0, by_path[1, 3], two])}
-    found = list(rule.walk(ScoredTree(tree, 0, logits[list(pruned)], pruned), None))
+    found = list(rule.walk(scored_tree(tree, 0, logits[list(pruned)], pruned), None))
     assert found[-1][1] == 0 or found[-1][0] in pruned
     assert [node for node, *_ in found] in ([0, by_path[1, 3]], [0, two])
 
@@ -77,7 +78,7 @@ def test_processors_see_the_draft_tokens_before_them() -> None:
     tree = TokenTree.from_paths(1, [[3, 4, 5]])
     chooser = PrefixChooser(torch.tensor([[6, 1]]), LogitsProcessorList([watch]), None, False)
     logits = logits_of({3: 0.9}, {4: 0.9}, {5: 0.9}, {0: 0.9})
-    assert [token for _, token, _ in LossyTypical().walk(ScoredTree(tree, 0, logits, None), chooser)] == [3, 4, 5, 0]
+    assert [token for _, token, _ in LossyTypical().walk(scored_tree(tree, 0, logits), chooser)] == [3, 4, 5, 0]
     assert seen == [[6, 1], [6, 1, 3], [6, 1, 3, 4], [6, 1, 3, 4, 5]]
 
 
@@ -122,8 +123,8 @@ def test_greedy_paths_go_at_least_as_far_as_the_lossless_ones() -> None:
         paths = torch.randint(0, 8, (12, 4), generator=generator).tolist()
         tree = TokenTree.from_paths(1, paths)
         logits = 2 * torch.randn(1, tree.width, 8, generator=generator)
-        lossless = len(greedy_paths(tree, logits)[0].nodes)
-        lossy = len(list(LossyTypical().walk(ScoredTree(tree, 0, logits[0], None), None)))
+        lossless = len(list(lazy_walk(scored_tree(tree, 0, logits[0]), None, best_tokens(logits[0]))))
+        lossy = len(list(LossyTypical().walk(scored_tree(tree, 0, logits[0]), None)))
         assert lossy >= lossless
         further += lossy > lossless
     assert further > 5

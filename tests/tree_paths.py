@@ -1,7 +1,10 @@
-"""A tree of any shape for tests, and what they ask of one: token ids on the way to a node, the nodes below one."""
+"""A tree of any shape for tests, and what they ask of one: its scores, the ids to a node, the nodes below one."""
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from draftree.acceptance import ScoredTree
 from draftree.tree import TokenTree
 from draftree.tree.layout import Numbers, laid_out
 
@@ -14,6 +17,12 @@ def from_arrays(
     Siblings may share a token, and a child may be likelier than its parent.
     """
     return TokenTree(*laid_out([root], [(tokens, parents, logp, source)]))
+
+
+def scored_tree(tree: TokenTree, b: int, logits: Tensor, rows: dict[int, int] | None = None) -> ScoredTree:
+    """Tree b with logits [N, V] behind its nodes, as rules take it."""
+    size = tree.sizes[b]
+    return ScoredTree(tree.tokens[b, :size].tolist(), tree.parents[b, :size].tolist(), logits, rows)
 
 
 def path_of(tree: TokenTree, b: int, node: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from draftree.acceptance.base import AcceptedPath, ScoredTree, lazy_walk
 from draftree.acceptance.bild import LossyBiLD
-from draftree.acceptance.greedy import greedy_paths
 from draftree.acceptance.lossy import LossyRule
 from draftree.acceptance.sampled import PrefixChooser
 from draftree.acceptance.typical import LossyTypical
@@ -14,6 +13,5 @@ __all__ = [
     "LossyTypical",
     "PrefixChooser",
     "ScoredTree",
-    "greedy_paths",
     "lazy_walk",
 ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from draftree.acceptance.sampled import PrefixChooser
-from draftree.tree import TokenTree
 
 Choice = tuple[int, int, int | None]
 """A node, the token chosen after it, and the child that drafted that token, if any."""
@@ -28,67 +29,66 @@ class AcceptedPath:
     tokens: list[int] = field(default_factory=list)
     drafted_by: list[int | None] = field(default_factory=list)
 
-    @property
-    def accepted(self) -> int:
-        """How many of the tokens are accepted draft tokens."""
-        return sum(node is not None for node in self.drafted_by)
-
-    def choices(self) -> Iterator[Choice]:
-        """The same, choice by choice, as `lazy_walk` yields them."""
-        yield from zip(self.nodes, self.tokens, self.drafted_by, strict=True)
-
 
 @dataclass(frozen=True, slots=True)
 class ScoredTree:
-    """One tree of a batch, and what the model says after its nodes.
+    """One request's tree, and what the model says after its nodes.
 
     Attributes:
-        tree: the batch of trees.
-        b: which tree.
+        tokens: of the nodes, the root first.
+        parents: number of each node's parent; -1 for the root.
         logits: [N, V], one row per surviving node.
         rows: node number -> row of `logits` where nodes were pruned inside the pass; None where all survived.
     """
 
-    tree: TokenTree
-    b: int
+    tokens: list[int]
+    parents: list[int]
     logits: Tensor
     rows: dict[int, int] | None = None
 
+    def row(self, node: int) -> int:
+        """The row of `logits` that follows a node."""
+        return node if self.rows is None else self.rows[node]
+
     def after(self, node: int) -> Tensor:
         """Logits [V] of what follows a node."""
-        return self.logits[node if self.rows is None else self.rows[node]]
-
-    def tokens(self) -> list[int]:
-        """The tokens of all nodes, and of padding."""
-        tokens: list[int] = self.tree.tokens[self.b].tolist()
-        return tokens
+        return self.logits[self.row(node)]
 
     def children(self) -> dict[int, list[int]]:
         """The surviving children of each node that has some."""
         found: dict[int, list[int]] = {}
-        for node, parent in enumerate(self.tree.parents[self.b, : self.tree.sizes[self.b]].tolist()):
+        for node, parent in enumerate(self.parents):
             if node and (self.rows is None or node in self.rows):
                 found.setdefault(parent, []).append(node)
         return found
 
 
-def lazy_walk(scored: ScoredTree, chooser: PrefixChooser) -> Iterator[Choice]:
+def best_tokens(logits: Tensor) -> list[Any]:
+    """The first of the best tokens of logits [.., V], as nested lists [..]."""
+    if logits.is_cpu and logits.dtype == torch.float32:
+        return logits.numpy(force=True).argmax(-1).tolist()  # a tenth of torch's time
+    return logits.argmax(-1).cpu().tolist()
+
+
+def lazy_walk(scored: ScoredTree, chooser: PrefixChooser | None, best: Sequence[int] = ()) -> Iterator[Choice]:
     """Walk a tree from its root, choosing at the current node only (all nodes would cost many times more).
 
     Args:
         scored: the tree.
-        chooser: the request's rule; its prefix must be the request's tokens.
+        chooser: the request's rule; its prefix must be the request's tokens. None takes the best tokens.
+        best: the best token of each row of the logits, where there is no chooser.
 
     Yields:
         (node, token, drafted_by): the token chosen after that node and the child that drafted it, if any. Stop
         iterating to stop the walk.
     """
-    tokens, children = scored.tokens(), scored.children()
+    children = scored.children()
     frontier = [0]
     while frontier:
         node = frontier[0]
-        token = chooser.choose(scored.after(node))
+        token = best[scored.row(node)] if chooser is None else chooser.choose(scored.after(node))
         # Several nodes may spell the same prefix (unshared branches); all of them stay in play.
-        frontier = [child for at in frontier for child in children.get(at, ()) if tokens[child] == token]
+        frontier = [child for at in frontier for child in children.get(at, ()) if scored.tokens[child] == token]
         yield node, token, frontier[0] if frontier else None
-        chooser.push(token)
+        if chooser is not None:
+            chooser.push(token)

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftree.acceptance.base import Choice, ScoredTree
-from draftree.acceptance.greedy import best_tokens
+from draftree.acceptance.base import Choice, ScoredTree, best_tokens
 from draftree.acceptance.lossy import LossyRule
 from draftree.acceptance.sampled import PrefixChooser
 from draftree.tree import TokenTree
@@ -58,8 +57,8 @@ class LossyBiLD(LossyRule):
     def walk(self, scored: ScoredTree, chooser: PrefixChooser | None, request: int | None = None) -> Iterator[Choice]:
         """See `LossyRule.walk`: along the chain, up to its first token that is too far."""
         logits = scored.logits  # of a chain that nothing has pruned: row for node
-        chain = scored.tokens()[1 : scored.tree.sizes[scored.b]]
-        own = best_tokens(logits[: len(chain) + 1]).tolist()
+        chain = scored.tokens[1:]
+        own = best_tokens(logits[: len(chain) + 1])
         for node, draft_token in enumerate([*chain, None]):
             token = draft_token
             # Distances are computed only where the models differ: each takes a sum over the vocabulary.

@@ -57,7 +57,7 @@ class LossyTypical(LossyRule):
 
     def walk(self, scored: ScoredTree, chooser: PrefixChooser | None, request: int | None = None) -> Iterator[Choice]:
         """See `LossyRule.walk`: along the longest path that the rule keeps, of equals the likeliest."""
-        tokens = scored.tokens()
+        tokens = scored.tokens
         path = self._longest(scored, tokens, chooser)
         for node, child in pairwise(path):
             yield node, tokens[child], child

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from draftree.acceptance.base import AcceptedPath, Choice, ScoredTree, lazy_walk
-from draftree.acceptance.greedy import greedy_paths
+import torch
+
+from draftree.acceptance.base import AcceptedPath, Choice, ScoredTree, best_tokens, lazy_walk
 from draftree.engine.config import EngineConfig
 from draftree.engine.passes import TreePass
 from draftree.engine.request import Request, TokenScores
@@ -28,9 +29,9 @@ class Acceptance:
 
     def close(self, requests: list[Request], trees: TokenTree, ends: Sequence[int | None]) -> list[AcceptedPath]:
         """The paths of a step without a pass: every text ends in its draft tokens, at the node of `ends`."""
-        sources = trees.source.tolist()
+        tokens, sources = trees.tokens.tolist(), trees.source.tolist()
         return [
-            self._emit(request, sources[b], _unreviewed(trees, b, end))
+            self._emit(request, sources[b], _unreviewed(tokens[b], end))
             for b, (request, end) in enumerate(zip(requests, ends, strict=True))
             if end is not None
         ]
@@ -40,27 +41,26 @@ class Acceptance:
     ) -> list[AcceptedPath]:
         """Walk the trees of a pass and emit the tokens; a text with a node in `ends` ends there, unverified."""
         trees, rule = turn.trees, self.rule
-        rows = turn.node_rows(result)
+        node_rows = turn.node_rows(result)
+        rows = None if node_rows is None else node_rows.tolist()
         logits = result.logits if rows is not None else result.logits[:, : trees.width]
-        greedy: list[AcceptedPath] = []
-        if rule is None and any(r.context.chooser is None for r in requests):
-            greedy = greedy_paths(trees, logits, rows)
-        paths, sources = [], trees.source.tolist()  # one wait for the device
-        for b, (request, end) in enumerate(zip(requests, ends, strict=True)):
-            where = None
+        choosers = [request.context.chooser for request in requests]
+        # Of all requests in one go, as each copy from a device is a wait for it.
+        best = best_tokens(logits) if rule is None and None in choosers else [()] * len(requests)
+        tokens, parents, sources = torch.stack([trees.tokens, trees.parents, trees.source]).tolist()
+        paths = []
+        for b, (request, chooser, end) in enumerate(zip(requests, choosers, ends, strict=True)):
+            where, size = None, trees.sizes[b]
             if rows is not None:
-                size = trees.sizes[b]  # padding of a smaller tree is no node that left
-                where = {n: i for i, n in enumerate(rows[b].tolist()) if 0 <= n < size}
+                where = {n: i for i, n in enumerate(rows[b]) if 0 <= n < size}  # padding is no node that left
                 request.stats.pruned += size - len(where)
-            scored = ScoredTree(trees, b, logits[b], where)
+            scored = ScoredTree(tokens[b][:size], parents[b][:size], logits[b], where)
             if end is not None:
-                choices = _unreviewed(trees, b, end)
+                choices = _unreviewed(scored.tokens, end)
             elif rule is not None:
-                choices = rule.walk(scored, request.context.chooser, request.id)
-            elif request.context.chooser is not None:
-                choices = lazy_walk(scored, request.context.chooser)
+                choices = rule.walk(scored, chooser, request.id)
             else:
-                choices = greedy[b].choices()
+                choices = lazy_walk(scored, chooser, best[b])
             paths.append(self._emit(request, sources[b], choices, scored))
         return paths
 
@@ -93,7 +93,6 @@ class Acceptance:
         return path
 
 
-def _unreviewed(trees: TokenTree, b: int, end: int) -> Iterator[Choice]:
-    """The chain in tree `b` up to its node `end`, taken as it is."""
-    tokens = trees.tokens[b].tolist()
+def _unreviewed(tokens: list[int], end: int) -> Iterator[Choice]:
+    """The chain of `tokens` up to its node `end`, taken as it is."""
     return ((node, tokens[node + 1], node + 1) for node in range(end))
