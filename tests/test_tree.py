@@ -8,7 +8,7 @@ from tree_model import TOKENS, batches, models, read
 from tree_paths import children_of, from_arrays, path_of
 
 from draftree.tree import TokenTree
-from draftree.tree.structure import LARGEST, _kept, on_cpu, on_device, structure_of
+from draftree.tree.structure import LARGEST, _kept, on_cpu, structure_of
 
 
 def stacked(batch):
@@ -29,7 +29,7 @@ def test_structure_is_the_models(batch):
     width = max(map(len, batch))
     assert (tree.batch, tree.width, tree.sizes) == (len(batch), width, tuple(map(len, batch)))
     depth = [[m.depth(i) for i in range(len(m))] + [0] * (width - len(m)) for m in batch]
-    for found in (tree.structure, on_cpu(tree.parents.numpy()), on_device(tree.parents)):
+    for found in (tree.structure, on_cpu(tree.parents.numpy())):
         assert found.depth.tolist() == depth
         assert (found.depth.dtype, found.ancestors.dtype) == (torch.long, torch.bool)
         assert torch.equal(found.ancestors, expected_ancestors(batch, width))
@@ -42,15 +42,6 @@ def test_chains_of_any_length(length):
     tree = from_arrays(range(length), range(-1, length - 1), root=0)
     assert tree.depth.tolist() == [list(range(length + 1))]
     assert torch.equal(tree.ancestors[0], torch.ones(length + 1, length + 1).tril().bool())
-    assert torch.equal(on_device(tree.parents).ancestors, tree.ancestors)
-
-
-def test_height_of_a_shape_born_on_a_device_is_read_when_asked():
-    tree = from_arrays([1, 2, 3], [-1, 0, -1], root=0)
-    born = TokenTree(tree.tokens, tree.parents, tree.logp, tree.source, tree.sizes, on_device(tree.parents))
-    assert born.structure.height is None
-    assert born.height == 2
-    assert born.structure.height == 2
 
 
 def test_equal_shapes_share_one_structure_and_unequal_ones_do_not():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from draftree.tree.layout import NOTHING, PADDING, per_request
-from draftree.tree.structure import Structure, any_above, moved, on_device, structure_of
+from draftree.tree.structure import Structure, any_above, moved, structure_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,13 +77,8 @@ class TreeArrays:
 
     @property
     def height(self) -> int:
-        """The largest depth in the batch. One device sync if its structure was computed on another device."""
-        structure = self.structure
-        if structure.height is None:
-            structure = structure._replace(height=int(structure.depth.max()))
-            object.__setattr__(self, "_structure", structure)
-        assert structure.height is not None
-        return structure.height
+        """The largest depth in the batch."""
+        return self.structure.height
 
     @property
     def real(self) -> Tensor:
@@ -111,7 +106,7 @@ class TreeArrays:
         """The n most probable draft tokens of each tree (fewer where it has fewer) and the root, connected.
 
         n: draft tokens of a tree, one number or one for each request. A child counts for no more than its parent (and
-        keeps that capped logp); on a tie the lower index wins. Order of the nodes is kept. No device sync.
+        keeps that capped logp); on a tie the lower index wins. Order of the nodes is kept.
         """
         limits = per_request(n, self.batch, "n")
         if self.tokens.is_cpu and bool((self.logp[:, 1:] <= self.logp[:, :-1]).all()):
@@ -126,7 +121,7 @@ class TreeArrays:
         most = moved(torch.tensor(limits, dtype=torch.long, device="cpu"), self.device)[:, None]
         chosen = torch.arange(self.width, device=self.device) <= most
         keep = torch.zeros_like(structure.ancestors[:, 0]).scatter_(1, order, chosen) & self.real
-        return self._compact(capped, keep, sizes, None)[0]
+        return self._compact(capped, keep, sizes)[0]
 
     def first(self, n: Sequence[int]) -> Self:
         """The root and the first n[b] draft tokens of each tree; the best ones where logp falls from node to node."""
@@ -149,18 +144,15 @@ class TreeArrays:
         """Without the nodes that `keep` (BoolTensor [B, N]) drops and all below them; the root stays.
 
         Returns the tree [B, N'] and index, LongTensor [B, N']: the old id of each node, -1 in padding.
-        One device sync (the new sizes).
         """
         if keep.shape != self.tokens.shape:
             raise ValueError(f"keep {list(keep.shape)} must have the tree's shape {list(self.tokens.shape)}.")
         dropped = ~keep
         dropped[:, 0] = False
         keep = self.real & ~any_above(self.structure, dropped)
-        # Sizes and height in one copy: the only synchronisation.
-        counts, heights = torch.stack([keep.sum(1), (self.depth * keep).amax(1)]).tolist()
-        return self._compact(self.logp, keep, tuple(counts), max(heights, default=0))
+        return self._compact(self.logp, keep, tuple(keep.sum(1).tolist()))
 
-    def _compact(self, logp: Tensor, keep: Tensor, sizes: tuple[int, ...], height: int | None) -> tuple[Self, Tensor]:
+    def _compact(self, logp: Tensor, keep: Tensor, sizes: tuple[int, ...]) -> tuple[Self, Tensor]:
         """The nodes of `keep`, closed upwards, in their order, and their old ids; `sizes` are its row sums."""
         width = max(sizes, default=1)
         place = keep.cumsum(1) - 1
@@ -172,17 +164,12 @@ class TreeArrays:
         old = index.clamp(min=0)
         parents = place.gather(1, self.parents.gather(1, old).clamp(min=0)).masked_fill_(gap, -1)
         parents[:, 0] = -1
-        structure = None
-        if height is not None and self.device.type != "cpu":
-            # Computed later, the height would cost a synchronisation of its own.
-            structure = on_device(parents)._replace(height=height)
         tree = type(self)(
             self.tokens.gather(1, old).masked_fill_(gap, 0),
             parents,
             logp.gather(1, old).masked_fill_(gap, NOTHING),
             self.source.gather(1, old).masked_fill_(gap, 0),
             sizes,
-            structure,
         )
         return tree, index
 

@@ -1,9 +1,9 @@
 """Who sees whom in a batch of trees: depths and ancestor masks, from the parent array alone.
 
 Both come from pointer jumping (each round doubles how far up a node has looked), so the cost is a few
-array operations per doubling of the depth and never a loop over nodes. Decoding asks for the same few
-shapes over and over (chains, static trees, small trie answers), so what was worked out on the CPU is
-kept in a bounded cache under the bytes of the parent array, copies on other devices included.
+array operations per doubling of the depth and never a loop over nodes. It is done on the CPU, wherever the trees are.
+Decoding asks for the same few shapes over and over (chains, static trees, small trie answers), so what was worked
+out is kept in a bounded cache under the bytes of the parent array, copies on other devices included.
 """
 
 from __future__ import annotations
@@ -22,34 +22,32 @@ LARGEST = 1 << 16  # bytes of ancestor masks that are kept: 16 trees of 64 nodes
 class Structure(NamedTuple):
     """Shared between trees of equal shape, hence read-only.
 
-    depth: LongTensor [B, N]; ancestors: BoolTensor [B, N, N]; height: the largest depth, or None where
-    knowing it would cost a device synchronisation.
+    depth: LongTensor [B, N]; ancestors: BoolTensor [B, N, N]; height: the largest depth.
     """
 
     depth: Tensor
     ancestors: Tensor
-    height: int | None
+    height: int
 
 
 def structure_of(parents: Tensor, device: torch.device | None = None) -> Structure:
-    """The structure of `parents` (LongTensor [B, N], -1 for roots and padding) on `device`.
+    """The structure of `parents` (LongTensor [B, N], -1 for roots and padding) on `device` (None: where they are).
 
-    None means where the parents are. Parents in CPU memory go through the cache; elsewhere the work is
-    done on the device, without a synchronisation.
+    Parents that are not on the CPU are copied to it, which waits for their device.
     """
-    if not parents.is_cpu:
-        found = on_device(parents)
-        return found if device is None else _moved(found, device)
-    array = parents.numpy()
+    device = parents.device if device is None else device
+    array = parents.cpu().numpy()
     make = _kept if array.size * array.shape[1] <= LARGEST else _kept.__wrapped__
-    return make(array.tobytes(), *array.shape, None if device is None or device.type == "cpu" else device)
+    return make(array.tobytes(), *array.shape, None if device.type == "cpu" else device)
 
 
 @lru_cache(maxsize=KEPT)
 def _kept(parents: bytes, batch: int, width: int, device: torch.device | None) -> Structure:
     """The structure of so many trees of so many nodes, by the bytes of their parents, on `device` (None: the CPU)."""
     found = on_cpu(np.frombuffer(parents, np.int64).reshape(batch, width))
-    return found if device is None else _moved(found, device)
+    if device is None:
+        return found
+    return found._replace(depth=moved(found.depth, device), ancestors=moved(found.ancestors, device))
 
 
 def on_cpu(parents: np.ndarray) -> Structure:
@@ -73,22 +71,6 @@ def on_cpu(parents: np.ndarray) -> Structure:
     )
 
 
-def on_device(parents: Tensor) -> Structure:
-    """Pointer jumping in torch: as many rounds as the width could need, so that nothing is read back."""
-    batch, width = parents.shape
-    total = batch * width
-    offset = torch.arange(0, total, max(width, 1), device=parents.device)[:, None]
-    jump = torch.full((total + 1,), total, dtype=torch.long, device=parents.device)
-    jump[:total] = torch.where(parents >= 0, parents + offset, total).reshape(-1)
-    seen = torch.zeros(total + 1, width, dtype=torch.bool, device=parents.device)
-    seen[:total] = torch.eye(width, dtype=torch.bool, device=parents.device).repeat(batch, 1)
-    for _ in range(max(width - 1, 0).bit_length()):
-        seen = seen | seen[jump]
-        jump = jump[jump]
-    ancestors = seen[:total].reshape(batch, width, width)
-    return Structure(ancestors.sum(-1) - 1, ancestors, None)
-
-
 def any_above(structure: Structure, flags: Tensor) -> Tensor:
     """Whether a node or one above it is flagged; flags and the result are BoolTensors [B, N]."""
     if flags.is_cpu:
@@ -100,7 +82,3 @@ def any_above(structure: Structure, flags: Tensor) -> Tensor:
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
     """`tensor` on `device`, waiting only where the CPU would read what has not arrived."""
     return tensor.to(device, non_blocking=device.type == "cuda")
-
-
-def _moved(structure: Structure, device: torch.device) -> Structure:
-    return Structure(moved(structure.depth, device), moved(structure.ancestors, device), structure.height)
