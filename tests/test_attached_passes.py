@@ -12,6 +12,7 @@ from in_model_driver import MAKERS, make
 from zoo import build
 
 from draftree import DynamicTree, generate
+from draftree.drafting.base import Step
 from draftree.drafting.in_model import InModelDrafter
 from draftree.native import load_library
 from draftree.runner import open_runner
@@ -21,7 +22,9 @@ from draftree.runner.kv.cache import SlotCache
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.step_cost import StepCost
 from draftree.runner.target import inspect_model
+from draftree.runner.top_tokens import top_tokens
 from draftree.shaping import Fixed
+from draftree.tree import TokenTree
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="not built: python hatch_build.py")
 CHEAP = StepCost((1, 64), (1.0, 1.2))
@@ -69,7 +72,11 @@ def test_the_likeliest_tokens_of_rows(model: Any) -> None:
     torch.manual_seed(0)
     hidden = torch.randn(2, 5, model.config.hidden_size)
     rows = [[4, 0, -1], [1, -1, 3]]
-    tokens, logp = runner.best(hidden, rows, 4)
+    layers, everywhere = len(runner.target.layers), torch.ones(2, 5, 5, dtype=torch.bool)
+    result = PassResult(hidden, [Segment(0, None, torch.zeros(2, 5), everywhere)], {layers: hidden}, runner)
+    logits = Step([], TokenTree.roots(torch.tensor([1, 2])), result, [0, 0], 0).own_logits(layers, rows)
+    assert logits is not None
+    tokens, logp = top_tokens(logits, 4)
     truth = runner.logits(hidden).log_softmax(-1)
     for b, of_request in enumerate(rows):
         for place, row in enumerate(of_request):

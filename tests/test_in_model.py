@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from zoo import CAUSAL, ENCODER_DECODER, build
 
 from draftree.drafting import BiTA, Context, HiddenTransfer, Lookahead, Medusa
 from draftree.drafting.base import StepPlan
-from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import Engine, Rules, generate
 from draftree.engine import engine as engine_module
 from draftree.runner import EagerRunner, inspect_model
@@ -177,8 +175,8 @@ def test_a_drafter_that_pays_does_not_rest() -> None:
     truth = generate(model, ids, max_new_tokens=90, eos_token_id=None).sequences[0].tolist()
     draft_logits = drafter.draft_logits
 
-    def right(step, nodes):  # type: ignore[no-untyped-def]
-        logits = draft_logits(step, nodes)
+    def right(step, paths):  # type: ignore[no-untyped-def]
+        logits = draft_logits(step, paths)
         if logits is None:  # the last pass prepares nothing
             return None
         logits = logits.new_full((1, drafter.depth, logits.shape[-1]), -10)
@@ -188,7 +186,6 @@ def test_a_drafter_that_pays_does_not_rest() -> None:
         return logits
 
     drafter.draft_logits = right  # type: ignore[method-assign]
-    drafter.likeliest = partial(InModelDrafter.likeliest, drafter)  # type: ignore[method-assign]
     out = generate(model, ids, drafter=drafter, shape=shape, max_new_tokens=90, eos_token_id=None)
     assert out.sequences[0].tolist() == truth
     assert out.stats.total.steps < 30

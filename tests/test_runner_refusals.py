@@ -25,12 +25,15 @@ from transformers import (
 )
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from draftree.drafting.base import Context, Place, Step
 from draftree.engine import Engine, generate
 from draftree.runner import open_runner
 from draftree.runner.cpu import t5
 from draftree.runner.hooked.runner import HookedRunner
+from draftree.runner.plan import PassResult
 from draftree.runner.target import inspect_model
 from draftree.runner.weights.stock import alteration
+from draftree.tree import TokenTree
 
 
 def _message(model: Any, kind: type[Exception]) -> str:
@@ -175,8 +178,12 @@ def test_architectures_that_fail_in_a_pass() -> None:
 
 def test_drafters_that_read_one_hidden_state_a_row() -> None:
     runner = HookedRunner(inspect_model(zoo.build("llama")))
+    hidden = torch.zeros(4, 1, 3, 64)
+    request = Context(0, [1], 1, 9, place=Place(runner, runner.new_cache(1), None, 0))
+    result = PassResult(hidden, [], {4: hidden}, runner)
+    step = Step([request], TokenTree.roots(torch.tensor([1])), result, [0], 0)
     with pytest.raises(ValueError, match="several hidden states a row"):
-        runner.best(torch.zeros(4, 1, 3, 64), [[0]], 1)
+        step.own_logits(4, [[0]])
 
 
 def test_activations_quantised_per_tensor() -> None:

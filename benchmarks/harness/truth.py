@@ -109,8 +109,7 @@ def _reader(setup: Setup, trained: Trained) -> tuple[Callable[[Step], Tensor | N
         drafter = trained
 
         def read(step: Step) -> Tensor | None:
-            roots = torch.zeros(len(step.requests), dtype=torch.long, device=step.trees.device)
-            return drafter.draft_logits(step, roots)
+            return drafter.draft_logits(step, [[0]] * len(step.requests))
 
         return read, tuple(range(2, drafter.depth + 2)), ()
     if not isinstance(trained, EarlyHead):

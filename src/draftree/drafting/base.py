@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
+import torch
 from torch import Tensor
 
 from draftree.acceptance.lossy import LossyRule
@@ -239,6 +240,34 @@ class Step:
             column = {number: at for at, number in enumerate(left) if number >= 0}
             found.append([column.get(self.offset + number, -1) if number >= 0 else -1 for number in own])
         return found
+
+    def own_logits(self, layer: int, numbers: Sequence[Sequence[int]]) -> Tensor | None:
+        """Logits [B, D, V] of rows that the drafter attached; passes make logits of trees only.
+
+        Args:
+            layer: number of the model's layers, whose tap is what the last one returns.
+            numbers: D rows of each request, as of `standing`.
+
+        Returns:
+            -inf where there is no row; None where the pass had no rows of the drafter's own, or not that tap.
+
+        Raises:
+            ValueError: a model with several hidden states a row (Gemma 3n).
+        """
+        hidden, runner = self.result.hidden.get(layer), self.result.runner
+        if hidden is None or runner is None or not self.own_rows:
+            return None
+        if hidden.dim() != 3:
+            raise ValueError(
+                f"'{target_of(self.requests).model_type}' models keep several hidden states a row, which draftree "
+                "cannot follow to the head: use a drafter that reads none, such as draftree.Lookahead()."
+            )
+        columns = self.standing(numbers)
+        index = torch.tensor(columns, device=hidden.device, dtype=torch.long)[:, :, None]
+        logits = runner.logits(hidden.gather(1, index.clamp(min=0).expand(-1, -1, hidden.shape[2])))
+        if any(-1 in own for own in columns):  # mostly there is none, and this copies all logits
+            logits = logits.masked_fill(index < 0, -torch.inf)
+        return logits
 
 
 class Drafter(ABC):

@@ -147,26 +147,8 @@ class GroupDrafter(InModelDrafter):
     def attach(self, trees: TokenTree, attach_to: int | None, dtype: torch.dtype) -> Attachment:
         return self._groups.layout(trees, attach_to, dtype)
 
-    def likeliest(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:
-        hidden, runner = step.result.hidden.get(self._shapes["layers"]), step.result.runner
-        if hidden is None or runner is None or not step.own_rows:
-            return None
-        columns = self._columns(step, [path or [0] for path in step.accepted])
-        found: tuple[np.ndarray, np.ndarray] = runner.best(hidden, columns, self.candidates)
-        return found
-
-    def draft_logits(self, step: Step, nodes: Tensor) -> Tensor | None:
+    def draft_logits(self, step: Step, paths: Sequence[Sequence[int]]) -> Tensor | None:
         """See `InModelDrafter.draft_logits`: row i of a node's group predicts the token i + 1 places after it."""
-        hidden, runner = step.result.hidden.get(self._shapes["layers"]), step.result.runner
-        if hidden is None or runner is None or not step.own_rows:
-            return None
-        columns = self._columns(step, step.trees.paths(nodes.tolist()))
-        index = torch.tensor(columns, device=hidden.device, dtype=torch.long)[:, :, None]
-        logits = runner.logits(hidden.gather(1, index.clamp(min=0).expand(-1, -1, hidden.shape[2])))
-        return logits.masked_fill(index < 0, -torch.inf)
-
-    def _columns(self, step: Step, paths: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Columns of the hidden states [B][depth] that look ahead of the last nodes of `paths`, -1 where none does."""
         width = step.trees.width
         groups = self._groups.nodes_of(step.trees, step.attach_to).depth.shape[1]
         numbers = []
@@ -174,7 +156,7 @@ class GroupDrafter(InModelDrafter):
             # The first rows of an ancestor's group speak of the tokens between the two.
             rows = [width + self.row_of(group, i, groups) for i in range(passed, self.depth)]
             numbers.append(rows + [-1] * (self.depth - len(rows)))
-        return step.standing(numbers)
+        return step.own_logits(self._shapes["layers"], numbers)
 
 
 def likeliest_ends(trees: TokenTree, count: int) -> Tensor:

@@ -167,11 +167,15 @@ class InModelDrafter(Trained, Drafter):
         """The rows or taps from which `draft_logits` reads; `attach_to` as in `StepPlan`, `dtype` the target's."""
 
     @abstractmethod
-    def draft_logits(self, step: Step, nodes: Tensor) -> Tensor | None:
-        """Logits [B, D, V] of what follows the token after node `nodes[b]` (LongTensor [B]).
+    def draft_logits(self, step: Step, paths: Sequence[Sequence[int]]) -> Tensor | None:
+        """Logits [B, D, V] of what follows the token after the last node of each path.
 
-        D is `depth`, or less where the tree is best-first. None where the pass did not hold what `attach`
-        returned (strict mode leaves rows out).
+        D is `depth`, or less where the tree is best-first. None where the pass did not hold what `attach` returned
+        (strict mode leaves rows out).
+
+        Args:
+            step: what a pass brought.
+            paths: nodes of each tree, the root first.
         """
 
     def likeliest(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:
@@ -179,8 +183,7 @@ class InModelDrafter(Trained, Drafter):
 
         None where the pass did not hold what `attach` returned.
         """
-        last = [path[-1] if path else 0 for path in step.accepted]
-        logits = self.draft_logits(step, torch.tensor(last, device=step.trees.device, dtype=torch.long))
+        logits = self.draft_logits(step, [path or [0] for path in step.accepted])
         return None if logits is None else top_tokens(logits, self.candidates)
 
     def observe(self, step: Step) -> None:

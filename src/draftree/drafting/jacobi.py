@@ -20,6 +20,7 @@ from torch import Tensor
 
 from draftree.drafting.base import Attachment, ByRequest, Capabilities, Context, Drafter, Step, StepPlan, target_of
 from draftree.errors import check_least
+from draftree.runner.top_tokens import top_tokens
 from draftree.tree import TokenTree
 
 WIDEST = 128  # places of a window; further ahead no row may stand
@@ -181,13 +182,12 @@ class Jacobi(Drafter):
 
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`: n-grams into the pool, the window one level on."""
-        runner = step.result.runner
-        hidden = step.result.hidden.get(len(target_of(step.requests).layers))
-        if hidden is None or runner is None or not step.own_rows:
-            return
         end = step.trees.width + len(self._rows.offsets)
         last = [range(end - self.window, end)] * len(step.requests)  # the rows of the last level
-        made = runner.best(hidden, step.standing(last), 1)[0][:, :, 0]
+        logits = step.own_logits(len(target_of(step.requests).layers), last)
+        if logits is None:
+            return
+        made = top_tokens(logits, 1)[0][:, :, 0]
         for b, (request, emitted) in enumerate(zip(step.requests, step.emitted, strict=True)):
             window = self._live[request.id]
             if not emitted or window.length != len(request.tokens) - len(emitted):

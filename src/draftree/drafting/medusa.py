@@ -8,7 +8,7 @@ after the one that the model itself chooses next. No row is added to the pass.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -153,10 +153,11 @@ class Medusa(InModelDrafter):
         return Attachment(taps=(self._tap,))
 
     @torch.no_grad()
-    def draft_logits(self, step: Step, nodes: Tensor) -> Tensor | None:
+    def draft_logits(self, step: Step, paths: Sequence[Sequence[int]]) -> Tensor | None:
         hidden, runner = step.result.hidden.get(self._tap), step.result.runner
         if hidden is None or runner is None:
             return None
+        nodes = torch.tensor([path[-1] for path in paths], device=hidden.device, dtype=torch.long)
         rows = (step.offset + nodes)[:, None, None].expand(-1, 1, hidden.shape[2])
         if step.result.rows is not None:  # rows have left in mid-stack: find where each one ended up
             standing = (step.result.rows == rows[:, :, 0]).byte().argmax(1)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +13,6 @@ from draftree.runner.kv.cache import BLOCK, SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import PassResult, Plan
 from draftree.runner.target import Target
-from draftree.runner.top_tokens import top_tokens
 from draftree.runner.weights.copies import Copies
 
 
@@ -87,31 +84,3 @@ class Runner(ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [B, n, V] of the last layer's output [B, n, d], as a pass gives them."""
-
-    def best(self, hidden: Tensor, rows: Sequence[Sequence[int]], count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The likeliest tokens behind some rows, on the CPU.
-
-        Args:
-            hidden: [B, n, d], the last layer's output.
-            rows: [B][D], rows of each request, -1 where there is none.
-            count: K, tokens of each row.
-
-        Returns:
-            tokens int64 [B, D, K], best first, and their log-probabilities float32; 0 and -inf where there is no row.
-
-        Raises:
-            ValueError: a model with several hidden states a row (Gemma 3n).
-        """
-        if hidden.dim() != 3:
-            raise ValueError(
-                f"'{self.target.model_type}' models keep several hidden states a row, which draftree cannot follow "
-                "to the head: use a drafter that reads none, such as draftree.Lookahead()."
-            )
-        index = torch.tensor(rows, device=hidden.device, dtype=torch.long)
-        picked = hidden.gather(1, index.clamp(min=0)[:, :, None].expand(-1, -1, hidden.shape[2]))
-        tokens, logp = top_tokens(self.logits(picked), count)
-        missing = np.asarray(rows) < 0
-        if missing.any():
-            tokens, logp = tokens.copy(), logp.copy()
-            tokens[missing], logp[missing] = 0, -np.inf
-        return tokens, logp

@@ -15,7 +15,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import torch
 
 from draftree.bench.samples import Task
 from draftree.drafting import Drafter
@@ -26,7 +25,6 @@ from draftree.engine.limits import eos_token_ids
 from draftree.engine.request import State
 from draftree.runner import open_runner
 from draftree.runner.step_cost import StepCost, cached_cost
-from draftree.runner.top_tokens import top_tokens
 from draftree.shaping import Fixed
 from draftree.tree import TokenTree
 from draftree.tuning.onlooker import Onlooker, OnlyRoots
@@ -117,9 +115,9 @@ class Record:
         seen: dict[int, Draft] = {}
 
         def see(step: Step) -> None:
-            logits = drafter.draft_logits(step, torch.zeros(1, dtype=torch.long, device=step.trees.device))
-            if logits is not None:
-                tokens, logp = top_tokens(logits, drafter.candidates)
+            found = drafter.likeliest(step)
+            if found is not None:
+                tokens, logp = found
                 seen[len(step.requests[0].tokens)] = tokens[0], logp[0]
 
         _, seconds = self._run(ids, drafter=Onlooker(see, drafter), shape=OnlyRoots())

@@ -68,7 +68,7 @@ class RecordedHeads(InModelDrafter):
     def attach(self, trees: TokenTree, attach_to: int | None, dtype: torch.dtype) -> Attachment:
         return Attachment()
 
-    def draft_logits(self, step: Step, nodes: torch.Tensor) -> torch.Tensor | None:
+    def draft_logits(self, step: Step, paths: Sequence[Sequence[int]]) -> torch.Tensor | None:
         """See `InModelDrafter.draft_logits`: the record has the likeliest tokens in their place."""
         return None
 
