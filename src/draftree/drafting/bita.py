@@ -149,7 +149,7 @@ class BiTA(GroupDrafter):
         def placed(tensor: Tensor) -> Tensor:
             return tensor.detach().to(device, dtype)
 
-        self._groups.clear()
+        self._made.clear()
         prefix = self.weights.prefix()
         return _Placed(
             placed(self.weights.mask_embeddings[: self.depth]),
@@ -158,7 +158,7 @@ class BiTA(GroupDrafter):
 
     def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
         """See `Drafter.rows`: n (1 + M) where all nodes have a group."""
-        return nodes + self.depth * self._groups.count(nodes, requests, attach_to)
+        return nodes + self.depth * self.group_count(nodes, requests, attach_to)
 
     def lay_out(self, chosen: GroupNodes, dtype: torch.dtype) -> Attachment:
         """See `GroupDrafter.lay_out`: the masks of G nodes, group by group in the order of their nodes.

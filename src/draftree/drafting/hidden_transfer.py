@@ -119,7 +119,7 @@ class HiddenTransfer(GroupDrafter):
     def place(self, device: torch.device, dtype: torch.dtype) -> dict[int, Tensor]:
         """See `InModelDrafter.place`: by layer the matrices of all steps that join there, side by side, [d, s d]."""
         held = self.weights.matrices()
-        self._groups.clear()
+        self._made.clear()
         return {
             layer: torch.cat([held[i].detach().T for i in steps], 1).to(device, dtype).contiguous()
             for layer, steps in self._joining()
@@ -129,7 +129,7 @@ class HiddenTransfer(GroupDrafter):
         """See `Drafter.rows`: n (1 + sum of (L - t_i) / L) if all nodes have some, as step i joins after layer t_i."""
         layers = self._shapes["layers"]
         share = sum((layers - t) / layers for t in self.transfer_layers[: self.depth])
-        return nodes + share * self._groups.count(nodes, requests, attach_to)
+        return nodes + share * self.group_count(nodes, requests, attach_to)
 
     def lay_out(self, chosen: GroupNodes, dtype: torch.dtype) -> Attachment:
         """See `GroupDrafter.lay_out`: a surgery for each layer with transfers.

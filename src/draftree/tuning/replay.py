@@ -19,7 +19,7 @@ import torch
 
 from draftree.drafting import Drafter, Merge
 from draftree.drafting.base import Attachment, Capabilities, Context, Step, StepPlan
-from draftree.drafting.groups import Groups
+from draftree.drafting.groups import nodes_of, serving
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import RequestStats
 from draftree.runner.plan import PassResult
@@ -44,9 +44,6 @@ class RecordedHeads(InModelDrafter):
         self._inner = drafter
         self._prepared = False  # whether the pass would have the drafter's rows
         self._no_pass = replace(NO_PASS, hidden={drafter.shapes()["layers"]: NO_PASS.logits})
-        grouped = "groups" in drafter.settings
-        # No rows, since a replay runs no pass.
-        self._groups = Groups(drafter.settings["groups"], lambda *_: Attachment()) if grouped else None
 
     def _refuse_unknown(self, settings: Mapping[str, Any]) -> None:
         """The real drafter has accepted them."""
@@ -80,8 +77,9 @@ class RecordedHeads(InModelDrafter):
         """See `InModelDrafter.likeliest`: those of the record."""
         (request,) = step.requests
         gone = 0
-        if self._groups is not None:
-            ((_, gone),) = self._groups.serving(step, step.accepted)
+        if "groups" in self.settings:
+            chosen = nodes_of(step.trees, self.settings["groups"], step.attach_to)
+            ((_, gone),) = serving(chosen, step.accepted)
         found = None if self.text is None else self.text.drafts[self.name].get(len(request.tokens) - gone)
         if found is None or gone >= len(found[0]):
             return None
