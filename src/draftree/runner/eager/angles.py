@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from draftree.runner.eager.layer import Angles
 from draftree.runner.eager.parts import TURN_NEIGHBOURS
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.layout.kinds import LayerKind
 from draftree.runner.layout.positions import is_length_dependent, per_row_angles
-from draftree.runner.layout.rotary import RotaryTable, Rotation, width_of
+from draftree.runner.layout.rotary import Rotation, call, width_of
 from draftree.runner.plan import Segment
 from draftree.runner.target import Target
+
+BLOCK = 1024  # positions by which tables grow
 
 
 class AngleTables:
@@ -28,7 +31,8 @@ class AngleTables:
 
     Attributes:
         rotation: which entries of a head turn with which.
-        tables: by kind of layer, or under None for all kinds.
+        tables: cosines by position [P, dim], and sines with their signs, by kind of layer or under None for all kinds.
+            Replaced as a whole, as passes of several threads and recorded ones read them.
         by_length: whether angles depend on a text's length; the tables are not used then.
     """
 
@@ -38,15 +42,21 @@ class AngleTables:
         kinds = {k.name for k in target.kinds} if isinstance(self._rotary.rope_type, dict) else {None}
         width = width_of(self._rotary, target.device, next(iter(kinds)))
         self.rotation = Rotation(width, dim, target.model_type in TURN_NEIGHBOURS, target.device)
-        self.tables = {kind: RotaryTable(self._rotary, self.rotation, kind) for kind in kinds}
+        empty = torch.empty(0, dtype=torch.float32, device="cpu")
+        self.tables = dict.fromkeys(kinds, (empty, empty))
 
     def name(self, kind: LayerKind) -> str | None:
         """What distinguishes the angles of layers of that kind from others; None where all are the same."""
         return None if None in self.tables else kind.name
 
     def reach(self, longest: int, dtype: torch.dtype, device: torch.device) -> dict[str | None, tuple[Tensor, Tensor]]:
-        """Cosines and sines by kind, long enough for positions below `longest`."""
-        return {name: table.reach(longest, dtype, device) for name, table in self.tables.items()}
+        """The tables, long enough for positions below `longest`."""
+        tables = self.tables
+        if longest > min(len(cosines) for cosines, _ in tables.values()):
+            positions = torch.arange(-(-longest // BLOCK) * BLOCK, device=device)
+            angles = {kind: call(self._rotary, positions[None], dtype, kind) for kind in tables}
+            tables = self.tables = {kind: self.rotation.spread(c[0], s[0]) for kind, (c, s) in angles.items()}
+        return tables
 
     def of(
         self, segment: Segment, floor: tuple[int, ...], dtype: torch.dtype, cache: SlotCache, kind: LayerKind
@@ -64,5 +74,6 @@ class AngleTables:
             like = torch.empty(0, dtype=dtype, device=segment.positions.device)
             cosine, sine = self.rotation.spread(*per_row_angles(self._rotary, like, segment.positions, floor))
         else:
-            cosine, sine = self.tables[self.name(kind)].look(segment.positions, dtype)
+            tables = self.reach(int(segment.positions.max()) + 1, dtype, segment.positions.device)
+            cosine, sine = (F.embedding(segment.positions, table) for table in tables[self.name(kind)])
         return Angles(cosine[:, :, None], sine[:, :, None], cache, self.rotation)

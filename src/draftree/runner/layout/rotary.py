@@ -1,4 +1,4 @@
-"""Rotary angles as the eager runner's layers take them: one table by position, whatever a family's way of turning is.
+"""Rotary angles as the eager runner's layers take them, whatever a family's way of turning is.
 
 Most families turn the two halves of a head against each other. GLM turns neighbours, some turn only the first entries,
 Gemma 3 has other angles in its sliding layers. All of it is `x * cosine + x[partner] * sine` with the right partner and
@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-BLOCK = 1024  # positions by which a table grows
 
 
 class Rotation:
@@ -52,35 +50,6 @@ class Rotation:
     def partners(self, x: Tensor) -> Tensor:
         """Every entry's partner, for x [..., dim]."""
         return x.roll(self.dim // 2, -1) if self.plain else x.index_select(-1, self.partner)
-
-
-class RotaryTable:
-    """Angles by position of a rotary module whose angles depend on nothing else.
-
-    Args:
-        module: the model's.
-        rotation: what it is used for.
-        layer_type: of the layers that it is used in, where their angles differ.
-    """
-
-    def __init__(self, module: Any, rotation: Rotation, layer_type: str | None = None) -> None:
-        self._module, self._rotation, self._type = module, rotation, layer_type
-        empty = torch.empty(0, dtype=torch.float32, device="cpu")
-        self._both = empty, empty  # replaced together, as passes of several threads read them
-
-    def reach(self, longest: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Cosines [positions, dim], and sines with their signs, of all positions below `longest` and maybe more."""
-        both = self._both
-        if longest > both[0].shape[0]:
-            positions = torch.arange(-(-longest // BLOCK) * BLOCK, device=device)[None]
-            cosine, sine = call(self._module, positions, dtype, self._type)
-            both = self._both = self._rotation.spread(cosine[0], sine[0])
-        return both
-
-    def look(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [B, N, dim] of positions [B, N]."""
-        cosines, sines = self.reach(int(positions.max()) + 1, dtype, positions.device)
-        return F.embedding(positions, cosines), F.embedding(positions, sines)
 
 
 def call(module: Any, positions: Tensor, dtype: torch.dtype, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
