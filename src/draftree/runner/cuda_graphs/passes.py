@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftree.runner.cuda_graphs.capture import Capture
 from draftree.runner.cuda_graphs.fixed import FixedRows, FixedSlots
@@ -85,6 +85,7 @@ class Recorded(NamedTuple):
         target: the model.
         layers, head, embedding: its modules as they are run.
         tables: its rotary angles.
+        watched: stock modules among whose parameters are all that recordings read where the model has them.
         cap: of attention scores; None where they are not bent.
         kernel: of attention; None for torch's.
     """
@@ -94,6 +95,7 @@ class Recorded(NamedTuple):
     head: TensorHead
     embedding: Any
     tables: AngleTables
+    watched: Sequence[nn.Module]
     cap: float | None
     kernel: Callable[..., Tensor] | None = None
 
@@ -112,8 +114,7 @@ class CapturedPasses:
         self._buffers = Buffers(capture, recorded.target.device)
         # By cache and frame, what was used last at the end. Recordings belong to caches and go when their memory does.
         self._used: OrderedDict[tuple[int, Frame], weakref.ref[_Recordings]] = OrderedDict()
-        held: list[Any] = [recorded.head, *recorded.layers]
-        self._live = [own for part in held for own in part.live()] + [(recorded.embedding._parameters, "weight")]
+        self._live = [module._parameters for module in recorded.watched if module._parameters]
         self._weights: list[int] = []
         self._columns: dict[int, Tensor] = {}
         self._lock = threading.RLock()
@@ -329,7 +330,7 @@ class CapturedPasses:
 
     def _forget_old_weights(self) -> None:
         """Drop recordings that read weights which are no longer the model's."""
-        now = [held[name].data_ptr() for held, name in self._live]
+        now = [parameter.data_ptr() for held in self._live for parameter in held.values() if parameter is not None]
         if now != self._weights:
             self._weights = now
             while self._used:

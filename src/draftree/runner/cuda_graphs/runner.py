@@ -75,7 +75,9 @@ class CudaGraphRunner(EagerRunner):
             next_norms = [*(layer.parts.norms[0] for layer in layers[1:]), None]
             layers = [KernelLayer(*pair) for pair in zip(layers, next_norms, strict=True)]
             head, kernel = KernelHead(head), attend
-        recorded = Recorded(target, layers, head, self._embedding, self.tables, self._cap, kernel)
+        # Where weights were copied, the embedding alone is read as it lies.
+        watched = [self._embedding] if self.copied.nbytes else list(target.model.modules())
+        recorded = Recorded(target, layers, head, self._embedding, self.tables, watched, self._cap, kernel)
         self._captured = CapturedPasses(self, recorded, capture_for(target.device))
 
     @property

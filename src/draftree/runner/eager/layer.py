@@ -50,15 +50,6 @@ class TensorLayer:
         lesser.omitted = parts
         return lesser
 
-    @property
-    def products(self) -> tuple[StockProduct, ...]:
-        """The four products of the layer."""
-        return self._qkv, self._output, self._gate_up, self._down
-
-    def live(self) -> list[tuple[dict[str, Any], str]]:
-        """See `StockProduct.live`."""
-        return [place for product in self.products for place in product.live()]
-
     def enter(self, x: Tensor, angles: Angles, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """From hidden states to queries, with keys and values put into the cache.
 
@@ -115,10 +106,6 @@ class TensorHead:
     def __init__(self, norm: Norm, head: Any, product: type[StockProduct], cap: float | None = None) -> None:
         self._norm, self._cap = norm, cap
         self._head = product([head])
-
-    def live(self) -> list[tuple[dict[str, Any], str]]:
-        """See `StockProduct.live`."""
-        return self._head.live()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits [B, n, V] of hidden states [B, n, d]."""

@@ -46,11 +46,6 @@ class StockProduct:
         """Weight [out, in] and bias [out] of each, as a call would read them; for linears that are not packed."""
         return [(m._parameters["weight"], m._parameters["bias"]) for m in self._linears]
 
-    def live(self) -> list[tuple[dict[str, Any], str]]:
-        """Where the stock model keeps the tensors that are read: dictionaries of its modules, and the names in them."""
-        held = [(m._parameters, name) for m in self._linears for name in ("weight", "bias")]
-        return [(parameters, name) for parameters, name in held if parameters[name] is not None]
-
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] to [..., the linears' outputs side by side]."""
         outputs = self.outputs(x)
@@ -76,10 +71,6 @@ class FusedProduct(StockProduct):
 
     def linears(self) -> list[tuple[Tensor, Tensor | None]]:
         return [(self.weight, self.bias)]
-
-    def live(self) -> list[tuple[dict[str, Any], str]]:
-        """See `StockProduct.live`: none, as all are copies."""
-        return []
 
     def outputs(self, x: Tensor) -> list[Tensor]:
         return [self(x)]
