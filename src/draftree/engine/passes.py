@@ -121,30 +121,31 @@ def _clamp(plan: Plan, last: int) -> Plan:
 def _attach(plan: Plan, attachment: Attachment, begin: Tensor, trunk: list[int]) -> None:
     """Put a drafter's rows into a plan that was just made."""
     offset, prefix_rows = max(trunk), attachment.prefix_rows
-    real = torch.tensor(trunk, device=begin.device, dtype=torch.long)
     if attachment.embeddings is not None:
         if attachment.positions is None or attachment.visible is None:
             raise ValueError("An attachment with embeddings must give their `positions` and `visible`.")
         plan.tokens = torch.nn.functional.pad(plan.tokens, (0, attachment.embeddings.shape[1]))
         plan.positions = torch.cat([plan.positions, begin + attachment.positions], 1)
-        plan.visible = join(plan.visible, _see_trunk(attachment.visible, offset, real))
+        plan.visible = join(plan.visible, _see_trunk(attachment.visible, trunk))
     if prefix_rows is not None and offset:
         prefix_rows = torch.nn.functional.pad(prefix_rows, (offset, 0))
     plan.embeddings, plan.prefix_rows = attachment.embeddings, prefix_rows
-    plan.surgeries = tuple(_shift(s, begin, offset, real) for s in attachment.surgeries)
+    plan.surgeries = tuple(_shift(s, begin, trunk) for s in attachment.surgeries)
     plan.taps, plan.sizes = attachment.taps, None
 
 
-def _see_trunk(visible: Tensor, offset: int, trunk: Tensor) -> Tensor:
-    """Put `offset` trunk columns in front of [B, m, n]; real ones are visible."""
-    if offset == 0:
+def _see_trunk(visible: Tensor, trunk: list[int]) -> Tensor:
+    """Put as many columns in front of [B, m, n] as the longest trunk has; each request's real ones are visible."""
+    if max(trunk) == 0:
         return visible
-    real = torch.arange(offset, device=visible.device) < trunk[:, None]
+    lengths = torch.tensor(trunk, device=visible.device, dtype=torch.long)
+    real = torch.arange(max(trunk), device=visible.device) < lengths[:, None]
     return torch.cat([real[:, None].expand(-1, visible.shape[1], -1), visible], 2)
 
 
-def _shift(surgery: Surgery, begin: Tensor, offset: int, trunk: Tensor) -> Surgery:
-    """Express a surgery on tree rows as one on all rows: `offset` rows of the trunk stay in front, untouched."""
+def _shift(surgery: Surgery, begin: Tensor, trunk: list[int]) -> Surgery:
+    """Express a surgery on tree rows as one on all rows: those of the trunk stay in front, untouched."""
+    offset = max(trunk)
     positions = None if surgery.positions is None else begin + surgery.positions
     if offset == 0:
         return surgery if positions is None else replace(surgery, positions=positions)
@@ -167,5 +168,5 @@ def _shift(surgery: Surgery, begin: Tensor, offset: int, trunk: Tensor) -> Surge
         make = append
         append = lambda hidden: make(hidden[:, offset:])  # noqa: E731
     if visible is not None:
-        visible = _see_trunk(visible, offset, trunk)
+        visible = _see_trunk(visible, trunk)
     return replace(surgery, keep=keep, append=append, source=source, positions=positions, visible=visible)
