@@ -243,7 +243,7 @@ def test_rows_that_join_leave_are_tapped_or_left_out(name: str) -> None:
             run.commit(trees, stays, result)
         one = [Tree((-1,), 5), Tree((-1,), 6)]
         assert difference(runs[1].step(one).logits, runs[0].step(one).logits) < CLOSE, kind
-        assert passes(captured).takes(runs[1].plan(trees, **options)), kind
+        assert passes(captured).takes(runs[1].plan(trees, **options), runs[1].cache, 0), kind
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
@@ -295,6 +295,11 @@ def test_what_does_not_fit_goes_the_usual_way(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("draftree.runner.cuda_graphs.passes.MOST_IN_ALL", 12)  # 9 rows would be padded to 16
     assert run.error(few, run.step(few)) < 1e-4
     assert passes(captured).recorded == before
+    monkeypatch.setattr("draftree.runner.cuda_graphs.frames.MOST_KERNEL_ROWS", 4)  # more are by torch's attention
+    monkeypatch.setattr("draftree.runner.cuda_graphs.passes.MOST_EXACT", 47)  # and would end at column 48
+    assert run.error([Tree.random(8, 1)], run.step([Tree.random(8, 1)])) < 1e-4
+    assert passes(captured).recorded == before
+    monkeypatch.setattr("draftree.runner.cuda_graphs.passes.MOST_EXACT", 48)
     run.step([Tree.random(8, 1)])
     assert passes(captured).recorded == before + 1
 

@@ -109,6 +109,8 @@ def test_from_choices_carries_impossible_candidates_without_nan():
         ([(0, 0)], "prefix"),
         ([(0,), (0, -1)], "rank"),
         ([()], "rank"),
+        ([(2,)], "draft more candidates"),
+        ([(0,), (0, 0), (0, 0, 0)], "draft more candidates"),
     ],
 )
 def test_from_choices_refuses(listed, message):

@@ -15,11 +15,11 @@ from benchmarks.peers.environments import ROOT
 from benchmarks.peers.peers import PEERS
 
 PLACE = ROOT / "bench-results" / "peers"
-QUICK = {"peers-4m": [], "peers-60m": ["--params", "60M"]}
+QUICK: dict[str, list[str]] = {"peers-60m": ["--params", "60M"]}
 # All engines are in memory at once: with vLLM, which takes several times its weights, they do not fit into 24 GiB here.
 WITHOUT_VLLM = ",".join(name for name in PEERS.options["engines"] if name != "vllm")
 LARGE = ["--params", "400M", "--set", f"engines={WITHOUT_VLLM}"]
-CASES = {**QUICK, "peers-400m": LARGE, "peers-400m-bfloat16": [*LARGE, "--dtype", "bfloat16"]}
+CASES = {"peers-4m": [], **QUICK, "peers-400m": LARGE, "peers-400m-bfloat16": [*LARGE, "--dtype", "bfloat16"]}
 ALL = {
     **CASES,
     "peers-400m-int8": [*LARGE, "--set", "int8=true"],

@@ -237,8 +237,10 @@ def test_the_series_goes_on_where_it_was(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(series.subprocess, "run", lambda command, **_: ran.append(command[-1]) or done())
     (tmp_path / "peers-4m").mkdir()
     (tmp_path / "peers-4m" / "bench-run-peers.json").write_text("{}")
-    series.main(["--quick"])
-    assert [Path(out).name for out in ran] == ["peers-60m"]
+    series.main([])
+    assert [Path(out).name for out in ran] == ["peers-60m", "peers-400m", "peers-400m-bfloat16"]
     assert "peers-4m is complete" in capsys.readouterr().out
+    series.main(["--quick"])
+    assert [Path(out).name for out in ran[3:]] == ["peers-60m"]
     with pytest.raises(SystemExit, match="There is no option '--fast'"):
         series.main(["--fast"])

@@ -204,7 +204,8 @@ class Step:
         result: logits of the trees (from row `offset` on), row layouts and tapped hidden states.
         trunk: per request, how many prompt rows came before its tree (rows 0 .. trunk - 1).
         offset: row at which the trees begin.
-        accepted: per request, the node numbers of the accepted path, root first.
+        accepted: per request, the node numbers of the accepted path, root first; of siblings with one token any may
+            stand there.
         emitted: per request, the new tokens; its `tokens` already end with them. Empty for a part of a prompt.
         attach_to: nodes of each tree that rows were attached to, see `StepPlan`.
         own_rows: whether the rows and surgeries that `plan` returned were in the pass. They are left out of passes

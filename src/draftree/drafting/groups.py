@@ -85,10 +85,11 @@ class GroupDrafter(InModelDrafter):
         check_least(1, groups=groups)
         self.groups = groups
         self._made: dict[tuple[Any, ...], tuple[Tensor, Attachment]] = {}  # layouts, see `attach`
+        self._chosen: tuple[Tensor, int | None, GroupNodes] | None = None  # see `_nodes`
 
     def __getstate__(self) -> dict[str, Any]:
         """See `InModelDrafter`; layouts are found by the addresses of tensors, which a copy's are not at."""
-        return super().__getstate__() | {"_made": {}}
+        return super().__getstate__() | {"_made": {}, "_chosen": None}
 
     @abstractmethod
     def lay_out(self, chosen: GroupNodes, dtype: torch.dtype) -> Attachment:
@@ -105,7 +106,7 @@ class GroupDrafter(InModelDrafter):
 
     def attach(self, trees: TokenTree, attach_to: int | None, dtype: torch.dtype) -> Attachment:
         """What `lay_out` makes of these trees; the same object again for the same structure and nodes with groups."""
-        chosen = nodes_of(trees, self.groups, attach_to)
+        chosen = self._nodes(trees, attach_to)
         ancestors, nodes = trees.ancestors, chosen.nodes
         # Decoding meets the same few structures over and over, and those share their tensors.
         key: tuple[Any, ...] = (ancestors.shape, ancestors.device, dtype)
@@ -123,9 +124,16 @@ class GroupDrafter(InModelDrafter):
             found = self._made[key] = (ancestors, self.lay_out(chosen, dtype))
         return found[1]
 
+    def _nodes(self, trees: TokenTree, attach_to: int | None) -> GroupNodes:
+        """See `nodes_of`; the same before and after a pass, as a device may add in another order the second time."""
+        last = self._chosen  # read once, as another thread may put its own
+        if last is None or last[0] is not trees.logp or last[1] != attach_to:
+            last = self._chosen = trees.logp, attach_to, nodes_of(trees, self.groups, attach_to)
+        return last[2]
+
     def draft_logits(self, step: Step, paths: Sequence[Sequence[int]]) -> Tensor | None:
         """See `InModelDrafter.draft_logits`: row i of a node's group predicts the token i + 1 places after it."""
-        chosen, width = nodes_of(step.trees, self.groups, step.attach_to), step.trees.width
+        chosen, width = self._nodes(step.trees, step.attach_to), step.trees.width
         groups = chosen.depth.shape[1]
         numbers = []
         for group, passed in serving(chosen, paths):

@@ -25,7 +25,7 @@ class Outcome:
     """What one step took and brought.
 
     Attributes:
-        accepted: nodes of each tree on the accepted path, the root first.
+        accepted: nodes of each tree on the accepted path, see `Step`.
         rows: tree rows that were computed, padding counted where it costs.
         seconds: of the whole step; None where a prompt was in it, which says nothing about other steps.
         drafting: seconds of it before the pass: planning, drafting and trimming.

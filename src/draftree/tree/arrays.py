@@ -2,8 +2,8 @@
 
 Node 0 of each tree is the root, the newest certain token, which is not yet in the KV cache; every other node is a
 draft token that may follow its parent. Parents come before their children, so one array of parents is the whole shape,
-and drafters, masks and acceptance rules work on it without visiting nodes one by one. Cutting stays on the trees'
-device.
+and drafters, masks and acceptance rules work on it without visiting nodes one by one. Cuts are made on the trees'
+device, which waits for their sizes and, for depths and ancestors, for the parents.
 """
 
 from __future__ import annotations

@@ -39,18 +39,24 @@ def ordered(choices: Choices) -> list[tuple[int, ...]]:
 
 
 @lru_cache(maxsize=256)
-def _choice_structure(choices: tuple[tuple[int, ...], ...]) -> tuple[Tensor, Tensor, Tensor, Structure]:
-    """Depth index, rank and parent of each node of a choice list, with its structure."""
+def _choice_structure(choices: tuple[tuple[int, ...], ...]) -> tuple[Tensor, Tensor, Tensor, Structure, int]:
+    """Depth index, rank and parent of each node of a choice list, with its structure and largest rank."""
     order = ordered(choices)
     place = {(): 0} | {choice: i for i, choice in enumerate(order, 1)}
     depths = torch.tensor([len(c) - 1 for c in order], dtype=torch.long, device="cpu")
     ranks = torch.tensor([c[-1] for c in order], dtype=torch.long, device="cpu")
     parents = torch.tensor([[-1, *(place[c[:-1]] for c in order)]], dtype=torch.long, device="cpu")
-    return depths, ranks, parents, structure_of(parents)
+    return depths, ranks, parents, structure_of(parents), max((c[-1] for c in order), default=-1)
 
 
 def from_choices(roots: Tensor, candidates: Tensor, choices: Choices, logp: Tensor, source: int) -> Fields:
-    depths, ranks, parents, structure = _choice_structure(tuple(map(tuple, choices)))
+    depths, ranks, parents, structure, last = _choice_structure(tuple(map(tuple, choices)))
+    _, depth, count = candidates.shape
+    if structure.height > depth or last >= count:
+        raise ValueError(
+            f"The choice list needs {structure.height} depths of {last + 1} candidates but there are "
+            f"{depth} of {count}: draft more candidates or shorten the list."
+        )
     batch, nodes = len(roots), parents.shape[1]
     tokens = torch.cat([roots[:, None], candidates[:, depths, ranks]], 1)
     steps = F.pad(logp[:, depths, ranks], (1, 0))

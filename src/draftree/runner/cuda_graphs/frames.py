@@ -23,6 +23,9 @@ from draftree.runner.plan import Segment
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # rows of a request
 MOST_ROWS = 512  # of a request in passes that are recorded, unless each row has to attend alone
 MOST_IN_ALL = 2048  # rows of all requests: more keep a device busy by themselves, and a recording keeps their memory
+MOST_EXACT = (
+    4096  # columns up to which passes by torch's attention are recorded: each number of blocks is a frame there
+)
 MOST_COVERED = 2048  # most columns that a frame's `visible` covers
 MOST_KERNEL_ROWS = 128  # rows of all requests up to which draftree's kernels are as fast as torch's
 

@@ -22,6 +22,7 @@ from draftree.runner.cuda_graphs.capture import Capture
 from draftree.runner.cuda_graphs.fixed import FixedRows, FixedSlots
 from draftree.runner.cuda_graphs.frames import (
     MOST_COVERED,
+    MOST_EXACT,
     MOST_IN_ALL,
     MOST_ROWS,
     Buffers,
@@ -116,19 +117,22 @@ class CapturedPasses:
         self._used: OrderedDict[tuple[int, Frame], weakref.ref[_Recordings]] = OrderedDict()
         self._live = [module._parameters for module in recorded.watched if module._parameters]
         self._weights: list[int] = []
-        self._columns: dict[int, Tensor] = {}
+        self._columns = torch.arange(0, device=recorded.target.device)
         self._lock = threading.RLock()
         self.pool = StorePool()
         self.recorded = 0  # recordings made so far
 
-    def takes(self, plan: Plan) -> bool:
+    def takes(self, plan: Plan, cache: SlotCache, first: int) -> bool:
         """Whether such passes are recorded: not of too many rows, and no rows that may leave the stack early."""
         rows = plan.width + plan.appended
         bucket = bucket_of(rows)
+        if bucket is None:
+            return False
+        columns = cache.prefix_length + max(cache.lengths[first : first + plan.batch]) + bucket
         return (
             plan.leaves is None
-            and bucket is not None
             and (plan.row_by_row or (bucket <= MOST_ROWS and plan.batch * bucket <= MOST_IN_ALL))
+            and (columns <= MOST_EXACT or not by_torch(plan.batch * bucket, plan.row_by_row))
             and rows + plan.visible.shape[2] - plan.width <= MOST_COVERED
         )
 
@@ -294,9 +298,9 @@ class CapturedPasses:
         for number, layer in enumerate(self._model.layers):
             dim = layer.parts.heads.dim
             keys_and_values.append(cache.stores(number, layer.parts.heads.kv, (dim, dim), leaving))
-        columns = self._columns.get(frame.band)
-        if columns is None:
-            columns = self._columns[frame.band] = torch.arange(frame.band, device=leaving.device)
+        if len(self._columns) < frame.band:  # earlier recordings keep what they were made with
+            self._columns = torch.arange(frame.band, device=leaving.device)
+        columns = self._columns[: frame.band]
         skip, count = frame.skip or Skip(), len(self._model.layers)
         layers = {
             i: self._model.layers[i].without(skip.at(i)) if skip.at(i) else self._model.layers[i]

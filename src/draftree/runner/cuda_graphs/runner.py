@@ -99,7 +99,7 @@ class CudaGraphRunner(EagerRunner):
     @in_own_type
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
-        if self._captured.takes(plan):
+        if self._captured.takes(plan, cache, first):
             return self._captured.run(plan, cache, first)
         if plan.row_by_row and self.target.dtype != torch.float32:  # other products and bands than in recorded passes
             raise ValueError(

@@ -217,7 +217,7 @@ class SlotCache(Cache):
     # ---------------------------------------------------------------- after a pass
 
     def commit(self, rows: list[list[int]], segments: list[Segment]) -> None:
-        """Keep, per request of the current pass, the original rows `rows[b]` (ascending) as context.
+        """Keep, per request of the current pass, the original rows `rows[b]`, in this order, as context.
 
         Every layer takes them from where its segment holds them. Rows already in place are not moved.
         """
