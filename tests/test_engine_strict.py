@@ -153,8 +153,9 @@ def test_single_rows_of_many_requests_are_rows_that_attend_alone() -> None:
     (frames,) = cache.notes.values()
     (frame,) = frames
     stores = [(torch.zeros(300, 1, 8, 1, device="cpu"),) * 2]
-    assert not FixedSlots(frame, torch.zeros(300, dtype=torch.long, device="cpu"), stores).by_torch
-    loose = FixedSlots(frame._replace(row_by_row=False), torch.zeros(300, dtype=torch.long, device="cpu"), stores)
+    zeros = torch.zeros(frame.batch, dtype=torch.long, device="cpu")
+    assert not FixedSlots(frame, zeros, zeros, stores).by_torch
+    loose = FixedSlots(frame._replace(row_by_row=False), zeros, zeros, stores)
     assert loose.by_torch
 
 
@@ -163,7 +164,7 @@ def test_single_rows_of_many_requests_are_rows_that_attend_alone() -> None:
 def test_a_row_that_attends_alone_is_the_last_that_it_reads(prefix: int, rows: int) -> None:
     """A kernel reads a row's columns in its order, up to the row itself: also where it does not see a deep prefix."""
     index = {"dtype": torch.long, "device": "cpu"}
-    frame = Frame(0, 2, rows, 256, rows, prefix, (0, 1), (), injects=False, heads=1, skip=None, row_by_row=True)
+    frame = Frame(2, rows, 256, rows, prefix, (0, 1), (), injects=False, heads=1, skip=None, row_by_row=True)
     starts = torch.tensor([prefix + 40, prefix + 7], **index)
     visible = torch.eye(rows, dtype=torch.bool, device="cpu").expand(2, -1, -1).clone()
     visible[:, :, 0] = True  # siblings below the first row
@@ -171,8 +172,8 @@ def test_a_row_that_attends_alone_is_the_last_that_it_reads(prefix: int, rows: i
     on_prefix[1, -1] = prefix > 0
     numbers = torch.zeros(2, rows, **index)
     nothing = torch.zeros(2, rows, dtype=torch.bool, device="cpu")
-    inputs = PassInputs(starts, starts, numbers, numbers, numbers[0, :1], visible, on_prefix, nothing)
-    slots = FixedSlots(frame, starts, [])
+    inputs = PassInputs(starts, starts, starts, numbers, numbers, numbers[0, :1], visible, on_prefix, nothing)
+    slots = FixedSlots(frame, starts, starts, [])
     fixed: Any = FixedRows(frame, inputs, torch.arange(256, **index), slots, {}, None, torch.float32, None)  # type: ignore[arg-type]
     order, own = fixed._order()
     for b, r in itertools.product(range(2), range(rows)):

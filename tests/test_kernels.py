@@ -153,10 +153,10 @@ def test_heads_are_rotated_and_stored(kv: int, groups: int, dim: int, dtype: tor
     query, key, value = given.split([queries * dim, kv * dim, kv * dim], -1)
     cosine, sine = random(dtype, batch, n, 1, dim), random(dtype, batch, n, 1, dim)
     partner = torch.arange(dim, device=DEVICE).roll(dim // 2)
-    stores = random(dtype, batch, kv, capacity, dim), random(dtype, batch, kv, capacity, dim)
+    stores = random(dtype, 4, kv, capacity, dim), random(dtype, 4, kv, capacity, dim)
     expected = [store.clone() for store in stores]
-    starts = torch.tensor([5, 40], device=DEVICE)
-    ours = kernels.rotate_and_store(query, key, value, cosine, sine, partner, starts, stores, groups)
+    slots, starts = torch.tensor([3, 1], device=DEVICE), torch.tensor([5, 40], device=DEVICE)
+    ours = kernels.rotate_and_store(query, key, value, cosine, sine, partner, slots, starts, stores, groups)
     heads = given.view(batch, n, -1, dim)
     both = heads[:, :, : queries + kv]
     turned = torch.addcmul(both * cosine, both.index_select(-1, partner), sine)
@@ -164,7 +164,7 @@ def test_heads_are_rotated_and_stored(kv: int, groups: int, dim: int, dtype: tor
     close(ours, of_query.reshape(batch, kv, groups * n, dim))
     for b, start in enumerate(starts.tolist()):
         for store, kept in zip(expected, (turned[b, :, queries:], heads[b, :, queries + kv :]), strict=True):
-            store[b, :, start : start + n] = kept.transpose(0, 1).nan_to_num(0.0, 0.0, 0.0)
+            store[slots[b], :, start : start + n] = kept.transpose(0, 1).nan_to_num(0.0, 0.0, 0.0)
     close(stores[0], expected[0])
     assert torch.equal(stores[1], expected[1])
 
@@ -172,9 +172,9 @@ def test_heads_are_rotated_and_stored(kv: int, groups: int, dim: int, dtype: tor
 def attention(dtype: torch.dtype, band: int, starts: list[int], n: int, groups: int = 2, dim: int = 64) -> Any:
     """Arguments of `attend`, with a mask that leaves out half of what lies before, and what torch makes of them."""
     batch, kv = len(starts), 2
-    at = torch.tensor(starts, device=DEVICE)
-    keys, values = random(dtype, batch, kv, band + 32, dim), random(dtype, batch, kv, band + 32, dim)
-    keys, values = keys[:, :, :band], values[:, :, :band]
+    at, slots = torch.tensor(starts, device=DEVICE), torch.tensor([2, 0], device=DEVICE)
+    held = random(dtype, 3, kv, band + 32, dim)[:, :, :band], random(dtype, 3, kv, band + 32, dim)[:, :, :band]
+    keys, values = held[0][slots], held[1][slots]
     seen = torch.rand(batch, n, band, device=DEVICE) < 0.5
     seen[:, :, 0] = True
     seen &= torch.arange(band, device=DEVICE) < (at + n)[:, None, None]
@@ -184,7 +184,7 @@ def attention(dtype: torch.dtype, band: int, starts: list[int], n: int, groups: 
         query.float(), keys.float(), values.float(), attn_mask=mask.float()[:, None].repeat(1, 1, groups, 1), scale=0.1
     )
     expected = expected.view(batch, kv, groups, n, dim).permute(0, 3, 1, 2, 4).reshape(batch, n, -1)
-    return (query, keys, values, mask, at, groups, 0.1), expected.to(dtype)
+    return (query, *held, mask, slots, at, groups, 0.1), expected.to(dtype)
 
 
 @pytest.mark.parametrize("starts", [[5, 40], [700, 300], [1200, 3]])
@@ -250,16 +250,18 @@ def test_rows_attend_one_by_one_as_in_passes_of_their_own(groups: int, dim: int,
         own = seen.sum(-1) - 1
         mask = torch.zeros(2, n, band, dtype=dtype, device=DEVICE).masked_fill_(~seen, torch.finfo(dtype).min)
         mask[:, :, 3:6] = torch.finfo(dtype).min  # as a window does
-        found = kernels.attend(query, keys, values, mask, own, groups, 0.1, order)
-        close(found, kernels.attend(query, keys, values, mask, torch.tensor(starts, device=DEVICE), groups, 0.1))
+        slots = torch.tensor([2, 0], device=DEVICE)
+        found = kernels.attend(query, keys, values, mask, slots, own, groups, 0.1, order)
+        begins = torch.tensor(starts, device=DEVICE)
+        close(found, kernels.attend(query, keys, values, mask, slots, begins, groups, 0.1))
         as_they_lie = columns.expand(1, 1, -1)
         by_row = query.view(2, -1, groups, n, dim)
         for b in range(2):
             for i in range(n):
                 at = order[b, i, : band if i % 2 else band - 256]  # in a narrower band as well
-                alone = [held[b : b + 1, :, at].contiguous() for held in (keys, values)]
+                alone = [held[slots[b], None, :, at].contiguous() for held in (keys, values)]
                 expected = kernels.attend(
-                    by_row[b : b + 1, :, :, i].contiguous(), *alone, mask[b : b + 1, i : i + 1, at],
+                    by_row[b : b + 1, :, :, i].contiguous(), *alone, mask[b : b + 1, i : i + 1, at], slots[1:],
                     own[b : b + 1, i : i + 1], groups, 0.1, as_they_lie[..., : len(at)],
                 )  # fmt: skip
                 assert torch.equal(found[b, i], expected[0, 0]), (b, i)
@@ -268,17 +270,17 @@ def test_rows_attend_one_by_one_as_in_passes_of_their_own(groups: int, dim: int,
 def test_a_row_attends_alike_among_others_and_in_wider_bands(dtype: torch.dtype) -> None:
     if CUDA and dtype == torch.float32:
         pytest.skip("products of float32 are added in an order that depends on how many there are")
-    (query, keys, values, mask, starts, groups, scaling), _ = attention(dtype, 1280, [700, 600], 6, groups=1)
-    whole = kernels.attend(query, keys, values, mask, starts, groups, scaling)
+    (query, keys, values, mask, slots, starts, *scale), _ = attention(dtype, 1280, [700, 600], 6, groups=1)
+    whole = kernels.attend(query, keys, values, mask, slots, starts, *scale)
     narrow = 1024
     again = kernels.attend(query, keys[:, :, :narrow], values[:, :, :narrow], mask[:, :, :narrow],
-                           starts, groups, scaling)  # fmt: skip
+                           slots, starts, *scale)  # fmt: skip
     assert torch.equal(whole, again)
     less = starts - 300  # in bands with more spans that hold nothing
-    some = [kernels.attend(query, keys[:, :, :band], values[:, :, :band], mask[:, :, :band], less, groups, scaling)
+    some = [kernels.attend(query, keys[:, :, :band], values[:, :, :band], mask[:, :, :band], slots, less, *scale)
             for band in (512, 1024)]  # fmt: skip
     assert torch.equal(*some)
     for b in range(2):
-        row = kernels.attend(query[b : b + 1, :, 2:3], keys[b : b + 1], values[b : b + 1],
-                             mask[b : b + 1, 2:3], starts[b : b + 1] + 5, groups, scaling)  # fmt: skip
+        row = kernels.attend(query[b : b + 1, :, 2:3], keys, values, mask[b : b + 1, 2:3],
+                             slots[b : b + 1], starts[b : b + 1] + 5, *scale)  # fmt: skip
         assert torch.equal(row[0, 0], whole[b, 2])

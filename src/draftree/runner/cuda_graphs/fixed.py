@@ -29,21 +29,20 @@ class FixedSlots:
 
     Args:
         frame: the pass's shape.
-        starts: [B], the column at which each request's rows begin.
+        slots: LongTensor [B], each request's slot.
+        starts: LongTensor [B], the column at which its rows begin.
         stores: keys and values of every layer, each [slots, heads, capacity, dim].
 
     Attributes:
         by_torch: see the function of this name.
     """
 
-    def __init__(self, frame: Frame, starts: Tensor, stores: list[tuple[Tensor, Tensor]]) -> None:
-        own = slice(frame.first, frame.first + frame.batch)
-        self.starts = starts
+    def __init__(self, frame: Frame, slots: Tensor, starts: Tensor, stores: list[tuple[Tensor, Tensor]]) -> None:
+        self.slots, self.starts = slots, starts
         self.by_torch = by_torch(frame.batch * frame.rows, frame.row_by_row)
         self._normed: tuple[Tensor, Norm | None, Tensor] | None = None
-        self._stores = [(keys[own], values[own]) for keys, values in stores]
+        self._stores = stores
         self._band = frame.band
-        self._slot = torch.arange(frame.batch, device=starts.device)[:, None].expand(-1, frame.rows)
         self._row = torch.arange(frame.rows, device=starts.device)
         self._column = starts[:, None] + self._row
 
@@ -63,7 +62,7 @@ class FixedSlots:
         return normed if kept_x is x and kept_norm is norm else None
 
     def stores(self, index: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, each [B, heads, capacity, dim]."""
+        """Keys and values of a layer, each [slots, heads, capacity, dim]."""
         return self._stores[index]
 
     def band(self, index: int) -> tuple[Tensor, Tensor]:
@@ -75,12 +74,8 @@ class FixedSlots:
         """As `SlotCache.update`, of rows [B, heads, R, dim]."""
         key_states, value_states = finite(key_states), finite(value_states)
         held_keys, held_values = self._stores[layer_idx]
-        if len(self._slot) == 1:  # a fifth of the other's time on a CPU
-            held_keys.index_copy_(2, self._column[0], key_states)
-            held_values.index_copy_(2, self._column[0], value_states)
-        else:
-            held_keys[self._slot, :, self._column] = key_states.transpose(1, 2)
-            held_values[self._slot, :, self._column] = value_states.transpose(1, 2)
+        held_keys[self.slots[:, None], :, self._column] = key_states.transpose(1, 2)
+        held_values[self.slots[:, None], :, self._column] = value_states.transpose(1, 2)
         return self.band(layer_idx)
 
 
@@ -129,12 +124,16 @@ class FixedRows:
         return self._angles[name]
 
     def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
-        """The attention of queries [B, kv, groups * R, dim] in a layer of that kind; a kernel's as [B, R, width]."""
-        row_by_row = self._frame.row_by_row
+        """The attention of queries [B, kv, groups * R, dim] in a layer of that kind; a kernel's as [B, R, width].
+
+        Keys and values are those of all slots, [slots, kv, K, dim].
+        """
+        row_by_row, slots = self._frame.row_by_row, self._slots.slots
         if self._kernel is not None and heads.cap is None and not self._slots.by_torch:
             order, starts = self._order() if row_by_row else (None, self._inputs.starts)
             mask = self._additive(kind)[:, 0]
-            return self._kernel(query, keys, values, mask, starts, heads.groups, heads.scaling, order)
+            return self._kernel(query, keys, values, mask, slots, starts, heads.groups, heads.scaling, order)
+        keys, values = keys.index_select(0, slots), values.index_select(0, slots)
         if row_by_row and self._frame.rows > 1:
             return self._mix_row_by_row(heads, query, keys, values, kind)
         return heads(query, keys, values, self.mask(kind, heads.groups))

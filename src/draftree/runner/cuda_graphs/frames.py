@@ -1,9 +1,9 @@
 """Passes of fixed shapes: how many rows and columns, and the inputs of a pass in buffers that stay in place.
 
 A recorded pass can be replayed only with the same shapes and the same memory. So numbers of rows are rounded up to
-buckets, and the columns that attention reads to bands. Rows that pad a bucket see themselves and the context, no real
-row sees them, and their keys and values lie behind those of the real rows, where nothing is kept. All that differs
-between two passes of a frame lies in one packed tensor, which takes one copy to the device.
+buckets, those of requests too, and the columns that attention reads to bands. Rows that pad a bucket see themselves and
+the context, no real row sees them, and their keys and values lie behind those of the real rows, where nothing is kept.
+All that differs between two passes of a frame lies in one packed tensor, which takes one copy to the device.
 """
 
 from __future__ import annotations
@@ -27,12 +27,24 @@ MOST_EXACT = (
     4096  # columns up to which passes by torch's attention are recorded: each number of blocks is a frame there
 )
 MOST_COVERED = 2048  # most columns that a frame's `visible` covers
+MOST_PADDED = 64  # rows of a request in passes to which requests are added: one that is a prompt takes too long
 MOST_KERNEL_ROWS = 128  # rows of all requests up to which draftree's kernels are as fast as torch's
 
 
 def bucket_of(rows: int) -> int | None:
     """The smallest bucket that holds so many rows; None where they are too many."""
     return next((bucket for bucket in BUCKETS if rows <= bucket), None)
+
+
+def batch_of(batch: int, rows: int) -> int:
+    """How many requests of so many rows a recording is made for: all powers of two, and one size between two of them.
+
+    So rounding up takes no pass over one of the bounds of rows in all.
+    """
+    if rows > MOST_PADDED:
+        return batch
+    above = 1 << (batch - 1).bit_length()
+    return above * 3 // 4 if batch <= above * 3 // 4 else above
 
 
 def by_torch(rows: int, row_by_row: bool) -> bool:
@@ -59,8 +71,7 @@ class Frame(NamedTuple):
     """The shape of a pass through some layers; passes with the same frame and cache replay the same recording.
 
     Attributes:
-        first: slot of the first request.
-        batch: requests, B.
+        batch: requests, B, see `batch_of`.
         rows: of each of them, R, a bucket.
         band: columns that attention reads, K.
         covered: columns that `visible` covers, T: rows of the pass, and committed columns before them.
@@ -73,7 +84,6 @@ class Frame(NamedTuple):
         row_by_row: whether each row attends in the arithmetic of a pass of its own.
     """
 
-    first: int
     batch: int
     rows: int
     band: int
@@ -91,6 +101,7 @@ class PassInputs(NamedTuple):
     """The inputs of a pass of a frame, as views of one packed tensor.
 
     Attributes:
+        slots: [B], of the requests.
         starts: [B], the column at which each request's rows begin.
         begins: [B], the first column that `visible` covers.
         ids: [B, R], tokens.
@@ -101,6 +112,7 @@ class PassInputs(NamedTuple):
         injected: bool [B, R], rows that enter as embeddings.
     """
 
+    slots: Tensor
     starts: Tensor
     begins: Tensor
     ids: Tensor
@@ -143,13 +155,14 @@ class Buffers:
         """The packed tensor of a frame, and the views into it."""
         words, flags = _sizes(frame)
         packed = self.take("inputs", (words + -(-flags // 8),), torch.int64)
-        return packed, PassInputs(*_numbers(packed[:words], frame), *_flags(packed[words:].view(torch.bool), frame))
+        return packed, _inputs_of(packed, words, frame)
 
     def fill(
         self,
         to: Tensor,
         inputs: PassInputs,
         segment: Segment,
+        first: int,
         starts: Sequence[int],
         tokens: Tensor | None,
         injected: int = 0,
@@ -157,40 +170,48 @@ class Buffers:
     ) -> None:
         """Fill in the inputs of one pass; a single copy to the device where all of them lie on the CPU.
 
+        Requests that pad the batch write behind the rows of the one with the shortest context.
+
         Args:
             to, inputs: as `packed` returned them.
-            segment: n <= R rows.
+            segment: n <= R rows of b <= B requests.
+            first: slot of the first request.
             starts: column of each request's first row.
-            tokens: LongTensor [B, n]; None where rows come from the layers before.
+            tokens: LongTensor [b, n]; None where rows come from the layers before.
             injected: how many rows, the last ones, enter as embeddings.
             head_start: the first row that gets logits.
         """
-        batch, n, wide = segment.visible.shape
-        rows, more = inputs.ids.shape[1], wide - n
+        real, n, wide = segment.visible.shape
+        (batch, rows), more = inputs.ids.shape, wide - n
         if self._staged.numel() < to.numel():
             self._staged = self._capture.staging(to.numel())
         self._capture.wait_until_sent()  # the copy of the last inputs may still be under way
-        words = 2 * batch + 2 * batch * rows + 1
+        words = 3 * batch + 2 * batch * rows + 1
         staged = self._staged[: to.numel()]
         whole = staged.numpy()
         numbers, flags = whole[:words], whole[words:].view(np.bool_)
         whole[:] = 0
-        numbers[:batch] = starts
-        numbers[batch : 2 * batch] = np.subtract(starts, more)
-        ids, positions = numbers[2 * batch : -1].reshape(2, batch, rows)
+        slots, begins_of_rows, begins = numbers[: 3 * batch].reshape(3, batch)
+        slots[:real], begins_of_rows[:real] = np.arange(first, first + real), starts
+        if real < batch:
+            shortest = int(np.argmin(starts))
+            slots[real:], begins_of_rows[real:] = first + shortest, starts[shortest] + rows
+        np.subtract(begins_of_rows, more, out=begins)
+        ids, positions = numbers[3 * batch : -1].reshape(2, batch, rows)
         numbers[-1] = head_start
         shape = inputs.visible.shape
         visible = flags[: batch * rows * shape[2]].reshape(shape)
-        padding = np.arange(n, rows)
-        visible[:, padding, more + padding] = True
+        padding = np.arange(rows)
+        visible[:, padding[n:], more + padding[n:]] = True
+        visible[real:, padding, more + padding] = True
         on_prefix, enters = flags[visible.size : visible.size + 2 * batch * rows].reshape(2, batch, rows)
         if injected:
             enters[:, n - injected : n] = True
         parts: list[tuple[Tensor | None, np.ndarray, Tensor]] = [  # given, place on the CPU, place on the device
-            (tokens, ids[:, :n], inputs.ids[:, :n]),
-            (segment.positions, positions[:, :n], inputs.positions[:, :n]),
-            (segment.visible, visible[:, :n, :wide], inputs.visible[:, :n, :wide]),
-            (segment.prefix_rows, on_prefix[:, :n], inputs.on_prefix[:, :n]),
+            (tokens, ids[:real, :n], inputs.ids[:real, :n]),
+            (segment.positions, positions[:real, :n], inputs.positions[:real, :n]),
+            (segment.visible, visible[:real, :n, :wide], inputs.visible[:real, :n, :wide]),
+            (segment.prefix_rows, on_prefix[:real, :n], inputs.on_prefix[:real, :n]),
         ]
         on_device = []  # made there by a drafter
         for given, place, place_on_device in parts:
@@ -208,18 +229,23 @@ class Buffers:
 def _sizes(frame: Frame) -> tuple[int, int]:
     """How many numbers and how many flags the inputs of a frame are."""
     rows = frame.batch * frame.rows
-    return 2 * frame.batch + 2 * rows + 1, rows * (frame.covered + 2)
+    return 3 * frame.batch + 2 * rows + 1, rows * (frame.covered + 2)
 
 
-def _numbers(words: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    batch, rows = frame.batch, frame.rows
-    starts, begins, ids, positions, head_start = words.split([batch, batch, batch * rows, batch * rows, 1])
-    return starts, begins, ids.view(batch, rows), positions.view(batch, rows), head_start
-
-
-def _flags(flags: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
+def _inputs_of(packed: Tensor, words: int, frame: Frame) -> PassInputs:
     batch, rows, covered = frame.batch, frame.rows, frame.covered
-    visible, on_prefix, injected = flags[: batch * rows * (covered + 2)].split(
-        [batch * rows * covered, batch * rows, batch * rows]
+    of_all = batch * rows
+    slots, starts, begins, ids, positions, head_start = packed[:words].split([batch] * 3 + [of_all] * 2 + [1])
+    flags = packed[words:].view(torch.bool)[: of_all * (covered + 2)]
+    visible, on_prefix, injected = flags.split([of_all * covered, of_all, of_all])
+    return PassInputs(
+        slots,
+        starts,
+        begins,
+        ids.view(batch, rows),
+        positions.view(batch, rows),
+        head_start,
+        visible.view(batch, rows, covered),
+        on_prefix.view(batch, rows),
+        injected.view(batch, rows),
     )
-    return visible.view(batch, rows, covered), on_prefix.view(batch, rows), injected.view(batch, rows)

@@ -75,7 +75,7 @@ def add_norm(x: Tensor, more: Tensor | None, weight: Tensor | None, epsilon: flo
 
 @triton.jit(do_not_specialize=["rows"])
 def _rotate_and_store(
-    query, key, value, query_stride, key_stride, value_stride, cosine, sine, partner, starts, out, keys, values,
+    query, key, value, query_stride, key_stride, value_stride, cosine, sine, partner, slots, starts, out, keys, values,
     slot_stride, head_stride, rows, KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One head of one row of all requests: a query is rotated, a key rotated and stored, a value stored."""
@@ -86,6 +86,7 @@ def _rotate_and_store(
     inside = entry < DIM
     wide_token = token.to(tl.int64)  # whose products do not overflow
     column = tl.load(starts + request) + row
+    of_slot = tl.load(slots + request).to(tl.int64) * slot_stride
     if head < QUERIES + KV:
         if head < QUERIES:
             source = query + wide_token * query_stride + head * DIM
@@ -103,14 +104,14 @@ def _rotate_and_store(
         else:
             finite_key = rotated.to(keys.dtype.element_ty)
             finite_key = tl.where(tl.abs(finite_key.to(tl.float32)) < float("inf"), finite_key, 0.0)
-            of_key = request.to(tl.int64) * slot_stride + (head - QUERIES).to(tl.int64) * head_stride + column * DIM
+            of_key = of_slot + (head - QUERIES).to(tl.int64) * head_stride + column * DIM
             tl.store(keys + of_key + entry, finite_key.to(keys.dtype.element_ty), mask=inside)
     else:
         kv_head = head - QUERIES - KV
         finite_value = tl.load(value + wide_token * value_stride + kv_head * DIM + entry, mask=inside, other=0.0)
         finite_value = finite_value.to(tl.float32)
         finite_value = tl.where(tl.abs(finite_value) < float("inf"), finite_value, 0.0)
-        of_value = request.to(tl.int64) * slot_stride + kv_head.to(tl.int64) * head_stride + column * DIM
+        of_value = of_slot + kv_head.to(tl.int64) * head_stride + column * DIM
         tl.store(values + of_value + entry, finite_value.to(values.dtype.element_ty), mask=inside)
 
 
@@ -121,6 +122,7 @@ def rotate_and_store(
     cosine: Tensor,
     sine: Tensor,
     partner: Tensor,
+    slots: Tensor,
     starts: Tensor,
     stores: tuple[Tensor, Tensor],
     groups: int,
@@ -131,8 +133,9 @@ def rotate_and_store(
         query, key, value: [B, n, heads * dim], columns of what products gave.
         cosine, sine: [B, n, 1, dim], see `Angles`.
         partner: LongTensor [dim], the entry that each one is rotated with.
+        slots: LongTensor [B], each request's slot.
         starts: LongTensor [B], the column of each request's first row.
-        stores: keys and values of the layer, each [B, kv, capacity, dim].
+        stores: keys and values of the layer, each [slots, kv, capacity, dim].
         groups: query heads to a key/value head.
 
     Returns:
@@ -143,7 +146,7 @@ def rotate_and_store(
     kv, dim = keys.shape[1], keys.shape[3]
     out = query.new_empty(batch, kv, groups * n, dim)
     _rotate_and_store[(batch * n, kv * (groups + 2))](
-        query, key, value, query.stride(1), key.stride(1), value.stride(1), cosine, sine, partner, starts, out,
+        query, key, value, query.stride(1), key.stride(1), value.stride(1), cosine, sine, partner, slots, starts, out,
         keys, values, keys.stride(0), keys.stride(1),
         n, KV=kv, GROUPS=groups, DIM=dim, BLOCK=triton.next_power_of_2(dim), num_warps=1,
     )  # fmt: skip
@@ -184,7 +187,7 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
 # Not specialised for one row or one span, so that they are compiled alike for a row alone and among others.
 @triton.jit(do_not_specialize=["rows", "spans"])
 def _attend(
-    query, keys, values, mask, starts, order, numerators, softmax, slot_stride, head_stride, scale, rows, band,
+    query, keys, values, mask, slots, starts, order, numerators, softmax, slot_stride, head_stride, scale, rows, band,
     of_span, spans, KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
     QUERIES: tl.constexpr, COLUMNS: tl.constexpr, ONE_ROW: tl.constexpr,
 ):  # fmt: skip
@@ -206,7 +209,7 @@ def _attend(
     inside = entry < DIM
     place = (pair * GROUPS * rows + number).to(tl.int64)
     q = tl.load(query + place[:, None] * DIM + entry[None, :], mask=real[:, None] & inside[None, :], other=0.0)
-    store = request.to(tl.int64) * slot_stride + head.to(tl.int64) * head_stride
+    store = tl.load(slots + request).to(tl.int64) * slot_stride + head.to(tl.int64) * head_stride
     if ONE_ROW:
         own_row = (request * rows + tl.program_id(1) % rows).to(tl.int64)
         end = tl.minimum(tl.load(starts + own_row).to(tl.int32) + 1, band)
@@ -287,6 +290,7 @@ def attend(
     keys: Tensor,
     values: Tensor,
     mask: Tensor,
+    slots: Tensor,
     starts: Tensor,
     groups: int,
     scaling: float,
@@ -296,9 +300,10 @@ def attend(
 
     Args:
         query: of the rows.
-        keys, values: [B, kv, K, dim], the columns that there may be to see; those behind a request's rows are not read.
-            Columns of a head follow each other in memory.
+        keys, values: [slots, kv, K, dim], the columns that there may be to see; those behind a request's rows are not
+            read. Columns of a head follow each other in memory.
         mask: [B, n, K], what is added to the scores.
+        slots: LongTensor [B], each request's slot.
         starts: LongTensor [B], the column of each request's first row.
         groups: query heads to a key/value head.
         scaling: of the scores.
@@ -324,9 +329,9 @@ def attend(
     if query.dtype == torch.float32:
         columns, stages, queries = 16, 1, min(queries, 32)
     _attend[(batch * kv, count // of_one * triton.cdiv(of_one, queries), spans)](
-        query, keys, values, mask, starts, starts if order is None else order, numerators, softmax, keys.stride(0),
-        keys.stride(1), scaling, n, band, of_span, spans, **sizes, QUERIES=queries, COLUMNS=columns, ONE_ROW=one_row,
-        num_warps=4, num_stages=stages,
+        query, keys, values, mask, slots, starts, starts if order is None else order, numerators, softmax,
+        keys.stride(0), keys.stride(1), scaling, n, band, of_span, spans, **sizes,
+        QUERIES=queries, COLUMNS=columns, ONE_ROW=one_row, num_warps=4, num_stages=stages,
     )  # fmt: skip
     _join[(total,)](numerators, softmax, out, n, spans, **sizes, SOME=SPANS_AT_ONCE, num_warps=1)
     return out
@@ -359,19 +364,20 @@ def check(kv: int, groups: int, dim: int, activation: str, dtype: torch.dtype, d
     random = normal(dtype, device)
     add_norm(random(1, 2, 64), random(1, 1, 2, 64), random(64), 1e-6)
     gated(random(1, 2, 64), random(1, 2, 64), activation)
+    slots = torch.zeros(1, dtype=torch.long, device=device)
     for n, capacity in ((1, LEAST_SPAN), (max(1, 64 // groups), 2 * SPAN_OF_ROW)):
         starts = torch.tensor([capacity - n], dtype=torch.long, device=device)
         keys, values = random(1, kv, capacity, dim), random(1, kv, capacity, dim)
         heads = random(1, n, kv * groups * dim), random(1, n, kv * dim), random(1, n, kv * dim)
         angles = random(1, n, 1, dim), random(1, n, 1, dim)
         partner = torch.arange(dim, dtype=torch.long, device=device)
-        query = rotate_and_store(*heads, *angles, partner, starts, (keys, values), groups)
+        query = rotate_and_store(*heads, *angles, partner, slots, starts, (keys, values), groups)
         mask = torch.zeros(1, n, capacity, dtype=dtype, device=device)
-        ours = attend(query, keys, values, mask, starts, groups, dim**-0.5).view(n, kv, groups, dim)
+        ours = attend(query, keys, values, mask, slots, starts, groups, dim**-0.5).view(n, kv, groups, dim)
         theirs = F.scaled_dot_product_attention(query.float(), keys.float(), values.float(), scale=dim**-0.5)
         theirs = theirs.view(kv, groups, n, dim).permute(2, 0, 1, 3)
         compare("attention", ours, theirs)
         order = torch.arange(capacity, dtype=torch.long, device=device).flip(0).expand(1, n, -1).contiguous()
         last = torch.full((1, n), capacity - 1, dtype=torch.long, device=device)
-        ours = attend(query, keys, values, mask, last, groups, dim**-0.5, order).view(n, kv, groups, dim)
+        ours = attend(query, keys, values, mask, slots, last, groups, dim**-0.5, order).view(n, kv, groups, dim)
         compare("attention of single rows", ours, theirs)

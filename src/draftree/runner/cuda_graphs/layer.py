@@ -37,7 +37,7 @@ class KernelLayer(TensorLayer):
             query = _norm(query_norm, query if self.parts.wide else query.unflatten(-1, (-1, dim))).flatten(2)
             key = _norm(key_norm, key if self.parts.wide else key.unflatten(-1, (-1, dim))).flatten(2)
         rotation = angles.cosine, angles.sine, angles.rotation.partner
-        query = rotate_and_store(query, key, value, *rotation, slots.starts, slots.stores(index), groups)
+        query = rotate_and_store(query, key, value, *rotation, slots.slots, slots.starts, slots.stores(index), groups)
         return query, *slots.band(index)
 
     def leave(self, x: Tensor, mixed: Tensor | None, angles: Angles) -> Tensor:

@@ -29,6 +29,7 @@ from draftree.runner.cuda_graphs.frames import (
     Frame,
     PassInputs,
     band_of,
+    batch_of,
     bucket_of,
     by_torch,
 )
@@ -162,7 +163,8 @@ class CapturedPasses:
         self._capture.keep_order()
         most = bucket_of(plan.width + plan.appended)
         assert most is not None
-        cache.open(first, plan.batch, most)
+        padded = batch_of(plan.batch, most) > plan.batch
+        cache.open(first, plan.batch, 2 * most if padded else most)
         surgeries = {s.layer: s for s in plan.surgeries}
         segment = Segment(0, None, plan.positions, plan.visible, plan.prefix_rows)
         segments, hidden = [segment], {}
@@ -184,8 +186,8 @@ class CapturedPasses:
                 last = n if stop_row is None else min(stop_row, n)
             made = self._replay(plan, segment, cache, first, (start, stop), x, last)
             for layer, state in made.taps.items():
-                hidden[layer] = state[:, :n].clone()
-            x = made.leaving[:, :n]
+                hidden[layer] = state[: plan.batch, :n].clone()
+            x = made.leaving[: plan.batch, :n]
             if stop < count:
                 x = x.clone()  # surgeries work on it while the next run of layers writes there
         assert made is not None
@@ -194,7 +196,7 @@ class CapturedPasses:
         if count in plan.taps:
             hidden[count] = x.clone()
         own_first = plan.first_logit_row if made.logits.shape[1] == made.leaving.shape[1] else 0
-        logits = made.logits[:, own_first : own_first + last - plan.first_logit_row].clone()
+        logits = made.logits[: plan.batch, own_first : own_first + last - plan.first_logit_row].clone()
         # Capped scores are multiplied by torch, over a band that is wider or narrower in other passes.
         return PassResult(logits, segments, hidden, self._scorer, attends_apart=self._model.cap is None)
 
@@ -209,9 +211,10 @@ class CapturedPasses:
         last: int,
     ) -> Recording:
         """Layers [start, stop) on the segment's rows, which are tokens, or states x [B, n, d] from before."""
-        batch, n, wide = segment.visible.shape
+        real, n, wide = segment.visible.shape
         rows = bucket_of(n)
         assert rows is not None
+        batch = batch_of(real, rows)
         covered = rows
         while covered < rows + wide - n:
             covered *= 2
@@ -219,11 +222,11 @@ class CapturedPasses:
         own = plan.embeddings if x is None else x
         heads = bucket_of(last - plan.first_logit_row) if last else 0
         assert heads is not None
+        last_column = max(*starts, min(starts) + rows if batch > real else 0) + rows
         frame = Frame(
-            first,
             batch,
             rows,
-            band_of(max(starts) + rows, cache.capacity, exact=by_torch(batch * rows, plan.row_by_row)),
+            band_of(last_column, cache.capacity, exact=by_torch(batch * rows, plan.row_by_row)),
             covered,
             cache.prefix_length,
             layers,
@@ -236,11 +239,11 @@ class CapturedPasses:
         recording = self._recording(frame, cache)
         injected = 0 if own is None else own.shape[1]
         tokens = plan.tokens if x is None else None
-        first_logit_row = plan.first_logit_row if last else 0
-        self._buffers.fill(recording.packed, recording.inputs, segment, starts, tokens, injected, first_logit_row)
+        head_start = plan.first_logit_row if last else 0
+        self._buffers.fill(recording.packed, recording.inputs, segment, first, starts, tokens, injected, head_start)
         if own is not None:
             assert recording.entering is not None
-            recording.entering[:, n - injected : n].copy_(own)
+            recording.entering[:real, n - injected : n].copy_(own)
         if recording.replay is not None:
             recording.replay()
         elif self._capture.costly and not recording.has_run:
@@ -308,7 +311,7 @@ class CapturedPasses:
         }
         head_rows = torch.arange(frame.heads, device=leaving.device)
         tables = model.tables.reach(frame.band + BEYOND, dtype, leaving.device)
-        slots = FixedSlots(frame, inputs.starts, keys_and_values)
+        slots = FixedSlots(frame, inputs.slots, inputs.starts, keys_and_values)
 
         def run() -> None:
             rows = FixedRows(frame, inputs, columns, slots, tables, model.tables.rotation, dtype, model.kernel)
