@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import itertools
 import weakref
 from typing import Any
 
@@ -18,7 +17,7 @@ from tape import passes, record_on, tape
 from zoo import VOCABULARY, build
 
 from draftree.runner import CudaGraphRunner, EagerRunner, inspect_model, open_runner
-from draftree.runner.cuda_graphs.frames import MOST_IN_ALL, MOST_KERNEL_ROWS, band_of, batch_of, bucket_of
+from draftree.runner.cuda_graphs.frames import band_of, bucket_of
 from draftree.runner.eager import runner as eager_runner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.pool import StorePool
@@ -96,25 +95,13 @@ def test_padding_leaves_no_trace_in_other_slots() -> None:
             held[slot, :, length:] = 7.0  # the prompts' own padding is there
     before = [t.clone() for t in (*run.cache._keys, *run.cache._values) if t is not None]
     trees = [Tree.random(5, 1), Tree.random(5, 2)]
-    captured.run(Plan(*_rows(run, trees, (0, 1))), run.cache, 0)
+    captured.run(run.plan(trees), run.cache, 0)
     after = [t for t in (*run.cache._keys, *run.cache._values) if t is not None]
     for old, new in zip(before, after, strict=True):
         changed = (old != new).any(-1).any(1)  # [slots, columns]
         assert not changed[2].any()
         for slot, length in ((0, 21), (1, 30)):
             assert changed[slot].nonzero()[:, 0].tolist() == list(range(length, length + 8))
-
-
-def _rows(run: Run, trees: list[Tree], slots: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-    lengths = torch.tensor([run.cache.lengths[slot] for slot in slots])[:, None]
-    width = max(tree.size for tree in trees)
-    more = [width - tree.size for tree in trees]
-    tokens = torch.stack([torch.nn.functional.pad(tree.tokens, (0, n)) for tree, n in zip(trees, more, strict=True)])
-    return (
-        tokens,
-        lengths + torch.tensor([tree.depths + [0] * n for tree, n in zip(trees, more, strict=True)]),
-        torch.stack([tree.visible(width) for tree in trees]),
-    )
 
 
 def test_bands_and_buckets() -> None:
@@ -125,39 +112,6 @@ def test_bands_and_buckets() -> None:
     assert band_of(1100, 1280, exact=False) == 1280  # never more columns than the cache has
     for capacity in (1280, 1536, 4096):  # of many rows, whose sums may hang on it
         assert band_of(1100, capacity, exact=True) == 1280
-
-
-def test_numbers_of_requests_that_have_recordings() -> None:
-    assert sorted({batch_of(n, 16) for n in range(1, 65)}) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
-    assert all(n <= batch_of(n, 64) < max(n + 1, 1.5 * n) for n in range(1, 300))
-    assert [batch_of(n, 128) for n in range(1, 10)] == list(range(1, 10))  # padding a prompt costs as much as one
-    for rows, most in itertools.product((1, 2, 4, 8, 16, 32, 64), (MOST_KERNEL_ROWS, MOST_IN_ALL)):
-        assert all(batch_of(n, rows) * rows <= most for n in range(1, most // rows + 1))
-
-
-@pytest.mark.parametrize("first", [0, 2])
-def test_requests_that_pad_a_batch_are_seen_by_nobody(first: int) -> None:
-    """Batches of one to nine with fewer recordings, and other slots and contexts as they were to the bit."""
-    lengths = (21, 35, 9, 17, 30, 12, 26, 40, 19)
-    tensors, captured = both("llama")
-    runs = [Run(runner, lengths, first=first).prefill() for runner in (tensors, captured)]
-    prompts = passes(captured).recorded
-    for batch in range(1, 10):
-        trees = [Tree.random(6 + b % 3, 20 * batch + b) for b in range(batch)]
-        before = [held.clone() for held in (*runs[1].cache._keys, *runs[1].cache._values) if held is not None]
-        expected, found = (
-            run.runner.run(Plan(*_rows(run, trees, tuple(range(first, first + batch)))), run.cache, first)
-            for run in runs
-        )
-        assert found.logits.shape == expected.logits.shape
-        assert far(trees, found.logits, expected.logits) < CLOSE
-        after = [held for held in (*runs[1].cache._keys, *runs[1].cache._values) if held is not None]
-        for old, new in zip(before, after, strict=True):
-            for slot, length in enumerate(runs[1].cache.lengths):
-                assert torch.equal(old[slot, :, :length], new[slot, :, :length])
-                if not first <= slot < first + batch:
-                    assert torch.equal(old[slot], new[slot])
-    assert passes(captured).recorded - prompts == len((1, 2, 3, 4, 6, 8, 12))
 
 
 def test_a_cache_that_grows_drops_what_reads_the_old_one() -> None:
