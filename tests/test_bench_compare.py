@@ -14,9 +14,9 @@ import draftree
 from benchmarks.agree import agreement
 from draftree import drafting
 from draftree.bench.case import run_case
-from draftree.bench.compare import JOURNAL
+from draftree.bench.compare import JOURNAL, Plan, run_compare
 from draftree.bench.inputs import Settings, Subject, encode_all
-from draftree.bench.kit import Kit
+from draftree.bench.kit import Kit, WarmTrie
 from draftree.bench.measure import measure
 from draftree.bench.methods import Draftree, HuggingFace
 from draftree.bench.names import LABELS, check_name
@@ -264,6 +264,23 @@ def test_draws_of_a_batch_are_compared_with_the_plain_engine(demo):
     assert result.baselines.reference == "draftree"
     assert result.baselines.uncompared == {"hf-generate"}
     assert result.rows["lookahead-cold"].differing == []
+
+
+def test_no_trie_is_warmed_where_no_method_has_one(monkeypatch, tmp_path):
+    def learn(*given):
+        raise RuntimeError("warmed")
+
+    monkeypatch.setattr(WarmTrie, "learn", learn)
+    prompts = [p for p in embedded_prompts() if p.set == "tldr_shell"][:3]
+    settings = Settings(1, 3, 1, 2, compiled=False)
+
+    def compared(*methods):
+        (case,) = run_compare([None], prompts, Plan(settings, methods, (1,), (None,)), tmp_path, Watcher()).cases
+        return set(case.rows)
+
+    assert compared("draftree", "lookahead-cold") == {"draftree", "lookahead-cold"}
+    with pytest.raises(RuntimeError, match="warmed"):
+        compared("draftree", "lookahead-16")
 
 
 @pytest.mark.parametrize(

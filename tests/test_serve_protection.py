@@ -121,7 +121,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(demo: Any) -> None:
 
 def test_a_client_that_does_not_read_is_left(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(application, "UNREAD", 0.3)
-    body = {"prompt": "The sea", "n": 8, "max_tokens": 1000, "ignore_eos": True, "stream": True, "logprobs": 20}
+    body = {"prompt": "The sea", "n": 8, "max_tokens": 500, "ignore_eos": True, "stream": True, "logprobs": 20}
     sent = json.dumps(body).encode()
     with serving(*demo, timeout=60) as server:
         url = httpx.URL(server.url)

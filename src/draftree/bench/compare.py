@@ -21,7 +21,7 @@ from draftree.bench.inputs import Settings, Subject, encode_all
 from draftree.bench.kit import Kit, make_kit
 from draftree.bench.log import Log
 from draftree.bench.machine import now
-from draftree.bench.names import ASSISTED, SMALL
+from draftree.bench.names import ASSISTED, SMALL, WITH_WARM_TRIE
 from draftree.bench.samples import Sampling
 from draftree.drafter_names import names_in
 from draftree.models import Placement, load_model
@@ -161,7 +161,9 @@ def _measure(
 ) -> list[Result]:
     """All cases of one model."""
     texts = encode_all(subject, prompts, plan.settings)
-    kit = make_kit(subject.inflated(plan.params), texts.lessons, plan.settings, watcher, assistant)
+    parts = {part for name in plan.methods for part in names_in(name)}
+    lessons = [] if parts.isdisjoint(WITH_WARM_TRIE) else texts.lessons
+    kit = make_kit(subject.inflated(plan.params), lessons, plan.settings, watcher, assistant)
     cases, results = plan.cases(), []
     for i, settings in enumerate(cases, 1):
         own, part = replace(kit, settings=settings), f"{i} of {len(cases)} ({settings.title}): "

@@ -14,6 +14,7 @@ REFERENCE, COMPILED, PROMPT_LOOKUP, ASSISTED = "hf-generate", "hf-compiled", "hf
 HOOKED, PLAIN, EAGER, GRAPHS = "draftree-hooked", "draftree", "draftree-eager", "draftree-cuda-graphs"
 RUNNERS = {HOOKED: "hooked", PLAIN: "auto", EAGER: "eager", GRAPHS: "cuda_graphs"}  # plain decoding on each
 COLD, WARM, REFUSED, LIMITED = "lookahead-cold", "lookahead-warm", "lookahead-rejected", "lookahead-16"
+WITH_WARM_TRIE = (WARM, REFUSED, LIMITED)
 NODES = 16  # most rows of the trees whose overhead is shown: the root, and draft tokens
 SMALL = "draft-model"
 LABELS = {
