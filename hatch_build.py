@@ -38,8 +38,9 @@ def compile_all(root: Path) -> str | None:
         objects = []
         for source, flags in SOURCES.items():
             objects.append(str(Path(scratch, source).with_suffix(".o")))
-            problem = _run([*command, *flags, "-fPIC", "-c", str(folder / source), "-o", objects[-1]])
-            if problem:
+            compiling = [*command, *flags, "-fPIC", "-c", str(folder / source), "-o", objects[-1]]
+            problem = _run(compiling)
+            if problem and _run([*compiling, "-DNO_AMX"]):  # without what an older assembler does not know
                 return problem
         problem = _linked([*command, "-shared", *objects], root / LIBRARY)
     return problem

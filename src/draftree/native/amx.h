@@ -5,7 +5,7 @@
  * or in bytes, a row's parts one behind the other. One instruction multiplies 16 of them with 16 words of 16 outputs, so a step of sixteen
  * rows takes little longer than one of a single row, and prompts a fraction of what vectors take. Every number of a result is summed by
  * itself and in one order, so a row's result does not depend on the other rows. */
-#if HAS_DOTS && defined(__linux__)
+#if HAS_DOTS && defined(__linux__) && !defined(NO_AMX)
 #define HAS_AMX 1
 #include <sys/syscall.h>
 #include <unistd.h>
