@@ -20,6 +20,7 @@ from draftree.shaping import DynamicTree, Fixed, Shape
 
 NEW = 24
 LENGTHS = (19, 7, 12)  # of prompts in a batch
+FIVE = (*LENGTHS, 15, 9)  # of a batch that recorded passes pad
 GAP = 1e-4  # two best scores closer than this could change places by rounding: such a test proves nothing
 SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.2}
 CHEAP_ROWS = StepCost((1, 16, 64), (1.0, 1.02, 1.3))

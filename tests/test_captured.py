@@ -82,7 +82,7 @@ def test_what_padding_holds_does_not_matter() -> None:
         run.step([Tree.random(16, 10 + seed), Tree.random(16, 20 + seed)])  # fills the bucket that the trees do not
     again = run.step(trees).logits
     assert torch.equal(first, again)
-    assert passes(captured).recorded == 2  # of prompts and of trees
+    assert passes(captured).recorded == 3  # a prompt in the first slot, one in another, and trees
 
 
 def test_padding_leaves_no_trace_in_other_slots() -> None:
@@ -190,7 +190,7 @@ def test_buffers_are_shared() -> None:
     for size in (1, 2, 4, 8, 16, 32, 64):
         run.step([Tree.random(size, size)])
     assert passes(captured).nbytes["buffers"] == most
-    told = 8 * (3 + 2 * 128 + 1) + 128 * (128 + 2)
+    told = 8 * (3 * 2 + 2 * 128 + 1) + 128 * (128 + 2)
     assert most == told + 4 * 128 * (64 + VOCABULARY)  # packed, states, logits
 
 

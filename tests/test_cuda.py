@@ -17,7 +17,20 @@ from typing import Any
 import pytest
 import torch
 from few import crossed, few
-from generate_driver import NEW, OF_DEMO, SAMPLED, SHAPES, drafters, hf, left_pad, noisy, prompts, references_of, same
+from generate_driver import (
+    FIVE,
+    NEW,
+    OF_DEMO,
+    SAMPLED,
+    SHAPES,
+    drafters,
+    hf,
+    left_pad,
+    noisy,
+    prompts,
+    references_of,
+    same,
+)
 from in_model_driver import MAKERS, make
 from runner_driver import Run, Tree, difference
 from zoo import CAUSAL, ENCODER_DECODER, build
@@ -233,7 +246,7 @@ def test_other_families(name: str, sampled: bool) -> None:
 @pytest.mark.parametrize("kind", [*MAKERS])
 @pytest.mark.parametrize("runner", ["auto", "eager", "hooked"])
 def test_drafters_inside_the_model(kind: str, runner: str) -> None:
-    rows, model = prompts(), there("llama")
+    rows, model = prompts(FIVE), there("llama")
     ids, mask = (t.to("cuda") for t in left_pad(rows))
     expected = generate(model, ids, mask, max_new_tokens=NEW).sequences
     for made_on in (build("llama"), model):  # weights that are on the CPU, and on the device
@@ -272,7 +285,7 @@ def test_the_embedded_model(kind: str, pruned: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("kind", ["lookahead", "random", "self-skip", "draft-model"])
 def test_strict_in_sixteen_bits(dtype: torch.dtype, kind: str) -> None:
-    rows, model = prompts(), there("llama", dtype)
+    rows, model = prompts(FIVE), there("llama", dtype)
     ids, mask = (t.to("cuda") for t in left_pad(rows))
     texts = [generate(model, ids_of(row), strict=True, max_new_tokens=NEW).sequences[0] for row in rows]
     alone = [text[len(row) :] for row, text in zip(rows, texts, strict=True)]
@@ -319,7 +332,7 @@ def test_requests_that_come_and_go() -> None:
     expected = [generate(model, ids_of(row), max_new_tokens=NEW).sequences[0, len(row) :].tolist() for row in rows]
     references = {tuple(row): answer for row, answer in zip(rows, expected, strict=True)}
     for kind in ("random", "lookahead", "in-model"):
-        engine = Engine(model, drafter=drafters(references)[kind](), slots=3)
+        engine = Engine(model, drafter=drafters(references)[kind](), slots=6)
         requests = []
         for row in rows:
             requests.append(engine.add(row, Rules(max_new_tokens=NEW, eos_token_ids=(2,))))

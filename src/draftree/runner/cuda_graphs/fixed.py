@@ -133,7 +133,10 @@ class FixedRows:
             order, starts = self._order() if row_by_row else (None, self._inputs.starts)
             mask = self._additive(kind)[:, 0]
             return self._kernel(query, keys, values, mask, slots, starts, heads.groups, heads.scaling, order)
-        keys, values = keys.index_select(0, slots), values.index_select(0, slots)
+        if self._frame.leading and self._frame.batch <= len(keys):  # what pads reads anything, and nobody reads that
+            keys, values = keys[: self._frame.batch], values[: self._frame.batch]
+        else:
+            keys, values = keys.index_select(0, slots), values.index_select(0, slots)
         if row_by_row and self._frame.rows > 1:
             return self._mix_row_by_row(heads, query, keys, values, kind)
         return heads(query, keys, values, self.mask(kind, heads.groups))

@@ -27,7 +27,7 @@ MOST_EXACT = (
     4096  # columns up to which passes by torch's attention are recorded: each number of blocks is a frame there
 )
 MOST_COVERED = 2048  # most columns that a frame's `visible` covers
-MOST_PADDED = 64  # rows of a request in passes to which requests are added: one that is a prompt takes too long
+MOST_ADDED = 64  # rows of requests that pad a batch: so many take next to no time
 MOST_KERNEL_ROWS = 128  # rows of all requests up to which draftree's kernels are as fast as torch's
 
 
@@ -37,14 +37,13 @@ def bucket_of(rows: int) -> int | None:
 
 
 def batch_of(batch: int, rows: int) -> int:
-    """How many requests of so many rows a recording is made for: all powers of two, and one size between two of them.
+    """How many requests of so many rows a recording is made for: a power of two, or three quarters of one.
 
-    So rounding up takes no pass over one of the bounds of rows in all.
+    So rounding up takes no pass over one of the bounds of rows in all. Where it would add many rows, it is not done.
     """
-    if rows > MOST_PADDED:
-        return batch
     above = 1 << (batch - 1).bit_length()
-    return above * 3 // 4 if batch <= above * 3 // 4 else above
+    rounded = above * 3 // 4 if batch <= above * 3 // 4 else above
+    return batch if (rounded - batch) * rows > MOST_ADDED else rounded
 
 
 def by_torch(rows: int, row_by_row: bool) -> bool:
@@ -82,6 +81,8 @@ class Frame(NamedTuple):
         heads: how many neighbouring rows get logits, a bucket; 0 for none.
         skip: what all rows leave out; None for nothing.
         row_by_row: whether each row attends in the arithmetic of a pass of its own.
+        leading: whether torch attends and the requests are in the first slots, which are read where they lie; others
+            are gathered for it.
     """
 
     batch: int
@@ -95,6 +96,7 @@ class Frame(NamedTuple):
     heads: int
     skip: Skip | None
     row_by_row: bool
+    leading: bool = False
 
 
 class PassInputs(NamedTuple):
@@ -153,9 +155,10 @@ class Buffers:
 
     def packed(self, frame: Frame) -> tuple[Tensor, PassInputs]:
         """The packed tensor of a frame, and the views into it."""
-        words, flags = _sizes(frame)
+        words, _ = _words(frame.batch, frame.rows)
+        flags = frame.batch * frame.rows * (frame.covered + 2)
         packed = self.take("inputs", (words + -(-flags // 8),), torch.int64)
-        return packed, _inputs_of(packed, words, frame)
+        return packed, _inputs_of(packed, frame)
 
     def fill(
         self,
@@ -186,18 +189,18 @@ class Buffers:
         if self._staged.numel() < to.numel():
             self._staged = self._capture.staging(to.numel())
         self._capture.wait_until_sent()  # the copy of the last inputs may still be under way
-        words = 3 * batch + 2 * batch * rows + 1
+        words, of_requests = _words(batch, rows)
         staged = self._staged[: to.numel()]
         whole = staged.numpy()
         numbers, flags = whole[:words], whole[words:].view(np.bool_)
         whole[:] = 0
-        slots, begins_of_rows, begins = numbers[: 3 * batch].reshape(3, batch)
+        slots, begins_of_rows, begins = numbers[: 3 * of_requests].reshape(3, of_requests)[:, :batch]
         slots[:real], begins_of_rows[:real] = np.arange(first, first + real), starts
         if real < batch:
             shortest = int(np.argmin(starts))
             slots[real:], begins_of_rows[real:] = first + shortest, starts[shortest] + rows
         np.subtract(begins_of_rows, more, out=begins)
-        ids, positions = numbers[3 * batch : -1].reshape(2, batch, rows)
+        ids, positions = numbers[3 * of_requests : -1].reshape(2, batch, rows)
         numbers[-1] = head_start
         shape = inputs.visible.shape
         visible = flags[: batch * rows * shape[2]].reshape(shape)
@@ -226,16 +229,20 @@ class Buffers:
             place_on_device.copy_(given)
 
 
-def _sizes(frame: Frame) -> tuple[int, int]:
-    """How many numbers and how many flags the inputs of a frame are."""
-    rows = frame.batch * frame.rows
-    return 3 * frame.batch + 2 * rows + 1, rows * (frame.covered + 2)
+def _words(batch: int, rows: int) -> tuple[int, int]:
+    """How many numbers the inputs are, and how many of them there is room for of each kind that requests have one of.
+
+    That is even: kernels are compiled for tensors that begin at a multiple of 16 bytes, and others for any that do not.
+    """
+    of_requests = batch + batch % 2
+    return 3 * of_requests + 2 * batch * rows + 1, of_requests
 
 
-def _inputs_of(packed: Tensor, words: int, frame: Frame) -> PassInputs:
+def _inputs_of(packed: Tensor, frame: Frame) -> PassInputs:
     batch, rows, covered = frame.batch, frame.rows, frame.covered
-    of_all = batch * rows
-    slots, starts, begins, ids, positions, head_start = packed[:words].split([batch] * 3 + [of_all] * 2 + [1])
+    (words, of_requests), of_all = _words(batch, rows), batch * rows
+    by_request, ids, positions, head_start = packed[:words].split([3 * of_requests, of_all, of_all, 1])
+    slots, starts, begins = by_request.view(3, of_requests)[:, :batch]
     flags = packed[words:].view(torch.bool)[: of_all * (covered + 2)]
     visible, on_prefix, injected = flags.split([of_all * covered, of_all, of_all])
     return PassInputs(

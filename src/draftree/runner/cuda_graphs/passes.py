@@ -163,8 +163,7 @@ class CapturedPasses:
         self._capture.keep_order()
         most = bucket_of(plan.width + plan.appended)
         assert most is not None
-        padded = batch_of(plan.batch, most) > plan.batch
-        cache.open(first, plan.batch, 2 * most if padded else most)
+        cache.open(first, plan.batch, most)
         surgeries = {s.layer: s for s in plan.surgeries}
         segment = Segment(0, None, plan.positions, plan.visible, plan.prefix_rows)
         segments, hidden = [segment], {}
@@ -214,19 +213,24 @@ class CapturedPasses:
         real, n, wide = segment.visible.shape
         rows = bucket_of(n)
         assert rows is not None
-        batch = batch_of(real, rows)
+        starts, batch = cache.starts, batch_of(real, rows)
+        end, end_of_padding = max(starts) + rows, min(starts) + 2 * rows
+        if end_of_padding > cache.capacity:
+            batch = real
+        elif batch > real:
+            end = max(end, end_of_padding)
+        joint = by_torch(batch * rows, plan.row_by_row)
+        kernel_attends = self._model.kernel is not None and self._model.cap is None and not joint
         covered = rows
         while covered < rows + wide - n:
             covered *= 2
-        starts = cache.starts
         own = plan.embeddings if x is None else x
         heads = bucket_of(last - plan.first_logit_row) if last else 0
         assert heads is not None
-        last_column = max(*starts, min(starts) + rows if batch > real else 0) + rows
         frame = Frame(
             batch,
             rows,
-            band_of(last_column, cache.capacity, exact=by_torch(batch * rows, plan.row_by_row)),
+            band_of(end, cache.capacity, exact=joint),
             covered,
             cache.prefix_length,
             layers,
@@ -235,6 +239,7 @@ class CapturedPasses:
             heads,
             plan.skip,
             plan.row_by_row,
+            leading=first == 0 and not kernel_attends,
         )
         recording = self._recording(frame, cache)
         injected = 0 if own is None else own.shape[1]

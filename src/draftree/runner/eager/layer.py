@@ -59,7 +59,8 @@ class TensorLayer:
             index: the cache's layer.
 
         Returns:
-            queries [B, kv, groups * n, dim], keys and values [B, kv, K, dim] with the context.
+            queries [B, kv, groups * n, dim], keys and values [B, kv, K, dim] with the context; of all slots where the
+            cache of `angles` is `FixedSlots`.
         """
         query, key, value = self.project(x, angles)
         return query, *angles.cache.update(key, value, index)
