@@ -17,20 +17,7 @@ from typing import Any
 import pytest
 import torch
 from few import crossed, few
-from generate_driver import (
-    FIVE,
-    NEW,
-    OF_DEMO,
-    SAMPLED,
-    SHAPES,
-    drafters,
-    hf,
-    left_pad,
-    noisy,
-    prompts,
-    references_of,
-    same,
-)
+from generate_driver import NEW, OF_DEMO, SAMPLED, SHAPES, drafters, hf, left_pad, noisy, prompts, references_of, same
 from in_model_driver import MAKERS, make
 from runner_driver import Run, Tree, difference
 from zoo import CAUSAL, ENCODER_DECODER, build
@@ -51,6 +38,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 NAMES = [member.id for member in CAUSAL]
 QUICK = ("llama", "qwen3", "gpt2", "gemma3", "bloom", "mistral-window", "deepseek_v3", "gpt_oss")
 CAPTURED = ("llama", "qwen3", "gemma2", "gemma3", "glm4", "olmo3", "mistral-window", "qwen2-window", "phi3")
+FIVE = (19, 7, 12, 15, 9)  # lengths of prompts in a batch that is padded
 CLOSE = 1e-4  # in float32 a GPU adds in another order than a CPU
 
 
