@@ -356,9 +356,7 @@ def test_stores_that_come_back_while_others_are_lent() -> None:
         def capacity(self, columns: int) -> None:
             self._capacity = columns
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftree.runner.kv.pool.SlotCache", Late)
-        cache = pool.lend(1, 2, 200)
+    cache = pool.lend(1, 2, 200, Late)
     assert cache.stores_and_notes[0] is expected[0]
     assert not any(held[0] is expected[0] for held in pool._held)
     assert any(held[0] is late[0] for held in pool._held)

@@ -44,7 +44,7 @@ from draftree.runner.plan import PassResult, Plan, Scorer, Segment
 from draftree.runner.preparing import note_preparation
 from draftree.runner.target import Target
 
-KEPT = 64  # recordings for all caches together
+KEPT = 128  # recordings for all caches together
 BEYOND = 1024  # positions behind a band that its rows may stand at
 
 

@@ -36,10 +36,11 @@ def has_kernels(parts: Parts, dtype: torch.dtype, device: torch.device) -> bool:
     if torch.cuda.get_device_capability(device) < OLDEST:
         return False
     try:
-        from draftree.runner.cuda_graphs import kernels, products
+        from draftree.runner.cuda_graphs import columns, kernels, products
 
         with torch.cuda.device(device):
             kernels.check(parts.heads.kv, parts.heads.groups, parts.heads.dim, parts.activation, dtype, device)
+            columns.check(parts.heads.kv, parts.heads.dim, dtype, device)
             if dtype != torch.float32:
                 products.check(parts.activation, dtype, device)
     except Exception as why:  # no C compiler, a folder that cannot be written, too little shared memory, ...
@@ -67,14 +68,17 @@ class CudaGraphRunner(EagerRunner):
     def __init__(self, target: Target) -> None:
         super().__init__(target)
         layers, head = self._layers, self._head
-        kernel = None
+        kernel, self._cache_kind = None, SlotCache
         if has_kernels(layers[0].parts, target.dtype, target.device):
+            from draftree.runner.cuda_graphs.columns import KernelCache
             from draftree.runner.cuda_graphs.kernels import attend
             from draftree.runner.cuda_graphs.layer import KernelHead, KernelLayer
 
             next_norms = [*(layer.parts.norms[0] for layer in layers[1:]), None]
             layers = [KernelLayer(*pair) for pair in zip(layers, next_norms, strict=True)]
             head, kernel = KernelHead(head), attend
+            alike = {(layer.parts.heads.kv, layer.parts.heads.dim) for layer in layers}
+            self._cache_kind = KernelCache if len(alike) == 1 else SlotCache
         # Where weights were copied, the embedding alone is read as it lies.
         watched = [self._embedding] if self.copied.nbytes else list(target.model.modules())
         recorded = Recorded(target, layers, head, self._embedding, self.tables, watched, self._cap, kernel)
@@ -93,8 +97,8 @@ class CudaGraphRunner(EagerRunner):
         self, slots: int, capacity: int = BLOCK, prefix: list[tuple[Tensor, Tensor]] | None = None
     ) -> SlotCache:
         if prefix is not None:
-            return super().new_cache(slots, capacity, prefix)
-        return self._captured.pool.lend(len(self._layers), slots, capacity)
+            return self._cache_kind(len(self._layers), slots, capacity, prefix)
+        return self._captured.pool.lend(len(self._layers), slots, capacity, self._cache_kind)
 
     @in_own_type
     @torch.inference_mode()

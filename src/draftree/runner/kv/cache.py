@@ -9,7 +9,7 @@ trees).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -224,26 +224,36 @@ class SlotCache(Cache):
         first, count = self._pass.first, self._pass.count
         starts = [s.start for s in segments] + [len(self._keys)]
         for segment, start, stop in zip(segments, starts, starts[1:], strict=False):
-            for b in range(count):
-                local = rows[b]
-                if segment.rows is not None:
-                    where = {row: i for i, row in enumerate(segment.rows[b].tolist())}
-                    local = [where[row] for row in rows[b]]
-                self._move(start, stop, first + b, local)
+            local = rows
+            if segment.rows is not None:
+                wheres = ({row: i for i, row in enumerate(of_one)} for of_one in segment.rows.tolist())
+                local = [[where[row] for row in of_one] for where, of_one in zip(wheres, rows, strict=False)]
+            self._move(start, stop, first, local)
         for b in range(count):
             self.lengths[first + b] += len(rows[b])
 
-    def _move(self, start: int, stop: int, slot: int, local: list[int]) -> None:
-        done = next((i for i, row in enumerate(local) if row != i), len(local))  # rows that lie where they belong
-        if done == len(local):
-            return
-        begin = self.prefix_length + self.lengths[slot] + done
-        columns = torch.tensor(local[done:], dtype=torch.long, device="cpu") + (begin - done)
-        for held in (*self._keys[start:stop], *self._values[start:stop]):
-            if held is not None:
-                columns = columns.to(held.device)
-                of_slot = held[slot]
-                of_slot.narrow(1, begin, len(columns)).copy_(of_slot.index_select(1, columns))
+    def _moves(self, first: int, rows: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, list[int]]]:
+        """Of each request whose rows do not all lie where they belong: slot, first column to write, and which to read.
+
+        Args:
+            first: slot of the first request.
+            rows: of each request, which rows behind its context are to follow it.
+        """
+        for slot, local in enumerate(rows, first):
+            done = next((i for i, row in enumerate(local) if row != i), len(local))  # rows that lie where they belong
+            if done < len(local):
+                begin = self.prefix_length + self.lengths[slot]
+                yield slot, begin + done, [begin + row for row in local[done:]]
+
+    def _move(self, start: int, stop: int, first: int, rows: Sequence[Sequence[int]]) -> None:
+        """Move the rows of requests behind their contexts, see `_moves`, in layers [start, stop)."""
+        for slot, to, sources in self._moves(first, rows):
+            columns = torch.tensor(sources, dtype=torch.long, device="cpu")
+            for held in (*self._keys[start:stop], *self._values[start:stop]):
+                if held is not None:
+                    columns = columns.to(held.device)
+                    of_slot = held[slot]
+                    of_slot.narrow(1, to, len(columns)).copy_(of_slot.index_select(1, columns))
 
     def keep(self, slot: int, length: int, tail: list[int]) -> None:
         """Of a slot's context keep the first `length` columns and, in this order, of those behind them `tail`.
@@ -254,7 +264,7 @@ class SlotCache(Cache):
             tail: ascending numbers of columns, from 0 for the first behind `length`.
         """
         self.lengths[slot] = length
-        self._move(0, len(self._keys), slot, tail)
+        self._move(0, len(self._keys), slot, [tail])
         self.lengths[slot] += len(tail)
 
     @torch.inference_mode(False)

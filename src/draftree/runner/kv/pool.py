@@ -26,9 +26,9 @@ class StorePool:
     def __init__(self) -> None:
         self._held: deque[Stores] = deque(maxlen=KEPT)
 
-    def lend(self, layers: int, slots: int, capacity: int) -> SlotCache:
+    def lend(self, layers: int, slots: int, capacity: int, kind: type[SlotCache] = SlotCache) -> SlotCache:
         """A cache on kept stores that fit, or an empty one; without a deep prefix. It brings its stores back."""
-        cache = SlotCache(layers, slots, capacity)
+        cache = kind(layers, slots, capacity)
         for _ in range(KEPT):
             try:
                 stores = self._held.popleft()  # nobody else can take these now
