@@ -60,11 +60,12 @@ class KernelCache(SlotCache):
         most = max(len(columns) for _, _, columns in moves)
         table = [[slot, to, len(columns), *columns, *[0] * (most - len(columns))] for slot, to, columns in moves]
         _, heads, _, dim = keys.shape
-        _move[(stop - start, len(moves) * heads, 2)](
-            keys, offsets, torch.tensor(table, dtype=torch.long, device="cpu").to(keys.device),
-            keys.stride(0), keys.stride(1), start, len(self._keys), most + 3,
-            HEADS=heads, DIM=dim, BLOCK=triton.next_power_of_2(dim), SOME=SOME,
-        )  # fmt: skip
+        with torch.cuda.device_of(keys):  # Triton runs on the present device; without GPUs nothing is done
+            _move[(stop - start, len(moves) * heads, 2)](
+                keys, offsets, torch.tensor(table, dtype=torch.long, device="cpu").to(keys.device),
+                keys.stride(0), keys.stride(1), start, len(self._keys), most + 3,
+                HEADS=heads, DIM=dim, BLOCK=triton.next_power_of_2(dim), SOME=SOME,
+            )  # fmt: skip
 
     def _offsets(self) -> Tensor | None:
         """LongTensor [2 * layers]: how many numbers the keys, then the values of each layer lie behind the first keys.
