@@ -9,6 +9,7 @@ import copy
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import product
 from types import ModuleType
 from typing import Any
 
@@ -109,12 +110,13 @@ def test_kernels_that_do_not_run_are_left_out_with_a_word(
     def fails(*given: Any) -> None:
         raise RuntimeError("Failed to find C compiler.")
 
-    modules: dict[str, Any] = {name: ModuleType(name) for name in ("kernels", "products")}
+    modules: dict[str, Any] = {name: ModuleType(name) for name in ("columns", "kernels", "products")}
     for name, module in modules.items():
         module.check = lambda *given: None
         monkeypatch.setitem(sys.modules, f"draftree.runner.cuda_graphs.{name}", module)
     assert graph_runner.has_kernels(parts, torch.bfloat16, cuda)
-    for name, dtype in (("kernels", torch.float32), ("kernels", torch.bfloat16), ("products", torch.bfloat16)):
+    tried = (*product(("columns", "kernels"), (torch.float32, torch.bfloat16)), ("products", torch.bfloat16))
+    for name, dtype in tried:
         caplog.clear()
         with monkeypatch.context() as patch:
             patch.setattr(

@@ -306,7 +306,7 @@ def test_accepted_rows_move_as_torch_moves_them(kv: int, dim: int, dtype: torch.
         cache.lengths = [3, 60, 1, 100, 7]
         cache.open(1, 4, 64)
         positions, seen = torch.zeros(4, 64), torch.zeros(4, 64, 64)
-        left = torch.arange(64).roll(-1).repeat(4, 1).sort(-1).values
+        left = torch.tensor([[row for row in range(64) if row not in (6, 8)]] * 4)
         cache.commit(rows, [Segment(0, None, positions, seen), Segment(2, left, positions, seen)])
         cache.keep(0, 1, [1])
         cache.keep(4, 20, [3, 40])

@@ -46,6 +46,11 @@ class Plan:
     assistant: str | None = None
     placement: Placement = field(default_factory=Placement)  # device and type of all models
 
+    @property
+    def parts(self) -> list[str]:
+        """What its methods are made of: merged drafters one by one."""
+        return [part for name in self.methods for part in names_in(name)]
+
     def cases(self) -> list[Settings]:
         """Settings of every case, greedy ones first."""
         return [replace(self.settings, batch=b, sampling=s) for s in self.samplings for b in self.batches]
@@ -91,8 +96,7 @@ def run_compare(
     """
     if plan.params is not None:
         from_checkout("inflate")  # says what is missing
-    parts = {part for name in plan.methods for part in names_in(name)}
-    if plan.assistant is not None and parts.isdisjoint((ASSISTED, SMALL)):
+    if plan.assistant is not None and set(plan.parts).isdisjoint((ASSISTED, SMALL)):
         raise ValueError(
             f"No --method uses the small model of --assistant: add {SMALL} or {ASSISTED}, or leave it out."
         )
@@ -135,7 +139,7 @@ def _identity(
     models: Sequence[str | None], prompts: Sequence[Prompt], plan: Plan, about: dict[str, Any]
 ) -> dict[str, Any]:
     """What must be equal for a stopped run to go on."""
-    named = (*models, plan.assistant, *(part for name in plan.methods for part in names_in(name)))
+    named = (*models, plan.assistant, *plan.parts)
     facts = {
         "models": list(models),
         "model_or_drafter": {name: _contents(Path(name)) for name in named if name and Path(name).is_dir()},
@@ -161,8 +165,7 @@ def _measure(
 ) -> list[Result]:
     """All cases of one model."""
     texts = encode_all(subject, prompts, plan.settings)
-    parts = {part for name in plan.methods for part in names_in(name)}
-    lessons = [] if parts.isdisjoint(WITH_WARM_TRIE) else texts.lessons
+    lessons = [] if set(plan.parts).isdisjoint(WITH_WARM_TRIE) else texts.lessons
     kit = make_kit(subject.inflated(plan.params), lessons, plan.settings, watcher, assistant)
     cases, results = plan.cases(), []
     for i, settings in enumerate(cases, 1):

@@ -1,8 +1,7 @@
 """A cache whose accepted rows are moved in all layers by one Triton kernel.
 
 Where an accepted branch does not lie first among the rows of a pass, its keys and values move to their places. In
-torch's operations that is two kernels for the keys and two for the values of every layer, which Python launches more
-slowly than half a step of the model takes.
+torch's operations that is two kernels for the keys and two for the values of every layer, each launched by Python.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def _move(
 
 
 class KernelCache(SlotCache):
-    """The same cache for models whose layers are all of one shape, on a device."""
+    """The same cache, which moves rows by the kernel; by torch where layers have stores of several shapes."""
 
     def _move(self, start: int, stop: int, first: int, rows: Sequence[Sequence[int]]) -> None:
         moves = list(self._moves(first, rows))

@@ -68,7 +68,7 @@ class CudaGraphRunner(EagerRunner):
     def __init__(self, target: Target) -> None:
         super().__init__(target)
         layers, head = self._layers, self._head
-        kernel, self._cache_kind = None, SlotCache
+        kernel, self._cache_kind = None, SlotCache  # of what kind caches are
         if has_kernels(layers[0].parts, target.dtype, target.device):
             from draftree.runner.cuda_graphs.columns import KernelCache
             from draftree.runner.cuda_graphs.kernels import attend
@@ -76,9 +76,7 @@ class CudaGraphRunner(EagerRunner):
 
             next_norms = [*(layer.parts.norms[0] for layer in layers[1:]), None]
             layers = [KernelLayer(*pair) for pair in zip(layers, next_norms, strict=True)]
-            head, kernel = KernelHead(head), attend
-            alike = {(layer.parts.heads.kv, layer.parts.heads.dim) for layer in layers}
-            self._cache_kind = KernelCache if len(alike) == 1 else SlotCache
+            head, kernel, self._cache_kind = KernelHead(head), attend, KernelCache
         # Where weights were copied, the embedding alone is read as it lies.
         watched = [self._embedding] if self.copied.nbytes else list(target.model.modules())
         recorded = Recorded(target, layers, head, self._embedding, self.tables, watched, self._cap, kernel)
