@@ -28,12 +28,18 @@ ASKING = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.is_no
 COPYING = {aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, aten.scalar_tensor.default}
 
 
+def tensors_of(result: Any) -> list[Tensor]:
+    """The tensors of an operation's result, which mostly is one."""
+    leaves = [result] if isinstance(result, Tensor) else tree_flatten(result)[0]
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
 class _Noting(TorchDispatchMode):
     """Notes operations with the numbers of the tensors they make."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.steps: list[tuple[Any, Any, Any, list[int]]] = []
+        self.steps: list[tuple[Any, list[Any], Any, list[int]]] = []  # function, arguments, their form, tensors made
         self.numbers: dict[int, int] = {}
         self.alive: list[Tensor] = []  # or an id could come back
 
@@ -46,11 +52,10 @@ class _Noting(TorchDispatchMode):
         numbered = tree_map_only(Tensor, self._number, (args, kwargs))
         out = func(*args, **kwargs)
         made = []
-        for tensor in tree_flatten(out)[0]:
-            if isinstance(tensor, Tensor):
-                self.alive.append(tensor)
-                made.append(self.numbers.setdefault(id(tensor), len(self.numbers)))
-        self.steps.append((func, *numbered, made))
+        for tensor in tensors_of(out):
+            self.alive.append(tensor)
+            made.append(self.numbers.setdefault(id(tensor), len(self.numbers)))
+        self.steps.append((func, *tree_flatten(numbered), made))
         return out
 
     def _number(self, tensor: Tensor) -> Any:
@@ -84,11 +89,9 @@ class Tape(Capture):
             def real(leaf: Any) -> Any:
                 return held[leaf.number] if isinstance(leaf, _Made) else leaf
 
-            for func, args, kwargs, made in steps:
-                leaves, spec = tree_flatten((args, kwargs))
+            for func, leaves, spec, made in steps:
                 real_args, real_kwargs = tree_unflatten([real(leaf) for leaf in leaves], spec)
-                out = [t for t in tree_flatten(func(*real_args, **real_kwargs))[0] if isinstance(t, Tensor)]
-                held.update(zip(made, out, strict=True))
+                held.update(zip(made, tensors_of(func(*real_args, **real_kwargs)), strict=True))
 
         return replay
 

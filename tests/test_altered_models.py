@@ -28,7 +28,7 @@ from transformers.utils import ModelOutput
 import draftree
 from draftree.engine import generate
 from draftree.runner import open_runner
-from draftree.runner.weights.stock import alteration
+from draftree.runner.weights.stock import _built, alteration
 
 IDS, MASK = left_pad(prompts())
 DRAFTERS: dict[str, Callable[[], Any]] = {
@@ -291,6 +291,15 @@ def test_looking_leaves_nothing_behind() -> None:
     assert alteration(model) is None
     assert torch.equal(state, torch.get_rng_state())
     assert model.config.to_json_string() == config
+
+
+def test_a_class_is_built_once_for_one_configuration() -> None:
+    model = zoo.construct(zoo.MEMBERS["llama"], vocab_size=131)
+    before = _built.cache_info().misses
+    assert alteration(model) is alteration(copy.deepcopy(model)) is None
+    assert _built.cache_info().misses == before + 1
+    model.config.rms_norm_eps = 0.7
+    assert "variance_epsilon" in str(alteration(model))
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

@@ -8,12 +8,12 @@ methods that were replaced on an object or on a class, functions that those call
 
 from __future__ import annotations
 
-import copy
 import inspect
 import os
+import pickle
 import weakref
 from collections.abc import Iterator
-from functools import partialmethod
+from functools import lru_cache, partialmethod
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -45,11 +45,11 @@ def alteration(model: Any) -> str | None:
 
     The numbers in its weights and buffers may be any.
     """
+    kind: Any = type(model)
     try:
-        with torch.device("meta"), torch.random.fork_rng(devices=[]):
-            stock = type(model)(copy.deepcopy(model.config))
+        stock = _built(kind, pickle.dumps(model.config))
     except Exception:  # a class of the user's own may take other arguments
-        return f"{type(model).__name__} is not built from its configuration alone"
+        return f"{kind.__name__} is not built from its configuration alone"
     own, theirs = dict(model.named_modules()), dict(stock.named_modules())
     if own.keys() != theirs.keys():
         name = sorted(own.keys() ^ theirs.keys())[0]
@@ -65,6 +65,13 @@ def alteration(model: Any) -> str | None:
         if not _stock_function(namespace.get(name)):
             return f"{name!r}, which it calls, is not as torch or transformers define it"
     return None
+
+
+@lru_cache(maxsize=8)
+def _built(kind: type, config: bytes) -> Any:
+    """A model of a class on the meta device, to look at; an engine and its drafters ask several times for the same."""
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        return kind(pickle.loads(config))
 
 
 def _difference(module: nn.Module, stock: nn.Module, dtype: torch.dtype) -> str | None:
