@@ -35,7 +35,7 @@ help:
 	@echo 'make test-vllm  the proposer inside the CPU build of vLLM, and the server under its benchmark'
 	@echo 'make lint      ruff and mypy, no changes'
 	@echo 'make format    let ruff rewrite the sources'
-	@echo 'make bench     the comparison of all methods, in its short form'
+	@echo 'make bench     the comparison of all methods'
 	@echo 'make bench-peers  draftree against other engines, each in an environment of its own (PEERS=--quick: short)'
 	@echo 'make results   docs/results.md and the tables of README.md, from benchmarks/results'
 	@echo 'make docs      docs/cli.md from the commands, then the documentation, in docs/_build/html'

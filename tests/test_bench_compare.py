@@ -159,7 +159,7 @@ def test_csv_and_markdown_say_what_json_says(compared):
     assert all(float(r["verify_seconds"]) > 0 for r in rows if r["name"] == "medusa")
     text = (out / "bench-compare.md").read_text()
     assert f"| Medusa | {number(speeds['medusa'])} [" in text
-    assert "- Lookahead, warm trie: not measured: no prompts to warm the trie with" in text
+    assert "- Lookahead, warm trie was not measured: no prompts to warm the trie with." in text
 
 
 def test_every_file_for_people_opens_with_a_verdict_of_each_case(compared):

@@ -190,8 +190,6 @@ def test_a_full_context_is_said_and_the_chat_goes_on() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--bild", "demo"], "A chat has no --bild"),
-        (["--raw"], "A chat has no"),
         (["--temperature", "2"], "add --sample"),
         (["--device", "gpu"], "no device 'gpu'"),
         (["--drafter", "lokahead"], "Did you mean 'lookahead'"),
@@ -201,6 +199,11 @@ def test_wrong_options(arguments: list[str], told: str) -> None:
     done = talked(["Hi"], *arguments)
     assert done.exit_code != 0
     assert told in str(done.exception)
+
+
+@pytest.mark.parametrize("option", ["--bild", "--early-head", "--lossless", "--raw"])
+def test_what_a_chat_has_not_is_no_option(option: str) -> None:
+    assert f"No such option: {option}" in talked(["Hi"], option).output
 
 
 def test_in_a_terminal(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_quick_writes_a_picture_and_figures_that_agree_with_its_samples(prompts_
     assert done.exit_code == 0, done.output
     assert "\x1b" not in done.output
     assert "HF static + compile" in done.output
-    assert "not measured:" in done.output
+    assert "was not measured:" in done.output
     result = json.loads((out / "bench-quick.json").read_text())
     rows = {row["name"]: row for row in result["rows"]}
     assert set(rows) == set(METHODS) - {"hf-compiled"}

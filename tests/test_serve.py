@@ -335,6 +335,10 @@ def test_models_health_and_info(server: Running, client: openai.OpenAI, demo: An
     assert listed["root"] == listed["id"] == "draftree"
     with serving(*demo, root="them/model") as other:
         assert other.http.get("/v1/models").json()["data"][0]["root"] == "them/model"
+        asked = [
+            other.post("/v1/completions", model=name, prompt=[5], max_tokens=1) for name in ("them/model", "draftree")
+        ]
+        assert [answer.status_code for answer in asked] == [200, 200]
     assert server.http.get("/health").json() == {"status": "ok"}
     server.complete("Hello")
     info = server.http.get("/server_info").json()

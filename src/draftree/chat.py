@@ -134,7 +134,7 @@ class Chat:
 
     def stats(self) -> RunStats:
         """Statistics of all answers so far."""
-        return RunStats([request.stats for request in self.requests])
+        return RunStats([request.stats for request in self.requests], self.engine.runner.name)
 
     def close(self) -> None:
         """Let the model's memory go."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from draftree.bench.case import run_case
 from draftree.bench.case_report import case_report
@@ -32,16 +33,19 @@ def run_quick(
     settings: Settings,
     *,
     params: str | None = None,
+    assistant: Any = None,
     watcher: Watcher | None = None,
 ) -> Report:
     """Measure everything, on the model inflated to about `params` parameters where those are given.
+
+    `assistant` is a small Hugging Face model that drafts; None for the embedded model's own.
 
     Raises:
         ValueError: a model or prompt that cannot be measured, before any work.
     """
     watcher = watcher or Watcher()
     texts = encode_all(subject, prompts, settings)
-    kit = make_kit(subject.inflated(params), texts.lessons, settings, watcher)
+    kit = make_kit(subject.inflated(params), texts.lessons, settings, watcher, assistant)
     result = run_case(kit, texts, METHODS, watcher)
     watcher.stage("memory", None)
     ids, new, threads = [task.ids for task in texts.tasks], settings.max_new_tokens, result.about["threads"]

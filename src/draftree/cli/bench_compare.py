@@ -9,7 +9,18 @@ import typer
 
 from draftree.bench.names import LABELS, METHODS, check_name
 from draftree.cli.measuring import Measuring
-from draftree.cli.options import Compiled, DrafterWarm, Inflate, MaxNewTokens, PerSet, Rounds, TopK, TopP, grouped
+from draftree.cli.options import (
+    Assistant,
+    Compiled,
+    DrafterWarm,
+    Inflate,
+    MaxNewTokens,
+    PerSet,
+    Rounds,
+    TopK,
+    TopP,
+    grouped,
+)
 from draftree.cli.where import Where
 
 
@@ -30,10 +41,7 @@ def compare(
             show_default="all",
         ),
     ] = None,
-    assistant: Annotated[
-        str | None,
-        typer.Option(help="Small model that drafts, folder or hub name.", show_default="the embedded model's"),
-    ] = None,
+    assistant: Assistant = None,
     per_set: PerSet = 3,
     batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Prompts answered together.", show_default="1, 4")

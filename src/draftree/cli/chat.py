@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftree.cli.decoding import Choosing, Drafting, Running
+from draftree.cli.decoding import Choosing, Drafter, Drafting, Running
 from draftree.cli.generate import kept
 from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
 from draftree.cli.where import Where
@@ -27,7 +27,7 @@ def chat(
     *,
     model: Model = None,
     where: Where,
-    drafting: Drafting,
+    drafter: Drafter = None,
     trie: Annotated[Path | None, "Saved trie to draft from; what it learns is added to it."] = None,
     system: Annotated[str | None, typer.Option(help="System message.", show_default="none")] = None,
     max_new_tokens: MaxNewTokens = 512,
@@ -41,19 +41,18 @@ def chat(
     """Talk with MODEL; the drafter and what the model has read live on from turn to turn."""
     from draftree.chat import Chat
 
+    drafting = Drafting(drafter)
     drafting.check(trie)
-    if drafting.bild is not None or drafting.early_head is not None or choosing.raw:
-        raise ValueError("A chat has no --bild, --early-head or --raw: leave them out, or use draftree generate.")
     check_file(trie, "--trie", history=history)
     choosing.check()
     running.check()
     target, tokenizer = where.load(model)
     running.prepare(target)
-    drafter = drafting.for_engine(target, tokenizer, trie)["drafter"]
+    made = drafting.for_engine(target, tokenizer, trie)["drafter"]
     dialogue = Chat(
         target,
         tokenizer,
-        drafter,
+        made,
         system=system,
         max_new_tokens=max_new_tokens,
         seed=choosing.seed,
@@ -61,7 +60,7 @@ def chat(
         strict=running.strict,
         **choosing.given(),
     )
-    with kept(trie, drafter, tokenizer), dialogue:
+    with kept(trie, made, tokenizer), dialogue:
         talk(dialogue, typed(history or Path(typer.get_app_dir("draftree")) / "history"))
 
 

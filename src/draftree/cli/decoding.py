@@ -17,18 +17,21 @@ if TYPE_CHECKING:
     from draftree.grammar import Grammar
 
 
+Drafter = Annotated[
+    str | None,
+    typer.Option(
+        help=DRAFTER,
+        show_default=f"lookahead; {UNDER_GRAMMARS} where grammars may come",
+        autocompletion=complete_drafter,
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Drafting:
     """Who drafts, and what is pruned of it."""
 
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            help=DRAFTER,
-            show_default=f"lookahead; {UNDER_GRAMMARS} where grammars may come",
-            autocompletion=complete_drafter,
-        ),
-    ] = None
+    drafter: Drafter = None
     bild: Annotated[
         str | None, "LOSSY: this small model writes, MODEL corrects; a folder, or 'demo' (the embedded one's)."
     ] = None
@@ -98,7 +101,6 @@ class Choosing:
     top_k: TopK = None
     top_p: TopP = None
     seed: Annotated[int, "Of the draw; prompt b of several draws with seed + b."] = 0
-    raw: Annotated[bool, "No chat template around a prompt."] = False
 
     def check(self) -> None:
         """Raise a ValueError for options of a draw without one, and for values that no draw can have."""
@@ -117,6 +119,13 @@ class Choosing:
         """The same by Hugging Face's names."""
         temperature = self.temperature if self.sample else None
         return {"do_sample": self.sample, "temperature": temperature, "top_k": self.top_k, "top_p": self.top_p}
+
+
+@dataclass(frozen=True)
+class Asking(Choosing):
+    """How a single prompt is put, and tokens are chosen."""
+
+    raw: Annotated[bool, "No chat template around a prompt."] = False
 
 
 @dataclass(frozen=True)
@@ -217,7 +226,7 @@ def ask(
     engine: Engine,
     tokenizer: Any,
     prompt: str,
-    choosing: Choosing,
+    asking: Asking,
     max_new_tokens: int,
     grammar: Grammar | None = None,
     number: int = 0,
@@ -232,8 +241,8 @@ def ask(
     from draftree.engine.limits import check_source, decoder_start
     from draftree.models import encode_prompt
 
-    target, ids = engine.target, encode_prompt(tokenizer, prompt, raw=choosing.raw)
-    options = choosing.given() | {"max_new_tokens": max_new_tokens, "seed": choosing.seed + number}
+    target, ids = engine.target, encode_prompt(tokenizer, prompt, raw=asking.raw)
+    options = asking.given() | {"max_new_tokens": max_new_tokens, "seed": asking.seed + number}
     options |= {"grammar": grammar, "tokenizer": tokenizer}
     if not target.encoder_decoder:
         return engine.add(ids, **options)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from draftree.cli.decoding import Choosing, Constraint, Drafting, Running, ask, read_prompt
+from draftree.cli.decoding import Asking, Constraint, Drafting, Running, ask, read_prompt
 from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
 from draftree.cli.where import Where
 
@@ -47,7 +47,7 @@ def generate(
     trie: Annotated[Path | None, "Saved trie to draft from; the answer is added to it."] = None,
     max_new_tokens: MaxNewTokens = 128,
     constraint: Constraint,
-    choosing: Choosing,
+    asking: Asking,
     running: Running,
     stats: Annotated[bool, "Print statistics afterwards."] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
@@ -72,7 +72,7 @@ def generate(
     drafting.check(trie)
     check_file(trie, "--trie")
     check_file(out, "--out", prompts=prompts, trie=trie, json_schema=constraint.json_schema, ebnf=constraint.ebnf)
-    choosing.check()
+    asking.check()
     running.check()
     where.check()
     asked = [] if prompts is None else read_prompts(prompts)
@@ -84,7 +84,7 @@ def generate(
     requests = []
     for b, text in enumerate(texts):
         try:
-            requests.append(ask(engine, tokenizer, text, choosing, max_new_tokens, grammar, b))
+            requests.append(ask(engine, tokenizer, text, asking, max_new_tokens, grammar, b))
         except GrammarError:  # of all prompts
             raise
         except ValueError as error:
@@ -95,7 +95,7 @@ def generate(
         else:
             answer_one(engine, tokenizer, requests[0], as_json=as_json)
     if stats and (asked or not as_json):
-        report_stats(requests)
+        report_stats(requests, engine.runner.name)
 
 
 @contextmanager
@@ -158,13 +158,13 @@ def _described(request: Request, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def report_stats(requests: Sequence[Request]) -> None:
-    """Print what the colours mean, and how drafting went."""
+def report_stats(requests: Sequence[Request], runner: str) -> None:
+    """Print what the colours mean, and how drafting went on the runner of that name."""
     from draftree.cli.colours import legend
     from draftree.cli.screen import line_console
     from draftree.engine import RunStats
 
-    stats = RunStats([request.stats for request in requests])
+    stats = RunStats([request.stats for request in requests], runner)
     if len(requests) == 1:
         line_console().print(legend(stats.total.accepted_by_source))
     stats.summary()

@@ -43,6 +43,10 @@ Inflate = Annotated[
     str | None,
     typer.Option(help="Inflate the model to about so many parameters, as 100M; in a checkout.", show_default="no"),
 ]
+Assistant = Annotated[
+    str | None,
+    typer.Option(help="Small model that drafts, folder or hub name.", show_default="the embedded model's"),
+]
 Compiled = Annotated[
     bool, typer.Option("--compile/--no-compile", help="Measure HF with static cache and torch.compile.")
 ]

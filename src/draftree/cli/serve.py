@@ -31,7 +31,10 @@ def serve(
     where: Where,
     drafting: Drafting,
     trie: Annotated[Path | None, "Saved trie to draft from."] = None,
-    name: Annotated[str | None, typer.Option(help="What clients call the model.", show_default="as --model")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="What clients call the model, beside --model itself.", show_default="last part of --model"),
+    ] = None,
     host: Annotated[str, "Address to listen on; 0.0.0.0 lets other machines in."] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     slots: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 8,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.decoding import Choosing, Constraint, Drafting, Running, ask, read_prompt
+from draftree.cli.decoding import Asking, Constraint, Drafting, Running, ask, read_prompt
 from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
 from draftree.cli.where import Where
 
@@ -43,7 +43,7 @@ def trace(
     ] = None,
     max_new_tokens: MaxNewTokens = 128,
     constraint: Constraint,
-    choosing: Choosing,
+    asking: Asking,
     running: Running,
 ) -> None:
     """Record how PROMPTS are answered: every step's tree, what was pruned, accepted and emitted, and its times."""
@@ -57,7 +57,7 @@ def trace(
     grammar = constraint.grammar()
     drafting = drafting if grammar is None else drafting.under_grammars()
     drafting.check(trie, nodes)
-    choosing.check()
+    asking.check()
     running.check()
     where.check()
     if not prompts:
@@ -89,7 +89,7 @@ def trace(
         recorder=recorder,
     )
     for b, text in enumerate(texts):
-        ask(engine, tokenizer, text, choosing, max_new_tokens, grammar, b)
+        ask(engine, tokenizer, text, asking, max_new_tokens, grammar, b)
     engine.run()
     recorded = read_trace(write_trace(recorder, out, tokenizer))
     outline(recorded, console)

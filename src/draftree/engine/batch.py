@@ -147,9 +147,10 @@ def run_batch(
                 )
             )
         engine.run()
+        stats = RunStats([request.stats for request in requests], engine.runner.name)
     for request in requests:
         if request.error is not None:
             raise request.error
     new = [torch.tensor(request.tokens, dtype=torch.long, device="cpu") for request in requests]
     answers = pad_sequence(new, batch_first=True, padding_value=pad_token_id)
-    return torch.cat([input_ids, answers.to(input_ids.device)], 1), RunStats([r.stats for r in requests])
+    return torch.cat([input_ids, answers.to(input_ids.device)], 1), stats

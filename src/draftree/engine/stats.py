@@ -123,9 +123,15 @@ class RequestStats:
 
 @dataclass(slots=True)
 class RunStats:
-    """Statistics of several requests that were answered together."""
+    """Statistics of several requests that were answered together.
+
+    Attributes:
+        requests: those of each.
+        runner: name of the runner that ran the passes; None where it is not known.
+    """
 
     requests: list[RequestStats]
+    runner: str | None = None
 
     @property
     def total(self) -> RequestStats:
@@ -147,6 +153,8 @@ class RunStats:
 
         total = self.total
         table = Table(title=f"{len(self.requests)} request(s)", show_header=False, title_justify="left")
+        if self.runner is not None:
+            table.add_row("runner", self.runner)
         table.add_row("tokens emitted", str(total.emitted))
         table.add_row("steps (target passes)", str(total.steps))
         table.add_row("acceptance length (1 + accepted / steps)", f"{total.acceptance_length:.2f}")

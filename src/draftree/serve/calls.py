@@ -221,13 +221,13 @@ class CallReader:
             )
 
     def check_model(self, name: str | None) -> None:
-        """Refuse a model that is not this server's.
+        """Refuse a model that is not this server's; None, or what it was loaded from, stands for the server's own.
 
         Raises:
-            ApiError: it is another; None stands for the server's own.
+            ApiError: it is another.
         """
         own = self.settings.model_name
-        if name not in (None, own):
+        if name not in (None, own, self.settings.root or own):
             raise ApiError(
                 f"There is no model {str(name)[:100]!r} here: ask for {own!r}.",
                 "model",

@@ -23,7 +23,8 @@ class ServerSettings:
 
     Attributes:
         model_name: what clients call the model.
-        root: the hub name or folder that it was loaded from, as clients are told it; empty for `model_name`.
+        root: the hub name or folder that it was loaded from, by which clients may ask for it too; empty for
+            `model_name`.
         api_keys: who presents one of these, of printable ASCII, may use the server; none lets everybody. Blanks around
             a key do not count.
         slots: requests decoded together.

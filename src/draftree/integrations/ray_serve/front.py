@@ -9,8 +9,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -180,7 +182,7 @@ class Front:
         async for number, _ in self._numbers():
             about = await self._replicas.about.remote(replica=number)
             texts[about["name"]] = about["metrics"]
-        body, headers = labelled(texts).encode(), [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
+        body, headers = labelled(texts), [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
         yield {"type": "http.response.start", "status": 200, "headers": headers}
         yield {"type": "http.response.body", "body": body, "more_body": False}
 
@@ -216,24 +218,15 @@ async def _again(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
             log.warning("replicas could not be told what others know: %s", type(error).__name__)
 
 
-def labelled(texts: dict[str, str]) -> str:
+def labelled(texts: dict[str, str]) -> bytes:
     """Prometheus texts of several replicas as one, with the label `replica`."""
-    heads: dict[str, list[str]] = {}
+    families: dict[str, Metric] = {}
     for name, text in texts.items():
         for family in text_string_to_metric_families(text):
-            lines = heads.setdefault(family.name, [f"# HELP {family.name} {family.documentation}"])
-            if len(lines) == 1:
-                lines.append(f"# TYPE {family.name} {family.type}")
-            for sample in family.samples:
-                labels = ",".join(
-                    f'{key}="{_escaped(value)}"' for key, value in (sample.labels | {"replica": name}).items()
-                )
-                lines.append(f"{sample.name}{{{labels}}} {sample.value}")
-    return "\n".join(line for lines in heads.values() for line in lines) + "\n"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+            held = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            held.samples += [sample._replace(labels=sample.labels | {"replica": name}) for sample in family.samples]
+    together: Any = SimpleNamespace(collect=families.values)
+    return generate_latest(together)
 
 
 async def _pass_on(messages: AsyncIterator[dict[str, Any]], send: Any) -> None:
