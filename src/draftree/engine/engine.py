@@ -155,6 +155,9 @@ class Engine:
         with nullcontext() if self.busy else self._turn:
             if not self.busy:  # no other thread has added one meanwhile
                 self.slots.check_model()
+                if self.config.rule is not None and self.config.drafter is not None:
+                    # A small model that writes may have changed as well; then its drafter opens it anew.
+                    self.config.drafter.bind(self.target, eos_token_ids=eos_token_ids(self.model))
             self._open[request] = None
             self.waiting.append(request)
         return request
@@ -286,8 +289,12 @@ class Engine:
     def _step(self) -> None:
         slots, loop = self.slots, self.loop
         try:
-            while self.waiting and len(self.running) < self.config.slots:
-                self._join(self.waiting.popleft())
+            while len(self.running) < self.config.slots:
+                try:
+                    request = self.waiting.popleft()
+                except IndexError:  # also where another thread has just cancelled the last one
+                    break
+                self._join(request)
             decoding = slots.decoding
             if slots.reading:
                 self._read(decoding)
@@ -344,10 +351,15 @@ class Engine:
         interrupted = None
         with self.runner.guard():
             for request in requests:
+                if self.slots.mixed:
+                    break
                 try:
-                    self._leave(request)
+                    self.slots.leave(request)
+                    self._forget(request)
                 except BaseException as error:
                     interrupted = error
+            if self.slots.mixed:
+                self._give_up(interrupted)
         if interrupted is not None:
             raise interrupted
 
@@ -355,9 +367,17 @@ class Engine:
         request.state = State.FINISHED
         self._open.pop(request, None)
 
-    def _leave(self, request: Request) -> None:
-        """Free a request's slot, and have the drafter forget it."""
-        self.slots.leave(request)
+    def _give_up(self, error: BaseException | None) -> None:
+        """End all requests that run, as nobody knows any more whose context lies where."""
+        requests = list(self.running)
+        self.slots.give_up()
+        for request in requests:
+            if request.finish_reason is None:
+                request.error, request.finish_reason = error, "error"
+            self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        """Have the drafter forget a request that has no slot any more."""
         self._over(request)
         if self.loop.sizer is not None:
             self.loop.sizer.end(request.context)

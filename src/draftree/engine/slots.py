@@ -11,6 +11,8 @@ comes after a pause.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from draftree.drafting.base import Place
@@ -19,6 +21,7 @@ from draftree.runner import Runner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.layout.positions import is_length_dependent
+from draftree.runner.weights.stock import has_hooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +41,10 @@ class Slots:
         cache: keys and values, by slot.
         encoder: cross attention of an encoder-decoder, by slot; None for other models.
         keeps: whether free slots keep what they hold. Where keys depend on more than the tokens before them
-            (encoder-decoders, rotary angles that depend on the text's length) they never do.
+            (encoder-decoders, rotary angles that depend on the text's length, hooks of the user's) they never do.
 
     Attributes:
+        mixed: whether an error or Ctrl-C left requests half way between two slots, so that all of them must end.
         just_compared: whether whoever made the engine has just compared the model, so that the next check need not.
     """
 
@@ -50,13 +54,15 @@ class Slots:
         self.encoder = encoder
         self.keeps = keeps and encoder is None
         if self.keeps:
-            self.keeps = not any(is_length_dependent(module) for module in runner.target.model.modules())
+            modules = runner.target.model.modules()
+            self.keeps = not any(is_length_dependent(module) or has_hooks(module) for module in modules)
         self.running: list[Request] = []  # request i lives in slot i
         self.reading = 0  # the last so many of them have prompt tokens that are not in the cache yet
         self._kept: dict[int, Kept] = {}  # by free slot
         self._clock = itertools.count()
         self._read_by = self._weights_in_place()  # by which weights prompts were read
         self.just_compared = False
+        self.mixed = False
 
     @property
     def decoding(self) -> int:
@@ -116,11 +122,12 @@ class Slots:
             if len(self.unread(self.running[slot])) > shares[slot - self.decoding]:
                 continue
             shares.insert(front - self.decoding, shares.pop(slot - self.decoding))
-            for other in range(slot, front, -1):
-                self.cache.exchange(other - 1, other)
-                if self.encoder is not None:
-                    self.encoder.exchange(other - 1, other)
-                self._change_places(other - 1, other)
+            with self._moving():
+                for other in range(slot, front, -1):
+                    self.cache.exchange(other - 1, other)
+                    if self.encoder is not None:
+                        self.encoder.exchange(other - 1, other)
+                    self._change_places(other - 1, other)
             front += 1
         return front - self.decoding, shares
 
@@ -130,6 +137,31 @@ class Slots:
 
     def leave(self, request: Request) -> None:
         """Free a request's slot. Others move up behind it, so that they stay in one piece and in order."""
+        with self._moving():
+            self._leave(request)
+
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
+        """A context in which requests change their slots; where it is left half way, theirs are `mixed`."""
+        try:
+            yield
+        except BaseException:
+            self.mixed = True
+            raise
+
+    def give_up(self) -> None:
+        """Free all slots, and keep nothing."""
+        for request in self.running:
+            request.context.place = None
+        self.running.clear()
+        self._kept.clear()
+        self.reading, self.mixed = 0, False
+        for slot in range(self.cache.slots):
+            self.cache.clear(slot)
+            if self.encoder is not None:
+                self.encoder.clear(slot)
+
+    def _leave(self, request: Request) -> None:
         slot, last = self.running.index(request), len(self.running) - 1
         if slot < self.decoding:
             end = self.decoding - 1
@@ -207,6 +239,7 @@ class Slots:
         if target is None or (target in self._kept and self._kept[target].left > kept.left):
             return
         self.cache.lengths[slot] = len(kept.tokens)
+        self._kept.pop(target, None)  # which the move overwrites
         self.cache.move(slot, target)
         self.cache.clear(target)
         self._kept[target] = kept

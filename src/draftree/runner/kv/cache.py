@@ -9,7 +9,7 @@ trees).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,15 +103,22 @@ class SlotCache(Cache):
     # Tensors born in inference mode could not be written outside it, and passes may run either way.
     @torch.inference_mode(False)
     def _grow(self, capacity: int) -> None:
-        for store in (self._keys, self._values):
-            for i, old in enumerate(store):
-                if old is not None:
-                    new = old.new_zeros(old.shape[0], old.shape[1], capacity, old.shape[3])
-                    # All of it: free slots may keep prefixes, and rows of an open pass lie behind the lengths.
-                    new[:, :, : old.shape[2]] = old
-                    store[i] = new
+        def wider(old: Tensor) -> Tensor:
+            new = old.new_zeros(old.shape[0], old.shape[1], capacity, old.shape[3])
+            # All of it: free slots may keep prefixes, and rows of an open pass lie behind the lengths.
+            new[:, :, : old.shape[2]] = old
+            return new
+
+        self._replace(wider)
         self.capacity = capacity
-        self.notes.clear()
+
+    def _replace(self, make: Callable[[Tensor], Tensor]) -> None:
+        """Put other stores in the places of all, or of none where there is no memory for them."""
+        self.notes.clear()  # recordings hold the old ones
+        stores = self._keys, self._values
+        made = [[None if old is None else make(old) for old in store] for store in stores]
+        for store, new in zip(stores, made, strict=True):
+            store[:] = new
 
     @torch.inference_mode(False)
     def _allocate(self, layer: int, heads: int, widths: tuple[int, int], like: Tensor) -> None:
@@ -272,16 +279,16 @@ class SlotCache(Cache):
         """Have `slots` slots: the first take over from the present ones of `order`, further ones are empty."""
         used = self.prefix_length + max(self.lengths)
         index = list(order)
-        for store in (self._keys, self._values):
-            for i, old in enumerate(store):
-                if old is not None:
-                    new = old.new_zeros(slots, *old.shape[1:])
-                    new[: len(index), :, :used] = old[index, :, :used]
-                    new[len(index) :, :, : self.prefix_length] = old[:1, :, : self.prefix_length]
-                    store[i] = new
+
+        def arranged(old: Tensor) -> Tensor:
+            new = old.new_zeros(slots, *old.shape[1:])
+            new[: len(index), :, :used] = old[index, :, :used]
+            new[len(index) :, :, : self.prefix_length] = old[:1, :, : self.prefix_length]
+            return new
+
+        self._replace(arranged)
         self.lengths = [self.lengths[slot] for slot in index] + [0] * (slots - len(index))
         self.slots = slots
-        self.notes.clear()
 
     def move(self, source: int, target: int) -> None:
         """Copy slot `source` over slot `target` (used to keep the live slots contiguous)."""
@@ -295,12 +302,11 @@ class SlotCache(Cache):
     def exchange(self, one: int, other: int) -> None:
         """Let two slots change their contents."""
         end = self.prefix_length + max(self.lengths[one], self.lengths[other])
-        for store in (self._keys, self._values):
-            for held in store:
-                if held is not None:
-                    saved = held[one, :, :end].clone()
-                    held[one, :, :end] = held[other, :, :end]
-                    held[other, :, :end] = saved
+        stores = [held for held in (*self._keys, *self._values) if held is not None]
+        saved = [held[one, :, :end].clone() for held in stores]  # all of them first: there may be no memory for one
+        for held, kept in zip(stores, saved, strict=True):
+            held[one, :, :end] = held[other, :, :end]
+            held[other, :, :end] = kept
         self.lengths[one], self.lengths[other] = self.lengths[other], self.lengths[one]
 
     def clear(self, slot: int) -> None:

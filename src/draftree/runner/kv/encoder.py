@@ -102,9 +102,12 @@ class EncoderState:
                 empty = [(keys.to(self.target.dtype), values.to(self.target.dtype)) for keys, values in empty]
             self._keys = [keys.expand(slots, -1, -1, -1) for keys, _ in empty]
             self._values = [values.expand(slots, -1, -1, -1) for _, values in empty]
-        for store in (self._keys, self._values):
-            store[:] = [functional.pad(held, (0, 0, 0, more)) for held in store]
-        self._mask = functional.pad(self._mask, (0, more))
+        # Made before any is put in its place: where there is no memory for one, requests at work go on with the old.
+        keys, values = (
+            [functional.pad(held, (0, 0, 0, more)) for held in store] for store in (self._keys, self._values)
+        )
+        mask = functional.pad(self._mask, (0, more))
+        self._keys, self._values, self._mask = keys, values, mask
 
     def arguments(self, cache: SlotCache, first: int, batch: int) -> dict[str, Any]:
         """Keyword arguments of the model's `forward` for the requests in slots [first, first + batch).

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from draftree.native import load_library
 from draftree.native.addresses import array_address
+from draftree.runner.layout.positions import is_length_dependent
 
 Place = tuple[int, int]  # a tensor's address and bytes
 BLOCK_WORDS = 16384  # as in native/checksum.h
@@ -76,9 +77,17 @@ def _fetched(sums: Sequence[bytes | Tensor]) -> Iterator[bytes]:
         yield next(near[found.device]).numpy().tobytes() if isinstance(found, Tensor) else found
 
 
+def _lasting_buffers(module: nn.Module) -> list[Tensor | None]:
+    """A module's buffers, but for frequencies that `forward` makes of others by a text's length."""
+    changing = is_length_dependent(module)
+    originals = {name for name in module._buffers if "original_inv_freq" in name}
+    made = {name.replace("original_inv_freq", "inv_freq") for name in originals} if changing else set()
+    return [tensor for name, tensor in module._buffers.items() if name not in made]
+
+
 def _tensors(model: nn.Module) -> dict[Place, Tensor]:
     """Every parameter and buffer, those that share their memory once."""
-    held = (t for m in model.modules() for t in (*m._parameters.values(), *m._buffers.values()))
+    held = (t for m in model.modules() for t in (*m._parameters.values(), *_lasting_buffers(m)))
     inner = (tensor for whole in held if whole is not None for tensor in _inner(whole))
     return {place_of(tensor): tensor for tensor in inner if tensor.numel()}
 

@@ -119,7 +119,8 @@ class Packed:
         held = [m.panels if isinstance(m, PackedLinear | Stretch) else None for m in linears]
         whole = all(p is not None and readable(p) for p in held)
         panels = joined([p for p in held if p is not None]) if whole else None
-        self.in_place = {place_of(p) for p in held if p is not None} if panels is not None else set()
+        lying = [m.linear.panels if isinstance(m, Stretch) else m.panels for m in linears] if panels is not None else []
+        self.in_place = {place_of(p) for p in lying}
         self._scales = None
         dtype = linears[0].weight.dtype if panels is None else panels.dtype
         if panels is None:

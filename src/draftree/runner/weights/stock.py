@@ -3,41 +3,54 @@
 Runners that compute a stock model's layers themselves may drive nothing else. A model can be changed in more ways than
 can be listed, so it is compared whole with what its class builds from its configuration, on the meta device, where that
 takes milliseconds: modules, their settings, the shapes of their weights. What the comparison cannot see is looked for:
-methods that were replaced on an object or on a class, functions that those call, hooks.
+methods that were replaced on an object or on a class, functions that those call, activations, masks, hooks.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import inspect
 import os
 import pickle
 import weakref
 from collections.abc import Iterator
-from functools import lru_cache, partialmethod
+from functools import lru_cache, partial, partialmethod
+from itertools import takewhile
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any, NamedTuple
 
 import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as hooks_of_all
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, masking_utils
+from transformers.activations import ACT2FN
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from draftree.runner.weights.packed import PackedLinear, eight_bits, readable
 
-ORIGINS = tuple(f"{Path(str(package.__file__)).parent}{os.sep}" for package in (torch, transformers))
+ORIGINS = (*(f"{Path(str(package.__file__)).parent}{os.sep}" for package in (torch, transformers)), contextlib.__file__)
 OUTPUT_HOOKS = ("transformers.utils.output_capturing",)  # they stay on a model that has returned hidden states
 # Settings of modules that change in use, or change nothing about what a pass in evaluation mode computes.
-LOOSE = ("training", "name_or_path", "generation_config", "gradient_checkpointing", "max_seq_len_cached")
+LOOSE = (
+    "training", "name_or_path", "generation_config", "gradient_checkpointing", "max_seq_len_cached",
+    "_compiled_call_impl", "_compiled_call",  # `forward` compiled by torch, which computes the same
+)  # fmt: skip
+# Frequencies that longrope's `forward` makes of the configuration and leaves on its module, of all layers or of a kind.
+MADE_IN_USE = "long_inv_freq"
 # Of torch.nn.functional, what layers call that are computed without it.
 FUNCTIONS = (
-    "embedding", "gelu", "layer_norm", "linear", "relu", "rms_norm", "scaled_dot_product_attention", "silu", "softmax",
+    "dropout", "embedding", "gelu", "layer_norm", "linear", "relu", "rms_norm", "scaled_dot_product_attention", "silu",
+    "softmax",
 )  # fmt: skip
+ACTIVATIONS = {name: ACT2FN.get(name) for name in ACT2FN}  # classes by name, as they were before anybody replaced one
 METHODS = (FunctionType, partialmethod)
 SETTINGS = (bool, int, float, str, tuple, list, dict, type(None))
+FUNCTIONS_HELD = (FunctionType, BuiltinFunctionType, MethodType, partial)
 
 
 def alteration(model: Any) -> str | None:
@@ -46,37 +59,56 @@ def alteration(model: Any) -> str | None:
     The numbers in its weights and buffers may be any.
     """
     kind: Any = type(model)
-    try:
+    # A configuration may not be picklable, and what is kept may have been built while something was replaced: then
+    # one is built anew. Building fails for classes of the user's own that take other arguments.
+    with contextlib.suppress(Exception):
         stock = _built(kind, pickle.dumps(model.config))
-    except Exception:  # a class of the user's own may take other arguments
+        if _departure(model, stock) is None:
+            return None
+    try:
+        stock = _build(kind, copy.deepcopy(model.config))
+    except Exception:
         return f"{kind.__name__} is not built from its configuration alone"
+    return _departure(model, stock)
+
+
+def _departure(model: Any, stock: Any) -> str | None:
+    """See `alteration`; `stock` is what the model's class builds from its configuration."""
     own, theirs = dict(model.named_modules()), dict(stock.named_modules())
     if own.keys() != theirs.keys():
         name = sorted(own.keys() ^ theirs.keys())[0]
         return f"the module {name!r} is {'one too many' if name in own else 'missing'} by its configuration"
-    dtype = model.dtype
+    dtype, configs = model.dtype, _configs(model)
     for name, module in own.items():
-        difference = _difference(module, theirs[name], dtype)
+        difference = _difference(module, theirs[name], dtype) or _other_config(module, theirs[name], configs)
         if difference is not None:
             return f"the {difference} of {f'its module {name!r}' if name else 'the model'} is not that of a stock model"
     if hooks_of_all._global_forward_hooks or hooks_of_all._global_forward_pre_hooks:
         return "torch calls a hook for every module"
-    for namespace, name in _places(model, {type(module) for module in own.values()}):
-        if not _stock_function(namespace.get(name)):
-            return f"{name!r}, which it calls, is not as torch or transformers define it"
+    for place in _places(model, {type(module) for module in own.values()}):
+        if not _stock_function(place):
+            return f"{place.name!r}, which it calls, is not as torch or transformers define it"
+    for name, known in ACTIVATIONS.items():
+        if ACT2FN.get(name) != known:
+            return f"the activation {name!r}, of which it may be built, is not transformers'"
     return None
 
 
 @lru_cache(maxsize=8)
-def _built(kind: type, config: bytes) -> Any:
-    """A model of a class on the meta device, to look at; an engine and its drafters ask several times for the same."""
+def _built(kind: Any, config: bytes) -> Any:
+    """A model of a class, to look at; an engine and its drafters ask several times for the same."""
+    return _build(kind, pickle.loads(config))
+
+
+def _build(kind: Any, config: Any) -> Any:
+    """A model on the meta device."""
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        return kind(pickle.loads(config))
+        return kind(config)
 
 
 def _difference(module: nn.Module, stock: nn.Module, dtype: torch.dtype) -> str | None:
     """The first thing about a module that is not as in the stock one, by name."""
-    if _foreign_hooks(module):
+    if has_hooks(module):
         return "hooks"
     if type(module) is PackedLinear:
         same = type(stock) is nn.Linear and (module.in_features, module.out_features) == stock.weight.shape[::-1]
@@ -88,9 +120,12 @@ def _difference(module: nn.Module, stock: nn.Module, dtype: torch.dtype) -> str 
     if type(module) is not type(stock):
         return "class"
     for name, value in stock.__dict__.items():
-        settings = not name.startswith("_") and name not in LOOSE and isinstance(value, SETTINGS)
-        if settings and module.__dict__.get(name) != value:
+        if name.startswith("_") or name in LOOSE:
+            continue
+        if isinstance(value, SETTINGS) and module.__dict__.get(name) != value:
             return f"setting {name!r}"
+        if isinstance(value, FUNCTIONS_HELD) and _bare(module.__dict__.get(name)) != _bare(value):
+            return f"function {name!r}"
     if (replaced := _replaced_method(module, stock)) is not None:
         return replaced
     for kind, own, theirs in (
@@ -108,9 +143,38 @@ def _difference(module: nn.Module, stock: nn.Module, dtype: torch.dtype) -> str 
     return None
 
 
+def _bare(function: Any) -> Any:
+    """What tells a function that a module holds from others; what it is bound to aside, which are two models."""
+    if isinstance(function, partial):
+        return function.func, function.args, function.keywords
+    return function.__func__ if isinstance(function, MethodType) else function
+
+
+def _configs(model: Any) -> dict[int, Any]:
+    """A model's configuration and those in it, by identity."""
+    found: dict[int, Any] = {}
+    waiting = [model.config]
+    for config in waiting:  # which grows
+        found[id(config)] = config
+        inner = (value for value in vars(config).values() if isinstance(value, PretrainedConfig))
+        waiting += (value for value in inner if id(value) not in found)
+    return found
+
+
+def _other_config(module: nn.Module, stock: nn.Module, configs: dict[int, Any]) -> str | None:
+    """Whether a module reads a configuration that is not the model's. Encoder-decoders have copies for their halves."""
+    own, theirs = module.__dict__.get("config"), getattr(stock, "config", None)
+    if not isinstance(own, PretrainedConfig) or id(own) in configs:
+        return None
+    same = own._attn_implementation == getattr(theirs, "_attn_implementation", None)
+    if not any(config.is_encoder_decoder for config in configs.values()):
+        same = same and own == theirs
+    return None if same else "configuration"
+
+
 def _replaced_method(module: nn.Module, stock: nn.Module) -> str | None:
     for name, value in module.__dict__.items():
-        shown = name == "extra_repr"  # which torchao sets, and nothing computes with
+        shown = name == "extra_repr" or name in LOOSE  # the former torchao sets, and nothing computes with
         if callable(value) and not shown and name not in stock.__dict__ and hasattr(type(module), name):
             return f"method {name!r}"
     return None
@@ -126,7 +190,8 @@ def _alike(tensor: Tensor | None, stock: Tensor | None, dtype: torch.dtype | Non
     return plain and (dtype is None or (tensor.dtype == dtype and not tensor.is_inference()))
 
 
-def _foreign_hooks(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
+    """Whether anybody but transformers looks at, or changes, what a module gets and returns."""
     return "_hf_hook" in module.__dict__ or bool(_hooks(module))
 
 
@@ -136,56 +201,96 @@ def _hooks(module: nn.Module) -> list[int]:
     return [number for number, hook in hooks if getattr(hook, "__module__", None) not in OUTPUT_HOOKS]
 
 
-Place = tuple[Any, str]  # a namespace, and the name of a function in it
-_seen: dict[type, list[Place]] = {}
+class Place(NamedTuple):
+    """Where a function is looked up.
+
+    Attributes:
+        namespace: of a class or a module, or a register.
+        name: of the function in it.
+        home: the module and class that define it, "module.Class"; empty where it is known by another name.
+    """
+
+    namespace: Any
+    name: str
+    home: str
+
+
+OF_TORCH = [Place(vars(F), name, F.__name__) for name in FUNCTIONS]
+OF_MASKS = [
+    Place(vars(masking_utils), name, masking_utils.__name__)
+    for name, value in vars(masking_utils).items()
+    if isinstance(value, FunctionType) and value.__module__ == masking_utils.__name__
+]
+# By class: how many names it and each class below `nn.Module` have, as it may get another one, and its places.
+_seen: dict[type, tuple[list[int], list[Place]]] = {}
 
 
 def _places(model: Any, kinds: set[type]) -> Iterator[Place]:
-    """Where the functions that a model's passes call are looked up: those of its modules' classes, and of attention."""
-    yield from ((vars(F), name) for name in FUNCTIONS)
-    yield ALL_ATTENTION_FUNCTIONS, model.config._attn_implementation
+    """Where the functions that a model's passes call are looked up: of its modules' classes, attention and masks."""
+    yield from OF_TORCH
+    yield from OF_MASKS
+    for register in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
+        yield Place(register, model.config._attn_implementation, "")
     for kind in kinds - {PackedLinear}:
+        sizes = [len(vars(part)) for part in _own_classes(kind)]
         known = _seen.get(kind)
-        if known is None:
-            known = _places_of(kind)
-            if all(_stock_function(namespace.get(name)) for namespace, name in known):
+        if known is None or known[0] != sizes:
+            known = sizes, _places_of(kind)
+            if all(map(_stock_function, known[1])):
                 _seen[kind] = known
-        yield from known
+        yield from known[1]
+
+
+def _own_classes(kind: type) -> Iterator[type]:
+    """A class of modules and those it inherits from, below `nn.Module`."""
+    return takewhile(lambda part: part is not nn.Module, kind.__mro__)
 
 
 def _places_of(kind: type) -> list[Place]:
     """Methods of a class below `nn.Module`, and the functions of their own modules that these call."""
     found: list[Place] = []
-    for part in kind.__mro__:
-        if part is nn.Module:
-            break
-        found += [(vars(part), name) for name, value in vars(part).items() if isinstance(value, METHODS)]
-    for namespace, name in found:  # which grows
+    for part in _own_classes(kind):
+        home = f"{part.__module__}.{part.__qualname__}"
+        found += [Place(vars(part), name, home) for name, value in vars(part).items() if isinstance(value, METHODS)]
+    for namespace, name, _ in found:  # which grows
         function = inspect.unwrap(namespace[name])
         if not isinstance(function, FunctionType) or not function.__module__.startswith("transformers.models."):
             continue
         for called in function.__code__.co_names:
-            place = function.__globals__, called
-            if isinstance(place[0].get(called), FunctionType) and not any(
-                place[0] is known and called == as_ for known, as_ in found
+            place = Place(function.__globals__, called, function.__module__)
+            if isinstance(place.namespace.get(called), FunctionType) and not any(
+                place.namespace is known and called == as_ for known, as_, _ in found
             ):
                 found.append(place)
     return found
 
 
-def _stock_function(function: Any) -> bool:
-    """Whether torch or transformers define a function; None (an attention that is not known) passes.
+def _stock_function(place: Place) -> bool:
+    """Whether the function at a place is the one that torch or transformers define there; None passes.
 
-    A wrapper may say that it is of a function's class, and have the function's code.
+    A wrapper may say that it is of a function's class, and have the function's code; and a function of the user's may
+    stand between two of theirs.
     """
-    if function is None:
+    function = place.namespace.get(place.name)
+    if function is None:  # an attention that is not known
         return True
-    return all(
-        part.__code__.co_filename.startswith(ORIGINS)
-        if type(part) is FunctionType
-        else type(part) is BuiltinFunctionType
-        for part in (function, inspect.unwrap(function))
-    )
+    while True:
+        theirs = type(function) is FunctionType and function.__code__.co_filename.startswith(ORIGINS)
+        if not theirs and type(function) is not BuiltinFunctionType:
+            return False
+        if not hasattr(function, "__wrapped__"):
+            return not place.home or _at_home(function, place)
+        function = function.__wrapped__
+
+
+def _at_home(function: Any, place: Place) -> bool:
+    """Whether a function is the one of its name. Modules and classes share some, but with no other family."""
+    home = str(function.__module__)
+    common = not home.startswith("transformers.models.")
+    if isinstance(place.namespace, dict):
+        return function.__name__ == place.name and (common or home == place.home)
+    own = f"{home}.{function.__qualname__}" == f"{place.home}.{place.name}"
+    return own or (common and place.name != "forward")
 
 
 # What every module has, and is looked at by itself, and what a model gets that has returned hidden states.
@@ -234,11 +339,15 @@ def state_of(model: nn.Module) -> list[Any]:
     """
     state: list[Any] = [*hooks_of_all._global_forward_hooks, *hooks_of_all._global_forward_pre_hooks]
     _add_config(state, getattr(model, "config", None))
-    modules = list(model.modules())
-    state += [namespace.get(name) for namespace, name in _places(model, {type(module) for module in modules})]
+    modules, configs = list(model.modules()), _configs(model)
+    state += [place.namespace.get(place.name) for place in _places(model, {type(module) for module in modules})]
     for module in modules:
         kind, own = type(module), module.__dict__
         state += (weakref.ref(module), kind)
+        config = own.get("config")
+        if isinstance(config, PretrainedConfig) and id(config) not in configs:
+            configs[id(config)] = config
+            _add_config(state, config)
         for parameter in module._parameters.values():
             if parameter is None:
                 state.append(None)
@@ -252,6 +361,8 @@ def state_of(model: nn.Module) -> list[Any]:
             state += _hooks(module)
         for name in own.keys() - _TORCHS:
             value = own[name]
+            if name.endswith(MADE_IN_USE):
+                continue
             if not name.startswith("_") or type(value) in _NAMES or _lists_names(value) or callable(value):
                 state.append(value if type(value) in _PLAIN else _identity(value))
     return state
