@@ -25,7 +25,7 @@ from draftree.runner import open_runner, pack_weights, unpack_weights
 from draftree.runner.cpu import packing
 from draftree.runner.eager import product
 from draftree.runner.weights import packed as packed_weights
-from draftree.runner.weights.checksum import place_of
+from draftree.runner.weights.checksum import span_of
 from draftree.runner.weights.packed import Packed, PackedLinear, from_panels, packed, to_panels
 from draftree.runner.weights.pages import drop_file_pages
 
@@ -287,7 +287,7 @@ def test_a_runner_in_place_copies_no_weight(name, kind):
     model = copy.deepcopy(build(name))
     runner = open_runner(model, "in_place")
     assert (runner.name, runner.copied.nbytes) == (kind, 0)
-    linears = {place_of(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
+    linears = {span_of(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
     assert linears <= runner.copied.in_place if kind == "in_place" else runner.copied.checksums is None
     ids = torch.tensor(prompts((9,)))
     wanted = hf(model, ids)

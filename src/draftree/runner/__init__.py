@@ -25,7 +25,7 @@ from draftree.runner.hooked.families import TESTED_FAMILIES
 from draftree.runner.hooked.runner import HookedRunner
 from draftree.runner.own_thread import lock_of
 from draftree.runner.target import Target, inspect_model, offloaded, unwrapped
-from draftree.runner.weights.checksum import Place, weights_checksums
+from draftree.runner.weights.checksum import Span, weights_checksums
 from draftree.runner.weights.packed import MUCH, packed
 from draftree.runner.weights.stock import state_of
 
@@ -150,7 +150,7 @@ def choose(target: Target, choice: str = "auto") -> type[Runner]:
 
 
 def _open(target: Target, way: type[Runner]) -> Runner:
-    copied: dict[Place, bytes] | None = None
+    copied: dict[Span, bytes] | None = None
     if way.copies and way.qualifies(target):  # else the runner itself says why it is none for this model
         copied = weights_checksums(target.model)  # before they are copied, so that changes in between show
     runner = way(target)

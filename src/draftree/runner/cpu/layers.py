@@ -28,7 +28,7 @@ from draftree.runner.kv.cache import SlotCache
 from draftree.runner.layout.rotary import Rotation
 from draftree.runner.layout.skip import Omitted
 from draftree.runner.plan import Segment
-from draftree.runner.weights.checksum import Place
+from draftree.runner.weights.checksum import Span
 from draftree.runner.weights.packed import LANES, Packed
 
 ROUNDS, NORMS_ROUND_TWICE = 1, 2  # where numbers are rounded to bfloat16 (`layers.c`)
@@ -56,7 +56,7 @@ class CompiledLayer:
         self.parts = parts
         self._enter = library.layer_enter
         self._packed = [Packed(linears) for linears in parts.products()]
-        self.in_place: set[Place] = set().union(*(packed.in_place for packed in self._packed))
+        self.in_place: set[Span] = set().union(*(packed.in_place for packed in self._packed))
         kv, groups, dim = parts.heads
         norms = [*parts.norms, *(parts.head_norms or (None, None)), *parts.behind]
         self._weights = [None if norm is None else norm.weight.float() for norm in norms]

@@ -27,7 +27,7 @@ from draftree.runner.layout.surgery import logit_slice, operate
 from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.target import Target
-from draftree.runner.weights.checksum import place_of
+from draftree.runner.weights.checksum import span_of
 from draftree.runner.weights.packed import PackedLinear, has_eight_bits, linear_bytes, packed
 
 
@@ -101,7 +101,7 @@ class EagerRunner(Runner):
             # Angles, and norms that are stored less one, are made of the model's numbers; these are read as they lie.
             live = (m for m in self.target.model.modules() if isinstance(m, nn.Linear | nn.Embedding | PackedLinear))
             held = (tensor for m in live for tensor in (*m._parameters.values(), *m._buffers.values()))
-            self.copied.in_place = {place_of(tensor) for tensor in held if tensor is not None}
+            self.copied.in_place = {span_of(tensor) for tensor in held if tensor is not None}
         self._layers = [TensorLayer(part, product) for part in parts]
         self._head = TensorHead(self._norm, head, product, cap)
 

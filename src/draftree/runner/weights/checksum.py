@@ -21,22 +21,22 @@ from draftree.native import load_library
 from draftree.native.addresses import array_address
 from draftree.runner.layout.positions import is_length_dependent
 
-Place = tuple[int, int]  # a tensor's address and bytes
+Span = tuple[int, int]  # a tensor's address and bytes
 BLOCK_WORDS = 16384  # as in native/checksum.h
 CHUNK, PIECE = 2**20, 2**23  # words of a sum, and most of all sums made at once, on other devices than the CPU
 
 
-def weights_checksums(model: nn.Module, of: Callable[[Place], bool] | None = None) -> dict[Place, bytes]:
+def weights_checksums(model: nn.Module, of: Callable[[Span], bool] | None = None) -> dict[Span, bytes]:
     """A checksum of each of a model's parameters and buffers, or of those at the places that `of` takes.
 
     Raises:
         ValueError: weights that are not in memory.
     """
-    sums = {place: _sums_of(held) for place, held in _tensors(model).items() if of is None or of(place)}
-    return {place: _digest([found]) for place, found in zip(sums, _fetched(list(sums.values())), strict=True)}
+    sums = {span: _sums_of(held) for span, held in _tensors(model).items() if of is None or of(span)}
+    return {span: _digest([found]) for span, found in zip(sums, _fetched(list(sums.values())), strict=True)}
 
 
-def place_of(tensor: Tensor) -> Place:
+def span_of(tensor: Tensor) -> Span:
     """Where a contiguous tensor lies."""
     return tensor.data_ptr(), tensor.nbytes
 
@@ -85,11 +85,11 @@ def _lasting_buffers(module: nn.Module) -> list[Tensor | None]:
     return [tensor for name, tensor in module._buffers.items() if name not in made]
 
 
-def _tensors(model: nn.Module) -> dict[Place, Tensor]:
+def _tensors(model: nn.Module) -> dict[Span, Tensor]:
     """Every parameter and buffer, those that share their memory once."""
     held = (t for m in model.modules() for t in (*m._parameters.values(), *_lasting_buffers(m)))
     inner = (tensor for whole in held if whole is not None for tensor in _inner(whole))
-    return {place_of(tensor): tensor for tensor in inner if tensor.numel()}
+    return {span_of(tensor): tensor for tensor in inner if tensor.numel()}
 
 
 def _inner(tensor: Tensor) -> Iterator[Tensor]:

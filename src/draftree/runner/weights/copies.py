@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from draftree.runner.own_thread import lock_of
-from draftree.runner.weights.checksum import Place, weights_checksums
+from draftree.runner.weights.checksum import Span, weights_checksums
 from draftree.runner.weights.stock import state_of
 
 
@@ -23,13 +23,13 @@ class Copies:
 
     def __init__(self) -> None:
         self.nbytes = 0
-        self.in_place: set[Place] = set()
+        self.in_place: set[Span] = set()
         self.state: list[Any] | None = None
         self.checksums: list[bytes] | None = None
 
-    def keep_checksums(self, checksums: dict[Place, bytes]) -> None:
+    def keep_checksums(self, checksums: dict[Span, bytes]) -> None:
         """What all weights were before they were copied, by their places; `in_place` must be known."""
-        self.checksums = [checksum for place, checksum in checksums.items() if place not in self.in_place]
+        self.checksums = [checksum for span, checksum in checksums.items() if span not in self.in_place]
 
     def outdated(self, model: nn.Module) -> bool:
         """Whether `model` has changed since; it reads all weights that were copied."""
@@ -38,7 +38,7 @@ class Copies:
                 return True
         if self.checksums is None:
             return False
-        return self.checksums != [*weights_checksums(model, lambda place: place not in self.in_place).values()]
+        return self.checksums != [*weights_checksums(model, lambda span: span not in self.in_place).values()]
 
     def in_place_checksums(self, model: nn.Module) -> list[bytes]:
         """Of the weights that are read where the model has them: a change shows in passes, but not in keys and values.

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from draftree.native import load_library
 from draftree.native.addresses import address, optional_address
 from draftree.native.structures import Matrix
-from draftree.runner.weights.checksum import place_of
+from draftree.runner.weights.checksum import span_of
 
 LANES = 16  # outputs of a panel
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # of weights, by their type (`products.h`)
@@ -120,7 +120,7 @@ class Packed:
         whole = all(p is not None and readable(p) for p in held)
         panels = joined([p for p in held if p is not None]) if whole else None
         lying = [m.linear.panels if isinstance(m, Stretch) else m.panels for m in linears] if panels is not None else []
-        self.in_place = {place_of(p) for p in lying}
+        self.in_place = {span_of(p) for p in lying}
         self._scales = None
         dtype = linears[0].weight.dtype if panels is None else panels.dtype
         if panels is None:

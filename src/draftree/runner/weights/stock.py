@@ -85,9 +85,9 @@ def _departure(model: Any, stock: Any) -> str | None:
             return f"the {difference} of {f'its module {name!r}' if name else 'the model'} is not that of a stock model"
     if hooks_of_all._global_forward_hooks or hooks_of_all._global_forward_pre_hooks:
         return "torch calls a hook for every module"
-    for place in _places(model, {type(module) for module in own.values()}):
-        if not _stock_function(place):
-            return f"{place.name!r}, which it calls, is not as torch or transformers define it"
+    for lookup in _lookups(model, {type(module) for module in own.values()}):
+        if not _stock_function(lookup):
+            return f"{lookup.name!r}, which it calls, is not as torch or transformers define it"
     for name, known in ACTIVATIONS.items():
         if ACT2FN.get(name) != known:
             return f"the activation {name!r}, of which it may be built, is not transformers'"
@@ -201,7 +201,7 @@ def _hooks(module: nn.Module) -> list[int]:
     return [number for number, hook in hooks if getattr(hook, "__module__", None) not in OUTPUT_HOOKS]
 
 
-class Place(NamedTuple):
+class Lookup(NamedTuple):
     """Where a function is looked up.
 
     Attributes:
@@ -215,27 +215,27 @@ class Place(NamedTuple):
     home: str
 
 
-OF_TORCH = [Place(vars(F), name, F.__name__) for name in FUNCTIONS]
+OF_TORCH = [Lookup(vars(F), name, F.__name__) for name in FUNCTIONS]
 OF_MASKS = [
-    Place(vars(masking_utils), name, masking_utils.__name__)
+    Lookup(vars(masking_utils), name, masking_utils.__name__)
     for name, value in vars(masking_utils).items()
     if isinstance(value, FunctionType) and value.__module__ == masking_utils.__name__
 ]
 # By class: how many names it and each class below `nn.Module` have, as it may get another one, and its places.
-_seen: dict[type, tuple[list[int], list[Place]]] = {}
+_seen: dict[type, tuple[list[int], list[Lookup]]] = {}
 
 
-def _places(model: Any, kinds: set[type]) -> Iterator[Place]:
+def _lookups(model: Any, kinds: set[type]) -> Iterator[Lookup]:
     """Where the functions that a model's passes call are looked up: of its modules' classes, attention and masks."""
     yield from OF_TORCH
     yield from OF_MASKS
     for register in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
-        yield Place(register, model.config._attn_implementation, "")
+        yield Lookup(register, model.config._attn_implementation, "")
     for kind in kinds - {PackedLinear}:
         sizes = [len(vars(part)) for part in _own_classes(kind)]
         known = _seen.get(kind)
         if known is None or known[0] != sizes:
-            known = sizes, _places_of(kind)
+            known = sizes, _lookups_of(kind)
             if all(map(_stock_function, known[1])):
                 _seen[kind] = known
         yield from known[1]
@@ -246,32 +246,32 @@ def _own_classes(kind: type) -> Iterator[type]:
     return takewhile(lambda part: part is not nn.Module, kind.__mro__)
 
 
-def _places_of(kind: type) -> list[Place]:
+def _lookups_of(kind: type) -> list[Lookup]:
     """Methods of a class below `nn.Module`, and the functions of their own modules that these call."""
-    found: list[Place] = []
+    found: list[Lookup] = []
     for part in _own_classes(kind):
         home = f"{part.__module__}.{part.__qualname__}"
-        found += [Place(vars(part), name, home) for name, value in vars(part).items() if isinstance(value, METHODS)]
+        found += [Lookup(vars(part), name, home) for name, value in vars(part).items() if isinstance(value, METHODS)]
     for namespace, name, _ in found:  # which grows
         function = inspect.unwrap(namespace[name])
         if not isinstance(function, FunctionType) or not function.__module__.startswith("transformers.models."):
             continue
         for called in function.__code__.co_names:
-            place = Place(function.__globals__, called, function.__module__)
-            if isinstance(place.namespace.get(called), FunctionType) and not any(
-                place.namespace is known and called == as_ for known, as_, _ in found
+            lookup = Lookup(function.__globals__, called, function.__module__)
+            if isinstance(lookup.namespace.get(called), FunctionType) and not any(
+                lookup.namespace is known and called == as_ for known, as_, _ in found
             ):
-                found.append(place)
+                found.append(lookup)
     return found
 
 
-def _stock_function(place: Place) -> bool:
-    """Whether the function at a place is the one that torch or transformers define there; None passes.
+def _stock_function(lookup: Lookup) -> bool:
+    """Whether the function that a lookup finds is the one that torch or transformers define there; None passes.
 
     A wrapper may say that it is of a function's class, and have the function's code; and a function of the user's may
     stand between two of theirs.
     """
-    function = place.namespace.get(place.name)
+    function = lookup.namespace.get(lookup.name)
     if function is None:  # an attention that is not known
         return True
     while True:
@@ -279,18 +279,18 @@ def _stock_function(place: Place) -> bool:
         if not theirs and type(function) is not BuiltinFunctionType:
             return False
         if not hasattr(function, "__wrapped__"):
-            return not place.home or _at_home(function, place)
+            return not lookup.home or _at_home(function, lookup)
         function = function.__wrapped__
 
 
-def _at_home(function: Any, place: Place) -> bool:
+def _at_home(function: Any, lookup: Lookup) -> bool:
     """Whether a function is the one of its name. Modules and classes share some, but with no other family."""
     home = str(function.__module__)
     common = not home.startswith("transformers.models.")
-    if isinstance(place.namespace, dict):
-        return function.__name__ == place.name and (common or home == place.home)
-    own = f"{home}.{function.__qualname__}" == f"{place.home}.{place.name}"
-    return own or (common and place.name != "forward")
+    if isinstance(lookup.namespace, dict):
+        return function.__name__ == lookup.name and (common or home == lookup.home)
+    own = f"{home}.{function.__qualname__}" == f"{lookup.home}.{lookup.name}"
+    return own or (common and lookup.name != "forward")
 
 
 # What every module has, and is looked at by itself, and what a model gets that has returned hidden states.
@@ -340,7 +340,7 @@ def state_of(model: nn.Module) -> list[Any]:
     state: list[Any] = [*hooks_of_all._global_forward_hooks, *hooks_of_all._global_forward_pre_hooks]
     _add_config(state, getattr(model, "config", None))
     modules, configs = list(model.modules()), _configs(model)
-    state += [place.namespace.get(place.name) for place in _places(model, {type(module) for module in modules})]
+    state += [lookup.namespace.get(lookup.name) for lookup in _lookups(model, {type(module) for module in modules})]
     for module in modules:
         kind, own = type(module), module.__dict__
         state += (weakref.ref(module), kind)
