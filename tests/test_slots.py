@@ -13,6 +13,7 @@ import draftree
 from draftree.engine import Engine, Rules
 from draftree.engine import engine as engine_module
 from draftree.engine.request import Request
+from draftree.engine.slots import reading_groups
 
 LONG, SHORT = 60, 12
 
@@ -83,12 +84,11 @@ def test_rows_are_shared_by_arrival_and_what_is_left_goes_to_the_first() -> None
 
 
 def test_prompts_are_padded_together_only_where_that_is_cheap() -> None:
-    alike = engine_module._alike
-    assert alike([119, 300, 40, 45]) == [(0, 1), (1, 2), (2, 4)]
-    assert alike([3, 9, 1, 0]) == [(0, 4)]
-    assert alike([100, 110, 90, 130]) == [(0, 4)]
-    assert alike([300]) == [(0, 1)]
-    assert alike([]) == []
+    assert reading_groups([119, 300, 40, 45]) == [(0, 1), (1, 2), (2, 4)]
+    assert reading_groups([3, 9, 1, 0]) == [(0, 4)]
+    assert reading_groups([100, 110, 90, 130]) == [(0, 4)]
+    assert reading_groups([300]) == [(0, 1)]
+    assert reading_groups([]) == []
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "t5", "phi3-longrope"])

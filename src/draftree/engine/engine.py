@@ -20,7 +20,7 @@ from draftree.engine.loop import Loop
 from draftree.engine.options import rules_of
 from draftree.engine.recorder import about_engine
 from draftree.engine.request import Emitted, Request, Rules, State
-from draftree.engine.slots import Slots
+from draftree.engine.slots import Slots, reading_groups
 from draftree.engine.strict import check_strict, strict_runner
 from draftree.pruning.pruner import Pruner
 from draftree.runner import Runner, open_runner
@@ -31,7 +31,6 @@ from draftree.shaping.base import Sizer
 
 PREFILL_CHUNK = 512  # prompt rows per pass; keeps masks and activations of long prompts small
 LEAST_CHUNK = 32  # of one prompt; fewer rows would hardly be read sooner
-CHEAP_PADDING = 32  # rows of padding that cost no more than a pass of their own would
 
 
 class Engine:
@@ -316,12 +315,13 @@ class Engine:
         shares = slots.shares(PREFILL_CHUNK, LEAST_CHUNK) if shared else [PREFILL_CHUNK] * slots.reading
         count, shares = slots.order(shares)
         reading = self.running[decoding:]
-        for begin, end in _alike([share for share in shares[count:] if share], alone=strict):  # without one: the last
+        some = [share for share in shares[count:] if share]  # those without one are the last
+        for begin, end in reading_groups(some, alone=strict):
             chunked = slice(count + begin, count + end)
             loop.read(decoding + chunked.start, reading[chunked], shares[chunked])
         unread = [len(slots.unread(request)) for request in reading[:count]]
         slots.begin(count)
-        for begin, end in _alike(unread, alone=strict):
+        for begin, end in reading_groups(unread, alone=strict):
             loop.advance(decoding + begin, reading[begin:end])
 
     # ---------------------------------------------------------------- slots
@@ -395,21 +395,3 @@ class Engine:
 def _silent(request: Request, given: int) -> bool:
     """Whether a request that is not over has no tokens behind the first `given`."""
     return len(request.output) == given and request.state is not State.FINISHED
-
-
-def _alike(lengths: list[int], *, alone: bool = False) -> list[tuple[int, int]]:
-    """Neighbours to read in one pass: (begin, end) of each group; every one for itself if `alone`.
-
-    A pass pads all its rows to the longest. That is cheap where the rows are few, and else where lengths are alike.
-    """
-    if alone:
-        return [(i, i + 1) for i in range(len(lengths))]
-    groups: list[tuple[int, int]] = []
-    for end in range(1, len(lengths) + 1):
-        begin = groups[-1][0] if groups else 0
-        known = lengths[begin:end]
-        if groups and max(known) * len(known) - sum(known) <= max(CHEAP_PADDING, sum(known) // 4):
-            groups[-1] = (begin, end)
-        else:
-            groups.append((end - 1, end))
-    return groups

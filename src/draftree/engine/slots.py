@@ -23,6 +23,8 @@ from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.layout.positions import is_length_dependent
 from draftree.runner.weights.stock import has_hooks
 
+CHEAP_PADDING = 32  # rows of padding that cost no more than a pass of their own would
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -276,3 +278,21 @@ def _common(one: list[int], other: list[int]) -> int:
     if one[:most] == other[:most]:
         return most
     return next(i for i in range(most) if one[i] != other[i])
+
+
+def reading_groups(lengths: list[int], *, alone: bool = False) -> list[tuple[int, int]]:
+    """Neighbours to read in one pass: (begin, end) of each group; every one for itself if `alone`.
+
+    A pass pads all its rows to the longest. That is cheap where the rows are few, and else where lengths are alike.
+    """
+    if alone:
+        return [(i, i + 1) for i in range(len(lengths))]
+    groups: list[tuple[int, int]] = []
+    for end in range(1, len(lengths) + 1):
+        begin = groups[-1][0] if groups else 0
+        known = lengths[begin:end]
+        if groups and max(known) * len(known) - sum(known) <= max(CHEAP_PADDING, sum(known) // 4):
+            groups[-1] = (begin, end)
+        else:
+            groups.append((end - 1, end))
+    return groups
