@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.activations import ACT2FN
+from transformers.integrations import sdpa_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.glm import modeling_glm
 from transformers.models.llama import modeling_llama
@@ -76,6 +77,16 @@ def attention_of_one_layer(model: Any, patch: Patch) -> None:
     attention.config._attn_implementation = "turned"
 
 
+def activation_of_a_class(_: Any, patch: Patch) -> None:
+    own = modeling_llama.LlamaMLP.__init__
+
+    def relu(self: Any, config: Any) -> None:
+        own(self, config)
+        self.act_fn = nn.ReLU()
+
+    patch.setattr(modeling_llama.LlamaMLP, "__init__", relu)
+
+
 ALTERATIONS: dict[str, Callable[[Any, Patch], None]] = {
     "wrapped twice": wrapped_twice,
     "another function of torch": lambda _, patch: patch.setattr(F, "silu", F.relu),
@@ -101,6 +112,13 @@ def test_what_looks_stock_is_obeyed(name: str, when: str, monkeypatch: Patch) ->
     assert stock.alteration(fresh()) is None
 
 
+@pytest.mark.parametrize("name", ["repeat_kv", "pack_gqa", "use_gqa_in_sdpa"])
+def test_functions_inside_attention_are_looked_at(name: str, monkeypatch: Patch) -> None:
+    own = getattr(sdpa_attention, name)
+    monkeypatch.setattr(sdpa_attention, name, lambda *given: own(*given))
+    assert name in str(stock.alteration(fresh()))
+
+
 def test_activations_that_the_configuration_does_not_name(monkeypatch: Patch) -> None:
     model = fresh("gemma")
     for layer in model.model.layers:
@@ -110,6 +128,19 @@ def test_activations_that_the_configuration_does_not_name(monkeypatch: Patch) ->
     monkeypatch.setitem(ACT2FN, "silu", nn.ReLU)
     model = fresh(vocab_size=139)
     assert "activation 'silu'" in str(stock.alteration(model))
+
+
+def test_a_model_made_under_a_patch_stays_as_it_was_made(monkeypatch: Patch) -> None:
+    with monkeypatch.context() as patch:
+        activation_of_a_class(None, patch)
+        model = fresh(vocab_size=151)
+        assert ours(model) == theirs(model)
+    assert ours(model) == theirs(model) != ours(fresh(vocab_size=151))
+    with monkeypatch.context() as patch:
+        patch.setattr(stock, "ACTIVATIONS", {})  # as where it was replaced before draftree was imported
+        patch.setitem(ACT2FN, "silu", nn.ReLU)
+        model = fresh(vocab_size=157)
+        assert ours(model) == theirs(model)
 
 
 def test_masks_and_windows_that_a_tree_cannot_follow_are_refused(monkeypatch: Patch) -> None:
@@ -143,9 +174,22 @@ def answer(engine: Engine, prompt: list[int]) -> list[int]:
     return request.tokens
 
 
-@pytest.mark.parametrize("name", ["phi3-longrope", "llama-dynamic"])
-def test_a_stock_pass_of_any_length_changes_no_model(name: str) -> None:
-    model = fresh(name)
+DYNAMIC = {
+    "full_attention": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("phi3-longrope", {}),
+        ("llama-dynamic", {}),
+        ("gemma3", {"max_position_embeddings": 64, "rope_parameters": DYNAMIC}),
+    ],
+)
+def test_a_stock_pass_of_any_length_changes_no_model(name: str, settings: dict[str, Any]) -> None:
+    model = fresh(name, **settings)
     with Engine(model) as engine:
         first = answer(engine, IDS)
         for length in (10, 100, 10):  # across the length at which frequencies change

@@ -13,7 +13,10 @@ import torch
 import zoo
 from torch.nn import functional
 
+import draftree
+from draftree.drafting.base import Context
 from draftree.engine import Engine, Request, Rules
+from draftree.engine.request import State
 from draftree.runner import CudaGraphRunner, inspect_model
 
 KINDS = [torch.OutOfMemoryError, KeyboardInterrupt]
@@ -90,6 +93,28 @@ def test_slots_that_are_left_half_way_end_all_requests_and_keep_nothing(
         assert [request.tokens for request in after] == alone
 
 
+def test_a_second_interrupt_leaves_nobody_running(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+
+    class Interrupted(draftree.Lookahead):
+        def end(self, request: Context) -> None:
+            told.append(request.id)
+            if len(told) == 1:
+                raise KeyboardInterrupt
+            super().end(request)
+
+    with Engine(demo.model, slots=3, drafter=Interrupted(), keep_prefixes=True) as engine:
+        requests = [engine.add(ids(seed, 40), Rules(new)) for seed, new in enumerate((3, 30, 30))]
+        engine.step()
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.cache, "exchange", failing(engine.cache.exchange, 1, KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                engine.run()
+        assert {request.state for request in requests} == {State.FINISHED}
+        assert set(told) == {request.id for request in requests}
+        assert len(answer(engine, ids(5, 40)).tokens) == 16
+
+
 def test_slots_change_whole_or_not_at_all_where_memory_runs_out(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine(demo.model, slots=2) as engine:
         engine.add(ids(1, 40), Rules(30))
@@ -98,7 +123,7 @@ def test_slots_change_whole_or_not_at_all_where_memory_runs_out(demo: Any, monke
             engine.step()
         before = [store.clone() for store in engine.cache.stores_and_notes[0]]
         with monkeypatch.context() as patch:
-            patch.setattr(torch.Tensor, "clone", failing(torch.Tensor.clone, 2, torch.OutOfMemoryError))
+            patch.setattr(torch, "empty_like", failing(torch.empty_like, 1, torch.OutOfMemoryError))
             with pytest.raises(torch.OutOfMemoryError):
                 engine.cache.exchange(0, 1)
         assert all(map(torch.equal, before, engine.cache.stores_and_notes[0]))

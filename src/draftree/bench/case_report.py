@@ -73,7 +73,7 @@ def remarks(result: Result) -> list[str]:
     for name in filter(result.unmeasured.__contains__, result.names):
         why = result.unmeasured[name]
         why = why if len(why) <= LONGEST_REASON else f"{why[: LONGEST_REASON - 1]}…"
-        lines.append(f"{label_of(name)} was not measured: {why}.")
+        lines.append(f"{label_of(name)} was not measured: {why.rstrip('.')}.")
     lines += [f"{label_of(name)}: {note}." for name, note in result.notes.items()]
     for name, row in result.rows.items():
         for task, where in row.differing[:SHOWN_DIFFERENCES]:

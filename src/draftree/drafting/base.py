@@ -316,6 +316,8 @@ class Drafter(ABC):
     def bind(self, target: Target, *, eos_token_ids: Sequence[int] = ()) -> None:
         """Meet the target: check shapes and vocabulary, load weights. Called once per engine, before any work.
 
+        With a lossy rule of its own (`acceptance`) also when requests come after a pause: its model may have changed.
+
         Engines of several models may use one drafter in turns: what a step needs of the model is found by its requests
         (`Context.place`) or its result, not in what was bound last.
 

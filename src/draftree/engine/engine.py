@@ -153,10 +153,10 @@ class Engine:
         # Only the first request after a pause checks the model. One that comes later must not wait for a step to end.
         with nullcontext() if self.busy else self._turn:
             if not self.busy:  # no other thread has added one meanwhile
+                compared, drafter = self.slots.just_compared, self.config.drafter
                 self.slots.check_model()
-                if self.config.rule is not None and self.config.drafter is not None:
-                    # A small model that writes may have changed as well; then its drafter opens it anew.
-                    self.config.drafter.bind(self.target, eos_token_ids=eos_token_ids(self.model))
+                if not compared and drafter is not None and drafter.acceptance is not None:
+                    drafter.bind(self.target, eos_token_ids=eos_token_ids(self.model))  # its model may have changed
             self._open[request] = None
             self.waiting.append(request)
         return request
@@ -351,15 +351,14 @@ class Engine:
         interrupted = None
         with self.runner.guard():
             for request in requests:
-                if self.slots.mixed:
-                    break
                 try:
-                    self.slots.leave(request)
-                    self._forget(request)
+                    if not self.slots.mixed:
+                        self.slots.leave(request)
+                        self._forget(request)
                 except BaseException as error:
                     interrupted = error
             if self.slots.mixed:
-                self._give_up(interrupted)
+                interrupted = self._give_up(requests, interrupted)
         if interrupted is not None:
             raise interrupted
 
@@ -367,14 +366,18 @@ class Engine:
         request.state = State.FINISHED
         self._open.pop(request, None)
 
-    def _give_up(self, error: BaseException | None) -> None:
-        """End all requests that run, as nobody knows any more whose context lies where."""
-        requests = list(self.running)
+    def _give_up(self, leaving: list[Request], error: BaseException | None) -> BaseException | None:
+        """End those that leave and all that run, whose contexts lie nobody knows where; return the last error."""
+        requests = [r for r in dict.fromkeys([*leaving, *self.running]) if r.state is not State.FINISHED]
         self.slots.give_up()
         for request in requests:
             if request.finish_reason is None:
                 request.error, request.finish_reason = error, "error"
-            self._forget(request)
+            try:
+                self._forget(request)
+            except BaseException as another:
+                error = another
+        return error
 
     def _forget(self, request: Request) -> None:
         """Have the drafter forget a request that has no slot any more."""

@@ -139,8 +139,9 @@ class Slots:
 
     def leave(self, request: Request) -> None:
         """Free a request's slot. Others move up behind it, so that they stay in one piece and in order."""
+        slot = self.running.index(request)
         with self._moving():
-            self._leave(request)
+            self._leave(request, slot)
 
     @contextmanager
     def _moving(self) -> Iterator[None]:
@@ -163,8 +164,8 @@ class Slots:
             if self.encoder is not None:
                 self.encoder.clear(slot)
 
-    def _leave(self, request: Request) -> None:
-        slot, last = self.running.index(request), len(self.running) - 1
+    def _leave(self, request: Request, slot: int) -> None:
+        last = len(self.running) - 1
         if slot < self.decoding:
             end = self.decoding - 1
             if slot != end:

@@ -33,6 +33,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
+# Classes of the modules that transformers, of any release, makes by these names.
+MADE_AS = {"silu": ("SiLU", "SiLUActivation"), "gelu_pytorch_tanh": ("GELUTanh", "PytorchGELUTanh")}
 WEIGHT_FROM_ONE = ("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm")
 ROUNDED_ONCE = (*WEIGHT_FROM_ONE, "Olmo2RMSNorm", "Olmo3RMSNorm")
 
@@ -203,7 +205,12 @@ def known_shape(target: Target) -> bool:
     config = target.config
     if target.model_type not in FAMILIES or target.encoder_decoder:
         return False
-    if activation_name(config) not in ACTIVATIONS or getattr(config, "use_bidirectional_attention", False):
+    activation = activation_name(config)
+    if activation not in ACTIVATIONS or getattr(config, "use_bidirectional_attention", False):
+        return False
+    mlps = [getattr(layer, "mlp", None) for layer in target.layers]
+    held = [getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None) for mlp in mlps]
+    if any(type(module).__name__ not in MADE_AS[activation] for module in held):
         return False
     # Angles that differ by layer, and by length or in width as well, are left to the hooked runner.
     return not isinstance(getattr(target.decoder.rotary_emb, "rope_type", None), dict) or all(

@@ -302,11 +302,13 @@ class SlotCache(Cache):
     def exchange(self, one: int, other: int) -> None:
         """Let two slots change their contents."""
         end = self.prefix_length + max(self.lengths[one], self.lengths[other])
-        stores = [held for held in (*self._keys, *self._values) if held is not None]
-        saved = [held[one, :, :end].clone() for held in stores]  # all of them first: there may be no memory for one
-        for held, kept in zip(stores, saved, strict=True):
-            held[one, :, :end] = held[other, :, :end]
-            held[other, :, :end] = kept
+        stores = [held[:, :, :end] for held in (*self._keys, *self._values) if held is not None]
+        # Taken before anything moves, as there may be no memory; one for all layers that are alike.
+        spare = {(held.shape, held.dtype, held.device): torch.empty_like(held[one]) for held in stores}
+        for held in stores:
+            kept = spare[held.shape, held.dtype, held.device].copy_(held[one])
+            held[one] = held[other]
+            held[other] = kept
         self.lengths[one], self.lengths[other] = self.lengths[other], self.lengths[one]
 
     def clear(self, slot: int) -> None:

@@ -174,9 +174,9 @@ class EncoderState:
             new[: len(index)] = old[index]
             return new
 
-        self._keys = [arranged(keys) for keys in self._keys]
-        self._values = [arranged(values) for values in self._values]
-        self._mask = arranged(self._mask)
+        keys, values = ([arranged(held) for held in store] for store in (self._keys, self._values))
+        mask = arranged(self._mask)
+        self._keys, self._values, self._mask = keys, values, mask
         self.lengths = [self.lengths[slot] for slot in index] + [0] * (slots - len(index))
 
     def clear(self, slot: int) -> None:

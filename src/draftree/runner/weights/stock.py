@@ -13,9 +13,11 @@ import copy
 import inspect
 import os
 import pickle
+import threading
 import weakref
 from collections.abc import Iterator
-from functools import lru_cache, partial, partialmethod
+from functools import partial, partialmethod
+from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -28,6 +30,7 @@ from torch.nn import functional as F
 from torch.nn.modules import module as hooks_of_all
 from transformers import PretrainedConfig, masking_utils
 from transformers.activations import ACT2FN
+from transformers.integrations import sdpa_attention
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -35,13 +38,16 @@ from draftree.runner.weights.packed import PackedLinear, eight_bits, readable
 
 ORIGINS = (*(f"{Path(str(package.__file__)).parent}{os.sep}" for package in (torch, transformers)), contextlib.__file__)
 OUTPUT_HOOKS = ("transformers.utils.output_capturing",)  # they stay on a model that has returned hidden states
+# The package `kernels`, where it is installed, builds transformers' modules with its own functions on them.
+KERNELS = tuple(getattr(find_spec("kernels"), "submodule_search_locations", None) or ())
 # Settings of modules that change in use, or change nothing about what a pass in evaluation mode computes.
 LOOSE = (
-    "training", "name_or_path", "generation_config", "gradient_checkpointing", "max_seq_len_cached",
+    "training", "name_or_path", "generation_config", "gradient_checkpointing",
     "_compiled_call_impl", "_compiled_call",  # `forward` compiled by torch, which computes the same
 )  # fmt: skip
-# Frequencies that longrope's `forward` makes of the configuration and leaves on its module, of all layers or of a kind.
-MADE_IN_USE = "long_inv_freq"
+# How names end of what longrope's and dynamic NTK's `forward` leaves on its module, of all layers or of a kind.
+MADE_IN_USE = ("long_inv_freq", "max_seq_len_cached")
+SCALING = "attention_scaling"  # likewise, on modules that have one for each kind
 # Of torch.nn.functional, what layers call that are computed without it.
 FUNCTIONS = (
     "dropout", "embedding", "gelu", "layer_norm", "linear", "relu", "rms_norm", "scaled_dot_product_attention", "silu",
@@ -53,23 +59,36 @@ SETTINGS = (bool, int, float, str, tuple, list, dict, type(None))
 FUNCTIONS_HELD = (FunctionType, BuiltinFunctionType, MethodType, partial)
 
 
+KEPT = 8
+# Stock models on the meta device, by class and configuration: an engine, its drafters and their small models ask
+# several times for the same.
+_stocks: dict[tuple[type, bytes], Any] = {}
+_keeping = threading.Lock()
+
+
 def alteration(model: Any) -> str | None:
     """What about a model is not as its class builds it from its configuration, in words; None for a stock model.
 
     The numbers in its weights and buffers may be any.
     """
-    kind: Any = type(model)
-    # A configuration may not be picklable, and what is kept may have been built while something was replaced: then
-    # one is built anew. Building fails for classes of the user's own that take other arguments.
-    with contextlib.suppress(Exception):
-        stock = _built(kind, pickle.dumps(model.config))
-        if _departure(model, stock) is None:
-            return None
+    kind, key = type(model), None
+    with contextlib.suppress(Exception):  # a configuration that cannot be pickled
+        key = kind, pickle.dumps(model.config)
+    known = None if key is None else _stocks.get(key)
+    if known is not None and _departure(model, known) is None:
+        return None
     try:
-        stock = _build(kind, copy.deepcopy(model.config))
-    except Exception:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            stock = kind(copy.deepcopy(model.config))
+    except Exception:  # a class of the user's own may take other arguments
         return f"{kind.__name__} is not built from its configuration alone"
-    return _departure(model, stock)
+    departure = _departure(model, stock)
+    if departure is None and key is not None:  # else something may have been replaced while it was built
+        with _keeping:
+            _stocks[key] = stock
+            if len(_stocks) > KEPT:
+                del _stocks[next(iter(_stocks))]
+    return departure
 
 
 def _departure(model: Any, stock: Any) -> str | None:
@@ -94,18 +113,6 @@ def _departure(model: Any, stock: Any) -> str | None:
     return None
 
 
-@lru_cache(maxsize=8)
-def _built(kind: Any, config: bytes) -> Any:
-    """A model of a class, to look at; an engine and its drafters ask several times for the same."""
-    return _build(kind, pickle.loads(config))
-
-
-def _build(kind: Any, config: Any) -> Any:
-    """A model on the meta device."""
-    with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        return kind(config)
-
-
 def _difference(module: nn.Module, stock: nn.Module, dtype: torch.dtype) -> str | None:
     """The first thing about a module that is not as in the stock one, by name."""
     if has_hooks(module):
@@ -120,7 +127,7 @@ def _difference(module: nn.Module, stock: nn.Module, dtype: torch.dtype) -> str 
     if type(module) is not type(stock):
         return "class"
     for name, value in stock.__dict__.items():
-        if name.startswith("_") or name in LOOSE:
+        if name.startswith("_") or name in LOOSE or name.endswith(MADE_IN_USE):
             continue
         if isinstance(value, SETTINGS) and module.__dict__.get(name) != value:
             return f"setting {name!r}"
@@ -207,7 +214,8 @@ class Lookup(NamedTuple):
     Attributes:
         namespace: of a class or a module, or a register.
         name: of the function in it.
-        home: the module and class that define it, "module.Class"; empty where it is known by another name.
+        home: the module and class that define it, "module.Class"; of one in a register its own name, empty where it may
+            be any.
     """
 
     namespace: Any
@@ -216,11 +224,15 @@ class Lookup(NamedTuple):
 
 
 OF_TORCH = [Lookup(vars(F), name, F.__name__) for name in FUNCTIONS]
-OF_MASKS = [
-    Lookup(vars(masking_utils), name, masking_utils.__name__)
-    for name, value in vars(masking_utils).items()
-    if isinstance(value, FunctionType) and value.__module__ == masking_utils.__name__
+OF_ATTENTION = [
+    Lookup(vars(module), name, module.__name__)
+    for module in (masking_utils, sdpa_attention)
+    for name, value in vars(module).items()
+    if isinstance(value, FunctionType)
 ]
+# What transformers registers by the names of the implementations that take masks of four dimensions.
+ATTENTION = {"sdpa": f"{sdpa_attention.__name__}.sdpa_attention_forward"}
+MASKS = {"sdpa": f"{masking_utils.__name__}.sdpa_mask", "eager": f"{masking_utils.__name__}.eager_mask"}
 # By class: how many names it and each class below `nn.Module` have, as it may get another one, and its places.
 _seen: dict[type, tuple[list[int], list[Lookup]]] = {}
 
@@ -228,9 +240,10 @@ _seen: dict[type, tuple[list[int], list[Lookup]]] = {}
 def _lookups(model: Any, kinds: set[type]) -> Iterator[Lookup]:
     """Where the functions that a model's passes call are looked up: of its modules' classes, attention and masks."""
     yield from OF_TORCH
-    yield from OF_MASKS
-    for register in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
-        yield Lookup(register, model.config._attn_implementation, "")
+    yield from OF_ATTENTION
+    name = model.config._attn_implementation
+    yield Lookup(ALL_ATTENTION_FUNCTIONS, name, ATTENTION.get(name, ""))
+    yield Lookup(ALL_MASK_ATTENTION_FUNCTIONS, name, MASKS.get(name, ""))
     for kind in kinds - {PackedLinear}:
         sizes = [len(vars(part)) for part in _own_classes(kind)]
         known = _seen.get(kind)
@@ -275,7 +288,8 @@ def _stock_function(lookup: Lookup) -> bool:
     if function is None:  # an attention that is not known
         return True
     while True:
-        theirs = type(function) is FunctionType and function.__code__.co_filename.startswith(ORIGINS)
+        origins = ORIGINS if lookup.name != "__init__" else (*ORIGINS, *KERNELS)
+        theirs = type(function) is FunctionType and function.__code__.co_filename.startswith(origins)
         if not theirs and type(function) is not BuiltinFunctionType:
             return False
         if not hasattr(function, "__wrapped__"):
@@ -287,6 +301,8 @@ def _at_home(function: Any, lookup: Lookup) -> bool:
     """Whether a function is the one of its name. Modules and classes share some, but with no other family."""
     home = str(function.__module__)
     common = not home.startswith("transformers.models.")
+    if lookup.namespace in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
+        return f"{home}.{function.__qualname__}" == lookup.home
     if isinstance(lookup.namespace, dict):
         return function.__name__ == lookup.name and (common or home == lookup.home)
     own = f"{home}.{function.__qualname__}" == f"{lookup.home}.{lookup.name}"
@@ -359,9 +375,9 @@ def state_of(model: nn.Module) -> list[Any]:
             state.append(module.panels.data_ptr())
         if module._forward_hooks or module._forward_pre_hooks:
             state += _hooks(module)
-        for name in own.keys() - _TORCHS:
+        for name in sorted(own.keys() - _TORCHS):  # one more that is passed over must not change the others' order
             value = own[name]
-            if name.endswith(MADE_IN_USE):
+            if name.endswith(MADE_IN_USE) or (name == SCALING and any(other.endswith(f"_{SCALING}") for other in own)):
                 continue
             if not name.startswith("_") or type(value) in _NAMES or _lists_names(value) or callable(value):
                 state.append(value if type(value) in _PLAIN else _identity(value))
