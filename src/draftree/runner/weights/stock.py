@@ -301,7 +301,7 @@ def _at_home(function: Any, lookup: Lookup) -> bool:
     """Whether a function is the one of its name. Modules and classes share some, but with no other family."""
     home = str(function.__module__)
     common = not home.startswith("transformers.models.")
-    if lookup.namespace in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
+    if any(lookup.namespace is register for register in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)):
         return f"{home}.{function.__qualname__}" == lookup.home
     if isinstance(lookup.namespace, dict):
         return function.__name__ == lookup.name and (common or home == lookup.home)
