@@ -1,5 +1,6 @@
 """`draftree bench` through its own door: result files that parse, equal ids, plain errors."""
 
+import copy
 import json
 
 import pytest
@@ -12,6 +13,8 @@ from draftree.bench.kit import WarmTrie
 from draftree.bench.memory import compare_memory
 from draftree.bench.quick import METHODS, run_quick
 from draftree.cli import app
+from draftree.drafting import DraftModel
+from draftree.drafting.folder import demo_drafter
 from draftree.models import encode_prompt
 from draftree.progress import Watcher
 from draftree.prompts import embedded_prompts
@@ -103,6 +106,21 @@ def test_quick_without_prompts_to_warm_with_says_so(demo, no_memory):
     report = run_quick(Subject(*demo), prompts, Settings(1, 4, 1, 5, compiled=False))
     assert report.more["not_measured"]["lookahead-warm"] == "no prompts to warm the trie with"
     assert "lookahead-cold" in {row["name"] for row in report.tables[0].rows}
+
+
+def test_quick_drafts_with_the_small_model_that_it_is_given(demo, no_memory, monkeypatch):
+    small, met = copy.deepcopy(demo_drafter("draft-model", demo.model).model), []
+    own = DraftModel.__init__
+
+    def note(self, model, **given):
+        met.append(model)
+        own(self, model, **given)
+
+    monkeypatch.setattr(DraftModel, "__init__", note)
+    prompts = [p for p in embedded_prompts() if p.set == "tldr_shell" and not p.warm][:1]
+    run_quick(Subject(*demo), prompts, Settings(1, 4, 1, 0, compiled=False), assistant=small)
+    assert met
+    assert all(model is small for model in met)
 
 
 @pytest.mark.parametrize(
