@@ -140,9 +140,18 @@ def test_refused_in_one_sentence(arguments, message, tmp_path):
 def test_weight_bytes_are_those_of_all_but_the_embedding(demo):
     large = inflate(demo.model, "20M")
     size = Size.of(large.config)
-    held = sum(p.numel() for p in large.parameters()) - large.get_input_embeddings().weight.numel()
-    assert weight_bytes(large) == 4 * held
-    assert weight_bytes(demo.model) == 4 * sum(p.numel() for p in demo.model.parameters()), "its tied head is read"
+    names = {name: p.numel() for name, p in large.named_parameters() if p is not large.get_input_embeddings().weight}
+    vectors = sum(p.numel() for p in large.parameters() if p.dim() == 1)
+    held = 2 * (sum(names.values()) + vectors)  # numbers that 16 bits hold, and norms
+    scaled = sum(names[f"model.layers.{i}.self_attn.q_proj.weight"] for i in range(large.config.num_hidden_layers))
+    read = weight_bytes(large)
+    assert held < read <= held + 2 * scaled, "some queries were scaled"
+    with torch.no_grad():
+        large.lm_head.weight.mul_(1.0001)
+    assert weight_bytes(large) == read + 2 * large.lm_head.weight.numel()
+    vectors = sum(p.numel() for p in demo.model.parameters() if p.dim() == 1)
+    held = sum(p.numel() for p in demo.model.parameters())
+    assert weight_bytes(demo.model) == 2 * (held + vectors), "its tied head is read"
     assert size.vocab_size == demo.model.config.vocab_size
 
 

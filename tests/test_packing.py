@@ -75,7 +75,8 @@ def test_one_copy_of_the_weights_is_alive(demo):
     weights = sum(p.nbytes for p in model.parameters())
     pack_weights(model)
     held = [*model.parameters(), *(m.panels for m in model.modules() if isinstance(m, PackedLinear))]
-    assert sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values()) == weights
+    kept = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
+    assert weights / 2 < kept < 0.6 * weights, "its linears are held in 16 bits, but for queries that were scaled"
     assert [p() is not None for p in stock] == [True] + [False] * (len(stock) - 1), "the embedding alone stays"
 
 
@@ -139,9 +140,11 @@ def test_gradients_of_inputs_pass_through():
     torch.testing.assert_close(embeddings.grad, expected.grad, rtol=1e-4, atol=1e-4)
 
 
-def test_cast_it_leaves_the_cpu_runner_and_still_works():
-    model = packed_copy("llama").to(torch.bfloat16)
+def test_cast_it_still_works_on_the_runner_for_its_type():
+    model = packed_copy("llama").to(torch.float16)
     assert open_runner(model).name == "hooked"
+    model = packed_copy("llama").to(torch.bfloat16)
+    assert open_runner(model).name == "cpu"
     ids = torch.tensor(prompts((9,)))
     with torch.no_grad():
         expected = copy.deepcopy(build("llama")).to(torch.bfloat16)(ids).logits
@@ -269,7 +272,12 @@ def test_copies_of_weights_are_told_in_one_line(name, choice, monkeypatch, caplo
     assert caplog.messages[0].startswith(f"The {choice} runner keeps a copy of 0.")
     assert 'runner="in_place" (--no-pack) does without' in caplog.messages[0]
     assert ("draftree.pack_weights(model)" in caplog.messages[0]) == (name != "t5" and choice == "cpu")
-    copied = sum(m.weight.nbytes for m in linears_of(runner.target.decoder, torch.nn.Linear))
+    # The keys and values of a source are the stock modules' work.
+    stock = [
+        m for n, m in runner.target.decoder.named_modules() if n.endswith(("EncDecAttention.k", "EncDecAttention.v"))
+    ]
+    linears = set(linears_of(runner.target.decoder, torch.nn.Linear)) - (set(stock) if choice == "cpu" else set())
+    copied = sum(m.weight.nbytes for m in linears)
     assert runner.copied.nbytes == copied + model.get_output_embeddings().weight.nbytes
 
 

@@ -39,7 +39,16 @@ def test_products(widest: int) -> None:
     torch.manual_seed(0)
     for outputs, inputs in ((48, 33), (130, 64)):
         weight, bias = torch.randn(outputs, inputs, dtype=torch.float32), torch.randn(outputs, dtype=torch.float32)
-        linear = PackedLinear(to_panels(weight), outputs, torch.nn.Parameter(bias))
+        linear = PackedLinear(to_panels(weight), outputs, torch.nn.Parameter(bias), weight.dtype)
+        if inputs % 2 == 0:  # of 16 bits, the same to the last bit
+            for dtype in (torch.bfloat16, torch.float16):
+                held = weight.to(dtype)
+                of_16 = PackedLinear(to_panels(held), outputs, None, torch.float32)
+                of_32 = PackedLinear(to_panels(held.float()), outputs, None, torch.float32)
+                for rows in (1, 3, 8, 25, 60):
+                    x = torch.randn(rows, inputs, dtype=torch.float32)
+                    with torch.no_grad():
+                        assert torch.equal(of_16(x), of_32(x)), (dtype, rows)
         for rows in (*range(1, 15), 25):
             x = torch.randn(rows, inputs, dtype=torch.float32)
             with torch.no_grad():
@@ -70,7 +79,7 @@ def seconds(work: Callable[[], Any]) -> float:
 def test_a_row_takes_no_longer_than_torch_does(widest: int) -> None:
     """Vectors that a processor does not have stay in memory, at a tenth of the speed."""
     weight, x = torch.randn(4096, 1024, dtype=torch.float32), torch.randn(1, 1024, dtype=torch.float32)
-    linear = PackedLinear(to_panels(weight), 4096, None)
+    linear = PackedLinear(to_panels(weight), 4096, None, weight.dtype)
     with torch.no_grad():
         own = [(seconds(lambda: linear(x)), seconds(lambda: x @ weight.T)) for _ in range(30)]
     ours, theirs = map(min, zip(*own, strict=True))

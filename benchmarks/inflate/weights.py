@@ -81,7 +81,8 @@ class _Tensors:
             # Zeros are written, because fresh zeros of the system are all one page of memory, read from a cache.
             return made.zero_()
         reach = SPREAD * math.sqrt(3)
-        return made.uniform_(-reach, reach, generator=self._generator)
+        made.uniform_(-reach, reach, generator=self._generator)
+        return made.copy_(made.half())  # numbers of 16 bits, as those of the small model and of most published ones
 
     def fill(self, into: Tensor, name: str, tensor: Tensor) -> None:
         """Put a tensor of the small model into the idle one: other columns of the rows that it takes become 0."""

@@ -27,6 +27,7 @@ from draftree.progress import Watcher
 from draftree.prompts import Prompt
 from draftree.runner import Runner, inspect_model
 from draftree.runner.plan import Plan
+from draftree.runner.weights.packed import in_16_bits
 
 HF = "hf-forward"
 LABELS = {HF: "HF forward", LOOP: "draftree", EAGER: "draftree, eager", GRAPHS: "draftree, CUDA graphs"}
@@ -135,9 +136,13 @@ class Bandwidth(Method):
 
 
 def weight_bytes(model: Any) -> int:
-    """Bytes of the weights that a step reads: all but the embedding, of which it takes rows; a tied head counts."""
+    """Bytes of weights that a step reads at least: all but the embedding, of which it takes rows; a tied head counts.
+
+    Matrices in float32 whose numbers 16 bits hold count as such, since the runner for a CPU reads them so.
+    """
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    return sum(int(weight.nbytes) for weight in model.parameters() if weight is head or weight is not embedding)
+    read = [weight.detach() for weight in model.parameters() if weight is head or weight is not embedding]
+    return sum(int((in_16_bits(weight) if weight.dim() == 2 else weight).nbytes) for weight in read)
 
 
 def check_context(context: int, most: int, model: Any) -> None:

@@ -9,7 +9,7 @@
 #include "attention.h"
 #include "checksum.h"
 
-#define ABI 20 /* raised when a signature changes; draftree.native refuses a library of another number */
+#define ABI 21 /* raised when a signature changes; draftree.native refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define HELD_UP 1000000 /* nanoseconds; a share on several threads that takes so much longer than one thread would has waited */
 #define A_PASS 64 /* shares, about */
@@ -265,11 +265,18 @@ INLINE void gating_share(const Gating *t, Share product, int64_t first, int64_t 
 
 #define KERNELS(name, target, vector)                                                                             \
     target static void product_##name(const void *task, int64_t first, int64_t last) {                            \
-        int64_t kind = ((const Product *)task)->m->kind;                                                          \
+        const Product *t = task;                                                                                  \
+        int64_t kind = t->m->kind;                                                                                \
+        if (tiles_of(t->rows, MOST_ROWS(vector)) >= EXPANDED_FROM &&                                              \
+            ((kind == BFLOAT16 && product_expanded(t, first, last, vector, BFLOAT16, product_##name)) ||          \
+             (kind == FLOAT16 && product_expanded(t, first, last, vector, FLOAT16, product_##name))))             \
+            return;                                                                                               \
         if (kind == BFLOAT16)                                                                                     \
             product_panels(task, first, last, vector, BFLOAT16);                                                  \
         else if (kind == INT8)                                                                                    \
             product_panels(task, first, last, vector, INT8);                                                      \
+        else if (kind == FLOAT16)                                                                                 \
+            product_panels(task, first, last, vector, FLOAT16);                                                   \
         else                                                                                                      \
             product_panels(task, first, last, vector, FLOAT32);                                                   \
     }                                                                                                             \
@@ -342,8 +349,8 @@ static const Kernels *kernels = &kernels_plain;
 /* How so many rows are laid for a matrix, and multiplied: as its weights are, unless the processor has an instruction for them.
  * Only weights of 8 bits, whose sums are exact, may be multiplied otherwise in a single row, which is faster in vectors. */
 static int kind_of(const Matrix *m, int64_t rows) {
-    if (m->kind == BFLOAT16 && kernels->in_halves && FITS_AMX(m)) return TILES;
-    if (m->kind == BFLOAT16 && kernels->in_pairs) return DOTS;
+    if (m->kind == BFLOAT16 && m->rounds && kernels->in_halves && FITS_AMX(m)) return TILES;
+    if (m->kind == BFLOAT16 && m->rounds && kernels->in_pairs) return DOTS;
     if (m->kind == INT8 && kernels->in_parts && rows > 1 && FITS_AMX(m) && fits_bytes(m)) return BYTE_TILES;
     if (m->kind == INT8 && kernels->in_bytes && fits_bytes(m)) return BYTES;
     return (int)m->kind;

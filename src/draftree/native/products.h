@@ -6,6 +6,7 @@
  * panels are short, the panels behind these, so that memory works while tiles compute. Every output is summed in the order of the
  * inputs whatever the number of rows and threads, so a row's result does not depend on the other rows. */
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -34,7 +35,7 @@ typedef float Lanes4 __attribute__((vector_size(16), aligned(4)));
 
 /* Of weights; DOTS: bfloat16 that the processor multiplies in pairs; BYTES: weights of 8 bits that it multiplies in fours;
  * TILES, BYTE_TILES: the same that it multiplies in matrix registers. */
-enum Kind { FLOAT32, BFLOAT16, INT8, DOTS, BYTES, TILES, BYTE_TILES };
+enum Kind { FLOAT32, BFLOAT16, INT8, FLOAT16, DOTS, BYTES, TILES, BYTE_TILES };
 
 /* A matrix in panels, as draftree.runner.weights.packed lays it out. */
 typedef struct {
@@ -46,9 +47,9 @@ typedef struct {
     int64_t rounds;      /* whether results are rounded to bfloat16 */
 } Matrix;
 
-/* Words of four bytes that the weights of one output take: inputs are even in number in bfloat16, and whole fours in 8 bits. */
+/* Words of four bytes that the weights of one output take: inputs are even in number in 16 bits, and whole fours in 8. */
 static inline int64_t words_of(const Matrix *m) {
-    return m->kind == BFLOAT16 ? m->inputs / 2 : m->kind == INT8 ? m->inputs / 4 : m->inputs;
+    return m->kind == BFLOAT16 || m->kind == FLOAT16 ? m->inputs / 2 : m->kind == INT8 ? m->inputs / 4 : m->inputs;
 }
 
 /* A number as bfloat16 has it, the nearest one, of two the even one; what is no number stays none. (Bits are compared, as
@@ -88,13 +89,14 @@ INLINE float rounded(float x, int on) { return on ? as_bfloat16(x) : x; }
 #include "tiles.h"
 #define MOST_IN_REGISTERS(vector) ((vector) == LANES ? 24 : 6) /* times LANES floats */
 #define MOST_ROWS(vector) ((vector) == LANES ? 12 : 6) /* of a tile */
+#define EXPANDED_FROM 4 /* tiles of rows from which on weights of 16 bits are made floats once */
 /* A tile's function for vectors of so many floats, a constant. */
 #define WITH(vector, name, ...) \
     ((vector) == 16 ? name##_16(__VA_ARGS__) : (vector) == 8 ? name##_8(__VA_ARGS__) : name##_4(__VA_ARGS__))
 
 #define TILE(n, wide)                                                           \
     case n:                                                                     \
-        WITH(vector, product_tile, m, at, panel, n, wide, kind, ahead, step, result); \
+        WITH(vector, product_tile, m, at, panel - t->before, n, wide, kind, ahead, step, result); \
         break;
 #define TILES_TO_6(wide) TILE(1, wide) TILE(2, wide) TILE(3, wide) TILE(4, wide) TILE(5, wide) TILE(6, wide)
 #define TILES_TO_12(wide) TILES_TO_6(wide) TILE(7, wide) TILE(8, wide) TILE(9, wide) TILE(10, wide) TILE(11, wide) TILE(12, wide)
@@ -122,6 +124,7 @@ typedef struct {
     int64_t rows;
     int add;        /* whether the product is added to `out` */
     float *out;     /* [rows, outputs] */
+    int64_t before; /* panels before the first one that m has, and `out` has outputs for */
 } Product;
 
 /* Into how many tiles rows are divided, of almost equal height, and how many rows the one of a number has. */
@@ -263,7 +266,7 @@ INLINE void product_panels(const Product *t, int64_t first, int64_t last, int ve
         float *to = t->out;
         for (int64_t i = 0, before = 0; i < tiles; i++) {
             int64_t height = height_of(t->rows, tiles, i), count = height * parts;
-            const float *own = m->panels + panel * words * LANES;
+            const float *own = m->panels + (panel - t->before) * words * LANES;
             const float *ahead[2] = {own + AHEAD * LANES, own + ((wide > 1 ? words : 0) + AHEAD) * LANES};
             int64_t step = LANES;
             if (tiles == 1 && wide == 2 && wide * words <= NEAR) { /* the panels behind these, line by line */
@@ -289,4 +292,24 @@ INLINE void product_panels(const Product *t, int64_t first, int64_t last, int ve
         }
         panel += wide;
     }
+}
+
+/* Panels [first, last) of a product of so many rows that weights of 16 bits are made floats once, and not for each tile: two at
+ * a time by `product`. Whether there was memory for it. */
+INLINE int product_expanded(const Product *t, int64_t first, int64_t last, int vector, int kind,
+                            void (*product)(const void *, int64_t, int64_t)) {
+    float *numbers = malloc((size_t)(2 * t->m->inputs * LANES) * sizeof *numbers);
+    if (!numbers) return 0;
+    Matrix m = *t->m;
+    m.panels = numbers, m.kind = FLOAT32;
+    Product some = *t;
+    some.m = &m;
+    for (int64_t panel = first; panel < last; panel += 2) {
+        int64_t wide = last - panel < 2 ? last - panel : 2;
+        WITH(vector, expand_panels, t->m, panel, wide, kind, numbers);
+        some.before = panel;
+        product(&some, panel, panel + wide);
+    }
+    free(numbers);
+    return 1;
 }

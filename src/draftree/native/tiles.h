@@ -7,6 +7,22 @@ typedef uint32_t BITS __attribute__((vector_size(sizeof(VECTOR)), aligned(4)));
 typedef int32_t WHOLE __attribute__((vector_size(sizeof(VECTOR)), aligned(4)));
 #define PARTS ((int)(LANES * sizeof(float) / sizeof(VECTOR)))
 #define EACH(i, count) UNROLL for (int i = 0; i < (count); i++)
+#define HALVES TILED(Halves) /* half as many bits for each number */
+typedef uint16_t HALVES __attribute__((vector_size(sizeof(VECTOR) / 2), aligned(2)));
+
+/* Finite numbers of 16 bits, of five for the exponent. */
+INLINE VECTOR TILED(from_halves)(const HALVES *held) {
+    VECTOR numbers;
+#if defined(__x86_64__) && defined(__GNUC__)
+    if (sizeof(VECTOR) > 16) { /* whose processors have an instruction for it */
+        __asm__("vcvtph2ps %1, %0" : "=v"(numbers) : "m"(*held));
+        return numbers;
+    }
+#endif
+    BITS bits = __builtin_convertvector(*held, BITS);
+    numbers = (VECTOR)((bits & 0x7fff) << 13) * 0x1p112f; /* whose exponents are as many smaller */
+    return (VECTOR)((BITS)numbers | (bits & 0x8000) << 16);
+}
 
 /* `rows` x `wide` panels at once: x as Laying leaves it, result [rows, wide, LANES]; `kind` of weights; constants after
  * inlining. Four panels side by side keep memory busy by themselves under one row; under more the sums fill the processor's
@@ -28,7 +44,8 @@ INLINE void TILED(product_tile)(const Matrix *m, const float *x, int64_t panel, 
             EACH(p, wide) FETCH(weights + (p * words + k + SOON) * LANES);
         }
         VECTOR w[4][PARTS], part[4][PARTS];
-        EACH(p, wide) EACH(q, PARTS) w[p][q] = ((const VECTOR *)(weights + (p * words + k) * LANES))[q];
+        const float *word = weights + k * LANES;
+        if (kind != FLOAT16) EACH(p, wide) EACH(q, PARTS) w[p][q] = ((const VECTOR *)(word + p * words * LANES))[q];
         if (kind == DOTS) {
             EACH(r, rows) EACH(p, wide) EACH(q, PARTS) ADD_DOTS(sums[r][p][q], w[p][q], x[r]);
         } else if (kind == BYTES) { /* as unsigned ones, which are 128 more */
@@ -39,6 +56,12 @@ INLINE void TILED(product_tile)(const Matrix *m, const float *x, int64_t panel, 
             EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += x[r] * part[p][q];
             EACH(p, wide) EACH(q, PARTS) part[p][q] = (VECTOR)((BITS)w[p][q] & 0xffff0000);
             EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += x[rows + r] * part[p][q];
+        } else if (kind == FLOAT16) { /* all outputs' weights of one input, and behind them those of the next */
+            EACH(i, 2) {
+                EACH(p, wide) EACH(q, PARTS)
+                    part[p][q] = TILED(from_halves)((const HALVES *)(word + p * words * LANES + i * LANES / 2) + q);
+                EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += x[i * rows + r] * part[p][q];
+            }
         } else if (kind == INT8) { /* the bytes of a word, the lowest first */
             EACH(i, 4) {
                 EACH(p, wide) EACH(q, PARTS)
@@ -48,9 +71,23 @@ INLINE void TILED(product_tile)(const Matrix *m, const float *x, int64_t panel, 
         } else {
             EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += x[r] * w[p][q];
         }
-        x += kind == BFLOAT16 ? 2 * rows : kind == INT8 ? 4 * rows : rows;
+        x += kind == BFLOAT16 || kind == FLOAT16 ? 2 * rows : kind == INT8 ? 4 * rows : rows;
     }
     EACH(r, rows) EACH(p, wide) EACH(q, PARTS) ((VECTOR *)(result + (r * wide + p) * LANES))[q] = sums[r][p][q];
+}
+
+/* Panels [panel, panel + wide) of weights of 16 bits as floats, [wide, inputs, LANES]. */
+INLINE void TILED(expand_panels)(const Matrix *m, int64_t panel, int64_t wide, int kind, float *numbers) {
+    const float *word = m->panels + panel * words_of(m) * LANES;
+    VECTOR *to = (VECTOR *)numbers;
+    for (int64_t k = 0; k < wide * words_of(m); k++, word += LANES, to += 2 * PARTS) {
+        EACH(q, PARTS) {
+            BITS pair = ((const BITS *)word)[q];
+            const HALVES *halves = (const HALVES *)word + q;
+            to[q] = kind == BFLOAT16 ? (VECTOR)(pair << 16) : TILED(from_halves)(halves);
+            to[PARTS + q] = kind == BFLOAT16 ? (VECTOR)(pair & 0xffff0000) : TILED(from_halves)(halves + PARTS);
+        }
+    }
 }
 
 /* scores[j] = query . keys[j] for `count` columns at once; count is a constant after inlining. */
@@ -79,6 +116,7 @@ INLINE void TILED(value_tile)(const float *weights, const float *values, int64_t
 
 #undef EACH
 #undef BITS
+#undef HALVES
 #undef WHOLE
 #undef PARTS
 #undef TILED

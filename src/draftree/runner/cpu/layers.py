@@ -57,6 +57,7 @@ class CompiledLayer:
         self._enter = library.layer_enter
         self._packed = [Packed(linears) for linears in parts.products()]
         self.in_place: set[Span] = set().union(*(packed.in_place for packed in self._packed))
+        self.copied = sum(packed.nbytes for packed in self._packed)  # bytes of weights
         kv, groups, dim = parts.heads
         norms = [*parts.norms, *(parts.head_norms or (None, None)), *parts.behind]
         self._weights = [None if norm is None else norm.weight.float() for norm in norms]
@@ -187,7 +188,7 @@ class CompiledHead:
         self._library, self._dtype, self._cap = library, dtype, cap
         self._norm, self._rounding = Norm(norm.weight.float(), norm.epsilon), rounding_of([norm], dtype)
         self._packed = Packed([head])
-        self.in_place = self._packed.in_place
+        self.in_place, self.copied = self._packed.in_place, self._packed.nbytes
 
     def threads(self, rows: int) -> int:
         """Threads for the logits of so many rows."""

@@ -22,6 +22,7 @@ from draftree.runner.weights.packed import (
     LANES,
     MUCH,
     PackedLinear,
+    in_16_bits,
     linear_bytes,
     misfit,
     side_by_side,
@@ -106,12 +107,12 @@ def _replace(parent: nn.Module, linears: Sequence[Any], forget: Callable[[Tensor
         for linear in linears:
             _replace(parent, [linear], forget)
         return
-    panels = to_panels(side_by_side(linears))
+    panels, dtype = to_panels(in_16_bits(side_by_side(linears))), linears[0].weight.dtype
     for linear in linears:
         forget(linear.weight.detach())
     counts = [-(-linear.out_features // LANES) for linear in linears]
     for linear, own in zip(linears, panels.split(counts), strict=True):
-        packed = PackedLinear(own, linear.out_features, linear.bias).train(linear.training)
+        packed = PackedLinear(own, linear.out_features, linear.bias, dtype).train(linear.training)
         for module in list(parent.modules()):
             for name, child in list(module.named_children()):
                 if child is linear:

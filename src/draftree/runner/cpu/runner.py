@@ -24,7 +24,7 @@ from draftree.runner.layout.surgery import logit_slice
 from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.target import Target
-from draftree.runner.weights.packed import linear_bytes, misfit
+from draftree.runner.weights.packed import misfit
 
 TYPES = (torch.float32, torch.bfloat16)
 
@@ -78,7 +78,7 @@ class CpuRunner(EagerRunner):
     def _load(self, parts: list[Parts], head: nn.Module, cap: float | None) -> None:
         library = load_library()
         assert library is not None
-        self._library, self.copied.nbytes = library, linear_bytes(self.target)
+        self._library = library
         dtype = self.target.dtype
         self._layers = [
             CompiledLayer(library, part, kind.window, self.tables.rotation, dtype)
@@ -86,6 +86,7 @@ class CpuRunner(EagerRunner):
         ]
         self._head = CompiledHead(library, self._norm, head, dtype, cap)
         self.stack = CompiledStack(library, self._layers, dtype)
+        self.copied.nbytes = self._head.copied + sum(layer.copied for layer in self._layers)
         self.copied.in_place = self._head.in_place.union(*(layer.in_place for layer in self._layers))
 
     @in_own_type

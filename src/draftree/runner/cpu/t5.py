@@ -27,7 +27,7 @@ from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.target import Target
-from draftree.runner.weights.packed import Packed, has_eight_bits, linear_bytes
+from draftree.runner.weights.packed import Packed, has_eight_bits
 
 FAMILIES = ("t5", "mt5")  # umT5 has a bias in every layer
 ACTIVATIONS = (("relu", False), ("gelu_new", True))  # with a gate or without
@@ -60,8 +60,8 @@ class T5Runner(HookedRunner):
             raise ValueError(reason)
         super().__init__(target)
         self.form = f"{self.name} {ABI}"
-        self.copied.nbytes = linear_bytes(target)
         self._compiled = _Decoder(load_library(), target, anatomy_of(self).scale)
+        self.copied.nbytes = self._compiled.copied
 
     def new_encoder(self, slots: int) -> EncoderState:
         """See `Runner.new_encoder`."""
@@ -100,6 +100,7 @@ class _Decoder:
         self._norm = (closing.weight.detach() * scale).contiguous()
         self._head = Packed([target.model.get_output_embeddings()])
         self._embedding = target.decoder.get_input_embeddings().weight.detach()
+        self.copied = self._head.nbytes + sum(part.nbytes for own in packed for part in own if part is not None)
         self._weights = sum(p.numel() for p in target.decoder.parameters()) - self._embedding.numel()
 
     def run(self, plan: Plan, cache: SlotCache, encoder: EncoderState) -> Tensor | None:

@@ -4,11 +4,14 @@ A decoding step multiplies a handful of rows. In panels one pass over the weight
 (`native/products.h`), and a stock linear's layout would have to be read against the grain. So runners make a copy in
 panels; or the model's linears themselves are put into panels, once, and there is no second copy
 (`draftree.runner.cpu.packing`).
+
+A step takes as long as reading its weights, and those of a checkpoint of 16 bits that was loaded in float32 still are
+numbers of 16 bits. They are held so, and multiplied as float32: the same results to the last bit, at half the reading.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,23 +24,36 @@ from draftree.native.structures import Matrix
 from draftree.runner.weights.checksum import span_of
 
 LANES = 16  # outputs of a panel
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # of weights, by their type (`products.h`)
-IN_WORD = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}  # weights in four bytes
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 3}  # of weights, by type (`products.h`)
+IN_WORD = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}  # weights of an output that lie together in four bytes
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # types of numbers that no cast changes
+SOME = 256  # outputs that are looked at together
 MUCH = 100_000_000  # bytes of weights, copies of which people want to know of
 
 
-def to_panels(weight: Tensor, some: int | None = None) -> Tensor:
+def in_16_bits(weight: Tensor) -> Tensor:
+    """Weights [outputs, inputs] in bfloat16 or float16, if they are float32 and one of these holds each exactly."""
+    if weight.dtype != torch.float32 or weight.shape[1] % 2:
+        return weight
+    for dtype in (torch.bfloat16, torch.float16):
+        if all(torch.equal(part, part.to(dtype).float()) and part.isfinite().all() for part in weight.split(SOME)):
+            return weight.to(dtype)
+    return weight
+
+
+def to_panels(weight: Tensor) -> Tensor:
     """Weights in panels, with zeros behind the last output.
 
     Args:
-        weight: [outputs, inputs] in float32, bfloat16 or int8; inputs that fill whole words of four bytes.
-        some: inputs that lie together; by default those of a word.
+        weight: [outputs, inputs].
 
     Returns:
-        [panels, inputs, LANES]; else [panels, inputs / n, LANES, n], the n weights of an output that take four bytes.
+        [panels, inputs, LANES]; of types of which n lie together (`IN_WORD`), where inputs fill whole words,
+        [panels, inputs / n, LANES, n].
     """
     outputs, inputs = weight.shape
-    panels, some = -(-outputs // LANES), some or IN_WORD[weight.dtype]
+    panels, some = -(-outputs // LANES), IN_WORD.get(weight.dtype, 1)
+    some = 1 if inputs % some else some
     padded = F.pad(weight, (0, 0, 0, panels * LANES - outputs)) if outputs % LANES else weight
     made = weight.new_empty(panels, inputs // some, LANES, some)
     made.copy_(padded.view(panels, LANES, inputs // some, some).transpose(1, 2))
@@ -54,18 +70,13 @@ def inputs_of(panels: Tensor) -> int:
     return panels.shape[1] * (panels.shape[3] if panels.dim() == 4 else 1)
 
 
-def readable(panels: Tensor) -> bool:
-    """Whether compiled functions read them: not where a packed model was moved, or cast to another type."""
-    return panels.is_cpu and (panels.dtype, panels.dim()) in ((torch.float32, 3), (torch.bfloat16, 4))
-
-
 def matrix_of(
     panels: Tensor, bias: Tensor | None, outputs: int, dtype: torch.dtype, scales: Tensor | None = None
 ) -> Matrix:
     """What C reads.
 
     Args:
-        panels: contiguous.
+        panels: contiguous; of 16 bits also where results are float32.
         bias: [outputs] in float32, or None.
         outputs: how many.
         dtype: of results, to which they are rounded.
@@ -113,25 +124,28 @@ class Packed:
 
     Attributes:
         in_place: places of the panels that are read where they are.
+        nbytes: bytes that copies of weights take.
     """
 
     def __init__(self, linears: Sequence[Any]) -> None:
+        whole = [m.linear if isinstance(m, Stretch) else m for m in linears]
         held = [m.panels if isinstance(m, PackedLinear | Stretch) else None for m in linears]
-        whole = all(p is not None and readable(p) for p in held)
-        panels = joined([p for p in held if p is not None]) if whole else None
-        lying = [m.linear.panels if isinstance(m, Stretch) else m.panels for m in linears] if panels is not None else []
-        self.in_place = {span_of(p) for p in lying}
+        ready = all(isinstance(m, PackedLinear) and m.readable for m in whole) and None not in held
+        panels = joined([p for p in held if p is not None]) if ready else None
+        self.in_place = {span_of(m.panels) for m in whole} if panels is not None else set()
         self._scales = None
-        dtype = linears[0].weight.dtype if panels is None else panels.dtype
+        dtype = linears[0].weight.dtype if panels is None else whole[0].dtype
+        outputs = sum(m.out_features for m in linears)
+        self.nbytes = 0
         if panels is None:
             found = [eight_bits(m.weight) for m in linears]
             small = [parts for parts in found if parts is not None]
             if small:
                 self._scales = torch.cat([scales for _, scales in small]).float()
-            panels = to_panels(torch.cat([values for values, _ in small]) if small else side_by_side(linears))
+            weight = torch.cat([values for values, _ in small]) if small else in_16_bits(side_by_side(linears))
+            panels, self.nbytes = to_panels(weight), weight.nbytes
         self._panels = panels
         self._bias = None if linears[0].bias is None else torch.cat([m.bias.detach() for m in linears]).float()
-        outputs = sum(m.out_features for m in linears)
         self.described = matrix_of(panels, self._bias, outputs, dtype, self._scales)
 
 
@@ -207,7 +221,7 @@ def _type_of(linear: Any) -> torch.dtype:
     """Of the weights of a linear; those of a packed one are not copied for it."""
     linear = linear.linear if isinstance(linear, Stretch) else linear
     if isinstance(linear, PackedLinear):
-        return linear.panels.dtype
+        return linear.dtype
     return torch.int8 if eight_bits(linear.weight) else linear.weight.dtype
 
 
@@ -235,27 +249,34 @@ class PackedLinear(nn.Module):
     needs gradients of the weight needs `unpack_weights` first.
 
     Attributes:
-        panels: see `to_panels`; no parameter, as it is not the model's own layout.
+        panels: see `to_panels`, perhaps `in_16_bits`; no parameter, as it is not the model's own layout.
+        dtype: of the weight, of which panels may hold less.
         bias: parameter [out_features], or None.
     """
 
     panels: Tensor
 
-    def __init__(self, panels: Tensor, outputs: int, bias: nn.Parameter | None) -> None:
+    def __init__(self, panels: Tensor, outputs: int, bias: nn.Parameter | None, dtype: torch.dtype) -> None:
         super().__init__()
-        self.in_features, self.out_features = inputs_of(panels), outputs
+        self.in_features, self.out_features, self.dtype = inputs_of(panels), outputs, dtype
         self.register_buffer("panels", panels, persistent=False)
         self.bias = bias
 
     @property
     def weight(self) -> Tensor:
-        """[out_features, in_features], a copy."""
-        return from_panels(self.panels, self.out_features)
+        """[out_features, in_features] in `dtype`, a copy."""
+        return from_panels(self.panels, self.out_features).to(self.dtype)
+
+    @property
+    def readable(self) -> bool:
+        """Whether compiled functions read the panels: not where the model was moved, or cast to other types."""
+        own = self.dtype == torch.float32 or (self.dtype == torch.bfloat16 and self.panels.dim() == 4)
+        return own and self.panels.is_cpu
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
         library = load_library()
-        plain = x.dtype == self.panels.dtype and x.is_cpu and readable(self.panels)
+        plain = x.dtype == self.dtype and x.is_cpu and self.readable
         if library is None or not plain or (x.requires_grad and torch.is_grad_enabled()):
             return F.linear(x, self.weight, self.bias)
         rows = x.reshape(-1, self.in_features).float().contiguous()
@@ -270,6 +291,24 @@ class PackedLinear(nn.Module):
     def extra_repr(self) -> str:
         """See `nn.Linear`."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+    @torch.no_grad()
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
+        """See `nn.Module`; a cast is one of the weight, whatever the panels hold it in."""
+        bits = self.panels.view(BITS[self.panels.itemsize])
+        dtype = fn(self.panels.new_empty(0, dtype=self.dtype)).dtype
+        if dtype == self.dtype:
+            moved = fn(bits)
+            panels = moved.view(self.panels.dtype) if moved.dtype == bits.dtype else self.panels
+        else:
+            panels = to_panels(in_16_bits(fn(self.weight)))
+        self._buffers["panels"] = None
+        try:
+            super()._apply(fn, recurse)
+            self.dtype = dtype
+        finally:
+            self._buffers["panels"] = panels
+        return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -296,5 +335,8 @@ class PackedLinear(nn.Module):
             )
         else:
             with torch.no_grad():
-                some = self.panels.shape[3] if self.panels.dim() == 4 else 1  # of the type that they were packed in
-                self.panels.copy_(to_panels(state_dict[name].to(self.panels), some))
+                panels = to_panels(in_16_bits(state_dict[name].to(self.panels.device, self.dtype)))
+                if panels.dtype == self.panels.dtype:
+                    self.panels.copy_(panels)  # which may lie behind those of another linear
+                else:
+                    self.panels = panels

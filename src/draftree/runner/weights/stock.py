@@ -34,7 +34,7 @@ from transformers.integrations import sdpa_attention
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from draftree.runner.weights.packed import PackedLinear, eight_bits, readable
+from draftree.runner.weights.packed import PackedLinear, eight_bits
 
 ORIGINS = (*(f"{Path(str(package.__file__)).parent}{os.sep}" for package in (torch, transformers)), contextlib.__file__)
 OUTPUT_HOOKS = ("transformers.utils.output_capturing",)  # they stay on a model that has returned hidden states
@@ -119,7 +119,7 @@ def _difference(module: nn.Module, stock: nn.Module, dtype: torch.dtype) -> str 
         return "hooks"
     if type(module) is PackedLinear:
         same = type(stock) is nn.Linear and (module.in_features, module.out_features) == stock.weight.shape[::-1]
-        if not same or module.panels.dtype != dtype or not readable(module.panels):
+        if not same or module.dtype != dtype or not module.readable:
             return "class"
         if (module.bias is None) != (stock.bias is None):
             return "set of parameters"
@@ -372,7 +372,7 @@ def state_of(model: nn.Module) -> list[Any]:
             else:  # quantised ones have no single place in memory
                 state += (_Same(parameter), eight_bits(parameter) is not None)
         if isinstance(module, PackedLinear):
-            state.append(module.panels.data_ptr())
+            state += (module.panels.data_ptr(), module.panels.dtype, module.dtype)
         if module._forward_hooks or module._forward_pre_hooks:
             state += _hooks(module)
         for name in sorted(own.keys() - _TORCHS):  # one more that is passed over must not change the others' order
