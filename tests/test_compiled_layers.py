@@ -13,6 +13,7 @@ from runner_driver import Tree, one_thread  # noqa: F401
 from torch import Tensor, nn
 from zoo import MEMBERS, VOCABULARY, build, construct
 
+import draftree
 from draftree import native
 from draftree.native import LIBRARY, load_library
 from draftree.runner import open_runner, pack_weights
@@ -315,6 +316,15 @@ def test_without_a_library_tensor_operations_do(damage: str, monkeypatch: pytest
         monkeypatch.setattr(native, "ABI", native.ABI + 1)
     monkeypatch.setattr(native, "LIBRARY", path)
     assert load_library.__wrapped__() is None
+
+
+@pytest.mark.parametrize("window", [2**31 - 1, 2**31, 2**32 + 3, 2**63 - 1])
+def test_a_window_that_never_ends(window: int) -> None:
+    """As people write it for none."""
+    model = construct(MEMBERS["mistral-window"], sliding_window=window)
+    ids = torch.randint(3, VOCABULARY, (1, 20), generator=torch.Generator().manual_seed(0))
+    found = draftree.generate(model, ids, runner="cpu", max_new_tokens=8).sequences
+    assert torch.equal(found, draftree.generate(model, ids, runner="hooked", max_new_tokens=8).sequences)
 
 
 def test_segments_are_described_anew() -> None:

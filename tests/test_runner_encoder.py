@@ -168,7 +168,9 @@ def test_decoders_that_are_not_compiled() -> None:
     other = copy.deepcopy(zoo.build("t5"))
     dense = other.decoder.block[0].layer[2].DenseReluDense
     dense.wo = type("OtherLinear", (torch.nn.Linear,), {})(dense.wo.in_features, dense.wo.out_features, bias=False)
-    for model in (zoo.build("bart"), zoo.build("umt5"), copy.deepcopy(zoo.build("t5")).bfloat16(), hooked, other):
+    near = zoo.construct(zoo.MEMBERS["t5"], relative_attention_max_distance=3)  # below half of its buckets
+    bart, umt5, halves = zoo.build("bart"), zoo.build("umt5"), copy.deepcopy(zoo.build("t5")).bfloat16()
+    for model in (bart, umt5, halves, hooked, other, near):
         assert not T5Runner.qualifies(inspect_model(model))
         assert type(open_runner(model)) is HookedRunner
     assert type(open_runner(zoo.build("t5"))) is T5Runner

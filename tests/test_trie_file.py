@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from draftree.drafting import Lookahead
-from draftree.drafting.lookahead import Trie
+from draftree.drafting.lookahead import Trie, c_trie
 from draftree.drafting.lookahead.c_trie import load_library
 
 try:
@@ -52,6 +52,31 @@ def test_round_trip_drafts_the_same(saved, backend):
             for left, right in zip(*drafts, strict=True):
                 np.testing.assert_array_equal(left, right)
     assert len(drafts[0].tokens) > 0
+
+
+@pytest.mark.skipif("c" not in BACKENDS, reason="not built: python hatch_build.py")
+def test_a_trie_that_grows_while_it_is_saved_is_saved_whole(tmp_path, monkeypatch):
+    """Collecting garbage may end a request of an engine that nobody holds any more, in the middle of a save."""
+    trie, path = Trie(backend="c"), tmp_path / "outputs.trie"
+    trie.warm([1, 2, 3, 1, 2, 4])
+    room = []
+
+    class Growing:
+        """NumPy, with which the first array comes late."""
+
+        def __getattr__(self, name):
+            return getattr(np, name)
+
+        def empty(self, count, kind):
+            room.append(count)
+            if len(room) == 1:
+                trie.warm(range(10_000, 10_050))
+            return np.empty(count, kind)
+
+    monkeypatch.setattr(c_trie, "np", Growing())
+    trie.save(path, "tokenizer-a")
+    assert room[0] < room[-1]
+    assert Trie.load(path, "tokenizer-a").nodes == trie.nodes
 
 
 def test_an_empty_trie_can_be_saved(tmp_path):

@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-#define ABI 7 /* raised when a signature changes; c_trie.py refuses a library of another number */
+#define ABI 8 /* raised when a signature changes; c_trie.py refuses a library of another number */
 #define FROM_PROMPT 1
 #define FROM_OUTPUT 2
 #define HIERARCHICAL 0
@@ -388,17 +388,24 @@ int32_t trie_retrieve(Trie *t, int32_t slot, int32_t budget, int32_t depth, int 
 
 /* ---------------------------------------------------------------- files */
 
-/* Copies the live output nodes in array order; parents[] holds array indices, at[] each node's own. */
-void trie_dump(const Trie *t, int32_t *at, int32_t *tokens, int32_t *parents, uint32_t *counts, uint32_t *stamps) {
+/* Copies the live output nodes in array order, the first `room` of them; parents[] holds array indices, at[] each node's own.
+ * Returns how many there are. */
+int32_t trie_dump(const Trie *t, int32_t room, int32_t *at, int32_t *tokens, int32_t *parents, uint32_t *counts,
+                  uint32_t *stamps) {
     const Forest *f = &t->output;
-    for (int32_t k = 0, n = 0; k < f->top; k++) {
+    int32_t n = 0;
+    for (int32_t k = 0; k < f->top; k++) {
         if (f->nodes[k].parent == FREE) continue;
-        at[n] = k;
-        tokens[n] = f->nodes[k].token;
-        parents[n] = f->nodes[k].parent;
-        counts[n] = f->nodes[k].count;
-        stamps[n++] = f->nodes[k].stamp;
+        if (n < room) {
+            at[n] = k;
+            tokens[n] = f->nodes[k].token;
+            parents[n] = f->nodes[k].parent;
+            counts[n] = f->nodes[k].count;
+            stamps[n] = f->nodes[k].stamp;
+        }
+        n++;
     }
+    return n;
 }
 
 /* Fills an empty output forest; parents come before children and siblings oldest first. 0 when memory ran out. */

@@ -17,7 +17,7 @@ from draftree.drafting.lookahead.twins import Arrays, Dump, TrieOptions
 from draftree.native import LIBRARY, library
 from draftree.native.addresses import array_address
 
-ABI = 7
+ABI = 8
 
 _INTS = POINTER(c_int32)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -36,7 +36,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int32,
         [c_void_p, c_int32, c_int32, c_int32, c_int, c_int, c_void_p, c_void_p, c_void_p, c_void_p],
     ),
-    "trie_dump": (None, [c_void_p] * 6),
+    "trie_dump": (c_int32, [c_void_p, c_int32, *[c_void_p] * 5]),
     "trie_restore": (c_int, [c_void_p, c_int32, *[c_void_p] * 4, c_uint32]),
 }
 
@@ -117,11 +117,13 @@ class CTrie:
         return int(self._lib.trie_bytes(self._trie))
 
     def dump(self) -> Dump:
-        n = self._lib.trie_nodes(self._trie, 1)
-        at, tokens, parents = (np.empty(n, np.int32) for _ in range(3))
-        counts, stamps = (np.empty(n, np.uint32) for _ in range(2))
-        columns = (at, tokens, parents, counts, stamps)
-        self._lib.trie_dump(self._trie, *(array_address(column, column.dtype) for column in columns))
+        live, room = self._lib.trie_nodes(self._trie, 1), -1
+        while live != room:  # collecting garbage between two calls may end a request, which adds nodes
+            room = live
+            at, tokens, parents = (np.empty(room, np.int32) for _ in range(3))
+            counts, stamps = (np.empty(room, np.uint32) for _ in range(2))
+            columns = (at, tokens, parents, counts, stamps)
+            live = self._lib.trie_dump(self._trie, room, *(array_address(c, c.dtype) for c in columns))
         return at, tokens, parents, counts, stamps, int(self._lib.trie_tick(self._trie))
 
     def restore(self, dump: Dump) -> None:

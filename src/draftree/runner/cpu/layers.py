@@ -32,6 +32,8 @@ from draftree.runner.weights.checksum import Span
 from draftree.runner.weights.packed import LANES, Packed
 
 ROUNDS, NORMS_ROUND_TWICE = 1, 2  # where numbers are rounded to bfloat16 (`layers.c`)
+NO_END = 2**31 - 1  # columns that no window of 32 bits goes beyond, and no context
+MATRICES = "qkv", "output", "gate", "up", "down"  # of `Layer`
 WORTH_THREADS = 2_500_000  # multiplications of a pass under which waking other threads costs more than it saves
 
 
@@ -60,17 +62,18 @@ class CompiledLayer:
         self.copied = sum(packed.nbytes for packed in self._packed)  # bytes of weights
         kv, groups, dim = parts.heads
         norms = [*parts.norms, *(parts.head_norms or (None, None)), *parts.behind]
-        self._weights = [None if norm is None else norm.weight.float() for norm in norms]
+        # Copies, as C keeps their addresses, and torch moves the memory of parameters that other processes share.
+        self._weights = [None if norm is None else norm.weight.to(torch.float32, copy=True) for norm in norms]
         self._partner = None if rotation.plain else rotation.partner.int()
         matrices = [packed.described for packed in self._packed]
-        hidden = matrices[0].inputs
+        hidden, self._at = matrices[0].inputs, [matrix.panels for matrix in matrices]
         self._described = Layer(
             *matrices,
             *(optional_address(weight, torch.float32) for weight in self._weights),
             optional_address(self._partner, torch.int32),
             *(0.0 if norm is None else norm.epsilon for norm in (*norms[:3], norms[4])),
             *(hidden, kv, groups, dim, parts.wide, parts.activation != "silu", 0, rounding_of(norms, dtype)),
-            *(window or 0, parts.scaling, parts.cap or 0.0),
+            *(min(window or 0, NO_END), parts.scaling, parts.cap or 0.0),
         )
         queries = kv * groups * dim
         self.scratch = hidden + max(matrices[0].outputs + queries, 2 * matrices[2].outputs)  # floats a row
@@ -84,8 +87,17 @@ class CompiledLayer:
         lesser._described.skips = int(parts)
         return lesser
 
+    def follow(self) -> None:
+        """Read panels that lie in the model where they are by now, see `Packed.described`."""
+        at = [packed.described.panels for packed in self._packed]
+        if at != self._at:
+            self._at = at
+            for name, place in zip(MATRICES, at, strict=True):
+                getattr(self._described, name).panels = place
+
     def enter(self, x: Tensor, angles: CompiledAngles, index: int) -> None:
         """Keys and values of rows x [B, n, d] into layer `index` of the cache, and nothing else."""
+        self.follow()
         kv, groups, dim = self.parts.heads
         keys, values = angles.cache.stores(index, kv, (dim, dim), x)
         query = x.new_empty(x.shape[0], kv, groups * x.shape[1], dim)
@@ -120,6 +132,9 @@ class CompiledStack:
         Behind the last of them nobody reads the first `unread` rows, of a batch of one, so that they may hold anything.
         """
         keys, values = self.stores(angles.cache, x, first, last)
+        for layer in self.layers[first:last]:
+            if layer.in_place:
+                layer.follow()
         some = [ctypes.addressof(layer._described) for layer in self.layers[first:last]]
         layers = (c_void_p * len(some))(*some)
         self._run(layers, len(some), angles.described, unread, address(x, torch.float32), keys, values)

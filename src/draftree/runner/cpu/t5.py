@@ -88,8 +88,8 @@ class _Decoder:
         self._library = library
         layers: list[Any] = target.layers
         packed = [[Packed(group) if group else None for group in _linears(layer)] for layer in layers]
-        norms = [[part.layer_norm.weight.detach() for part in layer.layer] for layer in layers]
-        self._kept = packed, norms  # C reads what these hold, also where the model has other tensors by now
+        norms = [[part.layer_norm.weight.detach().clone() for part in layer.layer] for layer in layers]
+        self._kept = packed, norms  # C keeps their addresses, also where the model has other tensors by now
         self._layers = [_described(own, matrices) for own, matrices in zip(norms, packed, strict=True)]
         attention = layers[0].layer[0].SelfAttention
         self._heads, self._dim = attention.n_heads, attention.key_value_proj_dim
@@ -177,6 +177,8 @@ def _drives(target: Target) -> bool:
         return False
     if has_eight_bits(model):
         return False
+    if config.relative_attention_max_distance <= config.relative_attention_num_buckets // 2:
+        return False  # biases of distances beyond that differ still (`_bias_by_distance`)
     return target.dtype == torch.float32 and all(p.is_cpu for p in model.parameters())
 
 

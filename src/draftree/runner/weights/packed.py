@@ -118,7 +118,7 @@ def weight_bytes(weight: Tensor) -> int:
 
 
 class Packed:
-    """Linears on the same input as one matrix in panels; `described` is what C reads.
+    """Linears on the same input as one matrix in panels.
 
     Linears that hold panels of one piece of memory, one behind the other, are read where they are; others are copied.
 
@@ -146,7 +146,13 @@ class Packed:
             panels, self.nbytes = to_panels(weight), weight.nbytes
         self._panels = panels
         self._bias = None if linears[0].bias is None else torch.cat([m.bias.detach() for m in linears]).float()
-        self.described = matrix_of(panels, self._bias, outputs, dtype, self._scales)
+        self._described = matrix_of(panels, self._bias, outputs, dtype, self._scales)
+
+    @property
+    def described(self) -> Matrix:
+        """What C reads, with panels where they lie by now: torch moves memory that other processes are to share."""
+        self._described.panels = self._panels.data_ptr()
+        return self._described
 
 
 class Stretch(NamedTuple):
