@@ -139,12 +139,6 @@ class _Cut:
             alive = torch.cat([alive, behind], 1)
         return None if bool(alive.all()) else numbers_of(alive)
 
-    def of(self, b: int) -> _Cut:
-        """For request `b` alone."""
-        own = slice(b, b + 1)
-        tensors = (self.tokens, self.parents, self.ancestors, self.visible)
-        return _Cut(self.pruner, *(t[own] for t in tensors))
-
 
 def _inner(parents: Tensor) -> tuple[Tensor | None, Tensor]:
     """Nodes with children, LongTensor [B, I] ascending (0 in padding), and where each node's parent is in it.

@@ -11,7 +11,6 @@ from torch import Tensor
 from draftree.runner.base import Runner
 from draftree.runner.hooked.anatomy import Anatomy, anatomy_of
 from draftree.runner.hooked.bypass import Bypass
-from draftree.runner.hooked.families import Family
 from draftree.runner.hooked.one_pass import HookedPass, StockModel
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.gradient import GradientCache, RecordingCache
@@ -41,11 +40,6 @@ class HookedRunner(Runner):
         row = torch.ones(1, 1, 1, dtype=torch.bool, device=target.device)
         one = torch.zeros(1, 1, dtype=torch.long, device=target.device)
         self.run(Plan(one, one, row), self.new_cache(1), encoder=encoder)
-
-    @property
-    def family(self) -> Family:
-        """What the model's family needs in addition to masks and positions."""
-        return self._stock.family
 
     @torch.no_grad()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
@@ -100,12 +94,7 @@ class HookedRunner(Runner):
         if self.target.encoder_decoder and encoder is None:
             raise ValueError(f"'{self.target.model_type}' has an encoder: pass its EncoderState as `encoder`.")
         with self.lock:  # whoever looks at the model meanwhile must not take a pass's hooks for the user's
-            # Requests of equal length still differ where their prompts or trees do: only one alone has one set.
-            if self.family.ragged_batches or plan.batch == 1:
-                return self._through(plan, cache, first, encoder)
-            apart = [self._through(plan.of(b), cache, first + b, encoder) for b in range(plan.batch)]
-            cache.open(first, plan.batch, plan.width + plan.appended, bare=plan.bare)
-            return PassResult.join(apart)
+            return self._through(plan, cache, first, encoder)
 
     def _through(self, plan: Plan, cache: SlotCache, first: int, encoder: Any) -> PassResult:
         cache.open(first, plan.batch, plan.width + plan.appended, bare=plan.bare)
