@@ -14,10 +14,8 @@ import draftree
 from draftree.cli import app
 from draftree.demo_model import embedded
 from draftree.drafting.folder import base_of
-from draftree.training import align_inputs
 from draftree.training import bleu as bleu_module
-from draftree.training.align import Exam, align
-from draftree.training.align_inputs import align_on_inputs, template_of
+from draftree.training.align import Exam, align, align_on_inputs, template_of
 from draftree.training.answers import AnswerOptions
 from draftree.training.bleu import bleu
 from draftree.training.journal import JOURNAL, Journal
@@ -319,7 +317,7 @@ def test_ctrl_c_says_how_it_goes_on(tmp_path, monkeypatch):
     def stop(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(align_inputs, "make_data", stop)
+    monkeypatch.setattr("draftree.training.align.make_data", stop)
     asked = questions(tmp_path / "ask.jsonl")
     with embedded("chat_600k") as folder:
         words = f"train align --small {folder} --data {asked} --out {tmp_path / 'out'} --field ask"

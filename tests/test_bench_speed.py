@@ -10,20 +10,20 @@ from typer.testing import CliRunner
 
 from benchmarks.inflate.model import inflate
 from benchmarks.inflate.sizes import Size
-from draftree.bench.figures import (
+from draftree.bench.inputs import Settings, Subject
+from draftree.bench.kit import Kit, LeftOutError, WarmTrie
+from draftree.bench.names import LIMITED, NODES, PLAIN
+from draftree.bench.speed import (
     BEST,
     BEST_OVER_PLAIN,
     EFFICIENCY,
     EFFICIENCY_BEHIND,
     OVER_HF,
+    ROWS,
     SHARE,
     STEP_FLOOR,
     TOKEN_FLOOR,
 )  # fmt: skip
-from draftree.bench.inputs import Settings, Subject
-from draftree.bench.kit import Kit, LeftOutError, WarmTrie
-from draftree.bench.names import LIMITED, NODES, PLAIN
-from draftree.bench.speed import ROWS
 from draftree.bench.steps import HF, LOOP, weight_bytes
 from draftree.cli import app
 from draftree.models import encode_prompt

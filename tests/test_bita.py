@@ -120,7 +120,7 @@ def test_shallow_prompts_are_what_the_model_makes_of_embeddings(family: str) -> 
     assert not torch.allclose(before[0], drafts(model, drafter)[0])
 
 
-@pytest.mark.parametrize("family", ["llama", "mpt"])  # rows of mpt's sequences pass one sequence after the other
+@pytest.mark.parametrize("family", ["llama", "mpt"])
 def test_shallow_prompts_are_trained_through_the_model(family: str) -> None:
     """Every embedding gets a gradient, and what drops out differs by sequence."""
     model = copy.deepcopy(build(family)).requires_grad_(False)

@@ -10,7 +10,7 @@ import pytest
 from tree_paths import from_arrays
 
 from draftree.drafting import Context
-from draftree.drafting.cutoff import Cutoff
+from draftree.drafting.draft_model import Cutoff
 from draftree.tree import TokenTree
 
 CHANCES = [0.8, 0.5, 0.3, 0.2, 0.1, 0.05]

@@ -131,7 +131,8 @@ def test_weights_of_8_bits(library: Callable[[Any], Any], family: str, drafter: 
 
 
 @pytest.mark.parametrize(
-    ("where", "family", "drafter"), crossed(["cpu", "disk"], ["llama", "gpt2", "bloom", "t5", "bart"], [*DRAFTERS])
+    ("where", "family", "drafter"),
+    crossed(["cpu", "disk"], ["llama", "gpt2", "bloom", "mpt", "t5", "bart"], [*DRAFTERS]),
 )
 def test_offloaded_models(where: str, family: str, drafter: str, tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")

@@ -16,7 +16,7 @@ from zoo import CAUSAL, ENCODER_DECODER, MEMBERS, _draw_weights, build, construc
 from draftree.engine import Engine, Rules
 from draftree.runner import EagerRunner, HookedRunner, inspect_model
 from draftree.runner.cuda_graphs.runner import CudaGraphRunner
-from draftree.runner.plan import PassResult, Plan, Segment, Surgery
+from draftree.runner.plan import Plan, Surgery
 from draftree.shaping import Fixed
 
 
@@ -163,22 +163,3 @@ def test_a_request_without_drafting_gets_no_rows(kind: str, monkeypatch: pytest.
     engine.add([5, 6, 7], Rules(6))
     engine.run()
     assert not all(bare)
-
-
-@pytest.mark.parametrize("rows", [1, 5, 8])
-def test_passes_of_one_request_are_joined_at_any_width(rows: int) -> None:
-    """As many rows as a hidden state or a vocabulary is wide are still rows: only what is seen is square."""
-
-    def result(n: int) -> PassResult:
-        segment = Segment(0, torch.arange(n)[None], torch.arange(n)[None], torch.ones(1, n, n, dtype=torch.bool))
-        return PassResult(torch.ones(1, n, 5), [segment], {3: torch.ones(1, n, 8)})
-
-    joined = PassResult.join([result(rows), result(11)])
-    assert joined.logits.shape == (2, 11, 5)
-    assert joined.hidden[3].shape == (2, 11, 8)
-    assert joined.segments[0].visible.shape == (2, 11, 11)
-    assert joined.logits[0].sum() == rows * 5
-    assert joined.hidden[3][0].sum() == rows * 8
-    assert joined.segments[0].visible[0].sum() == rows**2
-    assert joined.rows is not None
-    assert joined.rows[0].tolist() == [*range(rows), *[-1] * (11 - rows)]

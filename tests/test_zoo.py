@@ -193,11 +193,11 @@ def deep_prefix(runner: Runner, model: Any) -> float:
 
 
 def _prefix_reference(runner: Runner) -> bool:
-    """Whether stock can be given a prefix: full attention, explicit positions, no bias by column."""
-    family = getattr(runner, "family", None)
-    plain = family is None or type(family) in (Family, ViewsFinalRows)
+    """Whether stock can be given a prefix: full attention, no positions or bias by column."""
+    hooked = getattr(runner, "_stock", None)  # None for runners of a single shape
+    plain = hooked is None or type(hooked.family) in (Family, ViewsFinalRows)
     full = all(kind.window is None and kind.chunk is None for kind in runner.target.kinds)
-    return plain and full and getattr(runner, "_takes_positions", True)
+    return plain and full
 
 
 @torch.no_grad()

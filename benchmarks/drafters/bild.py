@@ -46,7 +46,7 @@ from draftree.models import known_folder
 from draftree.prompts import Prompt, take_per_set
 from draftree.runner import inspect_model
 from draftree.trace.labels import pieces
-from draftree.training.align_inputs import template_of
+from draftree.training.align import template_of
 from draftree.training.journal import fingerprint
 from draftree.training.questions import Question, read_questions
 

@@ -20,7 +20,7 @@ from benchmarks.harness import Setup, on_demand
 from benchmarks.harness.quality import check_metric
 from draftree.drafting import DraftModel
 from draftree.models import load_model
-from draftree.training.align_inputs import align_on_inputs, template_of
+from draftree.training.align import align_on_inputs, template_of
 from draftree.training.answers import AnswerOptions, make_data
 from draftree.training.journal import fingerprint
 from draftree.training.options import RECIPE, Inputs, TrainOptions

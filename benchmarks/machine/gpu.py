@@ -19,13 +19,13 @@ import torch
 
 from benchmarks.harness import Experiment, Setup, table_of
 from benchmarks.inflate.sizes import Size, check_memory, dtype_named, parameters_named, size_for, size_named
-from draftree.bench import figures, names
+from draftree.bench import names
 from draftree.bench.case import Result
 from draftree.bench.inputs import Settings, Texts, encode_all
 from draftree.bench.kit import make_kit
 from draftree.bench.methods import HuggingFace
 from draftree.bench.report import Table
-from draftree.bench.speed import measure_answers
+from draftree.bench.speed import COLUMNS, draw_steps, measure_answers
 from draftree.bench.steps import LOOP, Steps, check_context, time_rows
 from draftree.models import Placement
 from draftree.runner import Runner, open_runner
@@ -80,7 +80,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
 def plot(figure: Any, table: pd.DataFrame) -> None:
     """The steps."""
     more = table.attrs["more"]
-    figures.draw(figure, Steps(more["steps"], more["floor"]))
+    draw_steps(figure, Steps(more["steps"], more["floor"]))
 
 
 def check_device(name: str) -> str:
@@ -155,7 +155,7 @@ def choices(cost: StepCost, accepted: Sequence[float], *, packed: bool) -> list[
 
 EXPERIMENT = Experiment(
     run,
-    figures.COLUMNS,
+    COLUMNS,
     plot,
     {
         **{"shape": "llama-7b", "dtype": "bfloat16", "device": "cuda", "per_set": 1, "max_new_tokens": 96},

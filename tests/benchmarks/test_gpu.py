@@ -12,8 +12,8 @@ from benchmarks.inflate.sizes import SIZES, check_memory
 from benchmarks.machine import gpu
 from benchmarks.machine.gpu import BATCHES, EXPERIMENT, FORM_ROWS, ROOM, ROWS, choices, other_forms
 from draftree.bench import steps as timing
-from draftree.bench.figures import EFFICIENCY, STEP_FLOOR
 from draftree.bench.inputs import Texts
+from draftree.bench.speed import EFFICIENCY, STEP_FLOOR
 from draftree.bench.steps import HF, LOOP, time_rows
 from draftree.cli import app
 from draftree.progress import Watcher

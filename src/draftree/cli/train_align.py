@@ -43,7 +43,7 @@ def align(
     from draftree.cli.screen import DataBar, line_console
     from draftree.drafting import DraftModel
     from draftree.models import known_folder
-    from draftree.training.align_inputs import align_on_inputs
+    from draftree.training.align import align_on_inputs
     from draftree.training.answers import AnswerOptions
 
     console = line_console()

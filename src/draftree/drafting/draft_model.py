@@ -3,7 +3,8 @@
 Speculative decoding with a second model (Leviathan et al., 2023; Hugging Face's assisted generation), with trees: the
 small model reads its own likeliest tokens depth by depth, all nodes of a depth in one pass, and the most probable
 paths become the tree. What is accepted is what the large model itself chooses, so the text is that of plain decoding,
-greedy or sampled, however small or wrong the small model is.
+greedy or sampled, however small or wrong the small model is. Each depth costs a pass of the small model, and
+none is spent on draft tokens that would not be verified: how likely they have to be shows in how trees were cut.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from typing import Any
 import torch
 
 from draftree.demo_model import embedded
-from draftree.drafting.base import Capabilities, Context, Step
+from draftree.drafting.base import ByRequest, Capabilities, Context, Step
 from draftree.drafting.base_model import model_hash
-from draftree.drafting.cutoff import Cutoff
 from draftree.drafting.second_model import SecondModel
 from draftree.drafting.times import OwnTimes, check_confidence
 from draftree.errors import check_least
@@ -31,6 +31,7 @@ PRICE_FIRST = 0.25  # a pass of the small model against a step of the large one,
 BEAM = 4  # nodes of a depth that are read, where a pass for each depth is needed
 WORTH = 2.0  # accepted tokens that a pass of the small model has to promise, per time of a step of the large one
 SHORT = 16  # rows of a pass or run that is timed; prompts take longer
+RATE = 0.1  # weight of a step in what `Cutoff` learns
 
 
 class DraftModel(SecondModel):
@@ -173,6 +174,41 @@ class _Growth:
         for node in nodes:
             self._rows[node] = len(self._rows) - 1
         return [self.tokens[node] for node in nodes], parents
+
+
+class Cutoff:
+    """Learns below which probability draft tokens are left out.
+
+    Where rows cost much, as in batches on a CPU, most of a deep tree is, and a pass for such tokens would be wasted.
+
+    Attributes:
+        probability: of draft tokens that are just verified, that they are accepted, as their drafter sees it; 0 until
+            any were left out.
+    """
+
+    def __init__(self) -> None:
+        self.probability = 0.0
+        self._offered: ByRequest[list[float]] = ByRequest()  # log-probabilities of the last drafts, falling
+
+    def drafted(self, requests: Sequence[Context], trees: TokenTree) -> None:
+        """These trees are handed over, of draft tokens in falling order."""
+        for request, logp, size in zip(requests, trees.logp.tolist(), trees.sizes, strict=True):
+            self._offered[request.id] = logp[1:size]
+
+    def verified(self, step: Step, source: int) -> None:
+        """Compare them with what was verified of them: the draft tokens that carry the bit `source`."""
+        own = ((step.trees.source & source) != 0).sum(1).tolist()
+        for request, kept in zip(step.requests, own, strict=True):
+            offered = self._offered.pop(request.id, [])
+            if kept > len(offered):
+                continue  # these were of an earlier step
+            last_in = math.exp(offered[kept - 1]) if kept else 1.0
+            first_out = math.exp(offered[kept]) if kept < len(offered) else 0.0
+            self.probability += RATE * (min(max(self.probability, first_out), last_in) - self.probability)
+
+    def end(self, request: Context) -> None:
+        """Forget a request."""
+        self._offered.pop(request.id, None)
 
 
 def demo_draft_model(model: Any) -> DraftModel:

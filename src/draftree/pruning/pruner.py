@@ -1,4 +1,9 @@
-"""A pruner at work: it prunes the passes of one engine, as an `EarlyPruning` says."""
+"""A pruner at work: it prunes the passes of one engine, as an `EarlyPruning` says.
+
+The draft tokens that stay are known only in the pass. A drafter describes its surgeries for all rows, so those behind
+the pruning are fitted to the rows that are left: where a row has gone, the rows that looked ahead of it are not
+appended, and the others see what is left.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.pruning.survivors import added, following, numbers_of
 from draftree.pruning.worth import Worth
 from draftree.runner.base import Runner
 from draftree.runner.plan import Plan, Surgery, join
@@ -68,12 +72,12 @@ class Pruner:
         total = visible.shape[1]
         surgeries = [*before, Surgery(layer, keep=cut)]
         if same is not None:
-            surgeries[-1] = replace(following(same, total), keep=cut)
-            total += added(same)
+            surgeries[-1] = replace(_following(same, total), keep=cut)
+            total += _added(same)
         for surgery in plan.surgeries:
             if surgery.layer > layer:
-                surgeries.append(following(surgery, total))
-                total += added(surgery)
+                surgeries.append(_following(surgery, total))
+                total += _added(surgery)
         return replace(plan, surgeries=tuple(surgeries))
 
     def alive(self, hidden: Tensor, tokens: Tensor, parents: Tensor, ancestors: Tensor) -> Tensor:
@@ -137,13 +141,7 @@ class _Cut:
             # An attached row goes when any node that it sees has gone: it looked ahead of that node.
             behind = ~(self.visible[:, nodes:, :nodes] & ~alive[:, None]).any(2)
             alive = torch.cat([alive, behind], 1)
-        return None if bool(alive.all()) else numbers_of(alive)
-
-    def of(self, b: int) -> _Cut:
-        """For request `b` alone."""
-        own = slice(b, b + 1)
-        tensors = (self.tokens, self.parents, self.ancestors, self.visible)
-        return _Cut(self.pruner, *(t[own] for t in tensors))
+        return None if bool(alive.all()) else _numbers_of(alive)
 
 
 def _inner(parents: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -161,3 +159,78 @@ def _inner(parents: Tensor) -> tuple[Tensor | None, Tensor]:
     for row, (nodes, _) in zip(inner, found, strict=True):
         row[: len(nodes)] = nodes
     return torch.from_numpy(inner), torch.from_numpy(np.stack([place.reshape(-1) for _, place in found]))
+
+
+def _numbers_of(alive: Tensor) -> Tensor:
+    """Where [B, T] is true, ascending and padded with -1: LongTensor [B, K]."""
+    counts = alive.sum(1)
+    most = int(counts.max())
+    order = alive.byte().sort(dim=1, descending=True, stable=True).indices[:, :most]
+    return order.masked_fill(torch.arange(most, device=alive.device) >= counts[:, None], -1)
+
+
+def _added(surgery: Surgery) -> int:
+    """How many rows it appends."""
+    return 0 if surgery.positions is None else surgery.positions.shape[1]
+
+
+def _following(surgery: Surgery, total: int) -> Surgery:
+    """`surgery`, which describes `total` rows, for those of them that are left."""
+    if surgery.append is None:
+        return surgery
+    return replace(surgery, resolve=_Resolve(total))
+
+
+@dataclass(frozen=True, slots=True)
+class _Resolve:
+    """Brings a surgery that describes all rows to those that are left (see `Surgery.resolve`).
+
+    Attributes:
+        total: rows that had a number before this surgery.
+    """
+
+    total: int
+
+    def __call__(self, surgery: Surgery, rows: Tensor) -> Surgery:
+        visible, positions, append = surgery.visible, surgery.positions, surgery.append
+        assert visible is not None
+        assert positions is not None
+        assert append is not None
+        total, batch = self.total, len(rows)
+        real = rows >= 0
+        place = torch.full((batch, total + 1), -1, dtype=torch.long, device=rows.device)
+        local = torch.arange(rows.shape[1], device=rows.device).expand(batch, -1)
+        place = place.scatter(1, torch.where(real, rows, total), local)[:, :total]
+        alive = ~(visible[:, :, :total] & (place < 0)[:, None]).any(2)
+        stay = _numbers_of(alive)
+        index = stay.clamp(min=0)
+        left = stay >= 0
+        wide = index[:, :, None]
+        # Columns: the rows that are left, then the appended ones that are.
+        columns = torch.cat([torch.where(real, rows, 0), total + index], 1)
+        seen = visible.gather(1, wide.expand(-1, -1, visible.shape[2]))
+        seen = seen.gather(2, columns[:, None].expand(-1, index.shape[1], -1))
+        seen &= torch.cat([real, left], 1)[:, None]
+        itself = torch.eye(index.shape[1], dtype=torch.bool, device=rows.device)
+        seen[:, :, rows.shape[1] :] |= itself & ~left[:, :, None]  # padding must see something
+        source = torch.arange(total, device=rows.device).expand(batch, -1) if surgery.source is None else surgery.source
+        return replace(
+            surgery,
+            source=place.gather(1, source).clamp(min=0),
+            append=_Chosen(append, index),
+            positions=positions.gather(1, index),
+            visible=seen,
+            numbers=(total + index).masked_fill(~left, -1),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Some of the rows [B, K, d] that `make` makes, by index [B, K]."""
+
+    make: Callable[[Tensor], Tensor]
+    index: Tensor
+
+    def __call__(self, given: Tensor) -> Tensor:
+        made = self.make(given)
+        return made.gather(1, self.index[:, :, None].expand(-1, -1, made.shape[2]))

@@ -37,7 +37,6 @@ class Surgery:
         layer: index of the first decoder layer that sees the changed rows.
         keep: LongTensor [B, K] of row numbers (ascending, padded with -1), or a function of the hidden states
             [B, N, d] at that point which returns one, or None where all rows stay (early pruning, ProPD section 4.1).
-            A function that knows requests apart has a method `of(b)`, which returns that of request b alone.
         append: function of the hidden states [B, K, d] after `keep` returning new rows [B, M, d]
             (Hidden Transfer, section 3.2).
         positions: LongTensor [B, M], positions of the appended rows.
@@ -161,14 +160,6 @@ class Plan:
             return self
         return self._changed(lambda tensor: tensor.to(device))
 
-    def of(self, b: int) -> Plan:
-        """The plan of request `b` alone."""
-        own = self._changed(lambda tensor: tensor[b : b + 1])
-        alone = ((s, getattr(s.keep, "of", None)) for s in own.surgeries)  # see `Surgery.keep`
-        surgeries = tuple(s if of is None else replace(s, keep=of(b)) for s, of in alone)
-        sizes = None if self.sizes is None else self.sizes[b : b + 1]
-        return replace(own, surgeries=surgeries, rope_floor=self.rope_floor[b : b + 1], sizes=sizes)
-
     def _changed(self, change: Callable[[Tensor], Tensor]) -> Plan:
         """The same with every tensor changed, those of the surgeries too."""
         surgeries = tuple(_with_tensors(surgery, change) for surgery in self.surgeries)
@@ -227,38 +218,3 @@ class PassResult:
     def rows(self) -> Tensor | None:
         """Original row numbers [B, n] of the final rows, None where none has left and row i is number i."""
         return self.segments[-1].rows
-
-    @classmethod
-    def join(cls, results: list[PassResult]) -> PassResult:
-        """One result of several single-request passes over the same plan."""
-
-        segments = []
-        for parts in zip(*(r.segments for r in results), strict=True):
-            rows = None
-            if any(p.rows is not None for p in parts):
-                every = [torch.arange(p.positions.shape[1], device=p.positions.device)[None] for p in parts]
-                rows = [every[i] if p.rows is None else p.rows for i, p in enumerate(parts)]
-            prefix = [p.prefix_rows for p in parts]
-            segments.append(
-                Segment(
-                    parts[0].start,
-                    None if rows is None else _pad_and_cat(rows, fill=-1),
-                    _pad_and_cat([p.positions for p in parts]),
-                    _pad_and_cat([p.visible for p in parts], square=True),
-                    None if prefix[0] is None else _pad_and_cat([p for p in prefix if p is not None]),
-                )
-            )
-        hidden = {layer: _pad_and_cat([r.hidden[layer] for r in results]) for layer in results[0].hidden}
-        apart = all(r.attends_apart for r in results)
-        return cls(_pad_and_cat([r.logits for r in results]), segments, hidden, results[0].runner, apart)
-
-
-def _pad_and_cat(parts: list[Tensor], fill: int = 0, *, square: bool = False) -> Tensor:
-    """Tensors [1, n, ..] as one, padded to the most rows n; `square` ones [1, n, n] in both of their dimensions."""
-    rows = max(p.shape[1] for p in parts)
-    padded = []
-    for p in parts:
-        more = [0, rows - p.shape[1]]
-        pad = more + more if square else [0, 0] * (p.dim() - 2) + more
-        padded.append(torch.nn.functional.pad(p, pad, value=fill) if more[1] else p)
-    return torch.cat(padded)

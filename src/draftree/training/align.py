@@ -3,6 +3,10 @@
 The labels are the large model's own greedy outputs on training inputs, as `make_data` writes them; the small model is
 fine-tuned on them at a constant learning rate. It then disagrees less often, so a large model that reviews it has
 less to correct, and as a drafter it is accepted more often. The result is a stock Hugging Face folder.
+
+`align` takes such outputs; `align_on_inputs` has the large model write them first, into a folder of their own below
+the result and with a journal. So a run that was killed while answering goes on where it stopped, and one that was
+killed while training goes on from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -18,16 +22,18 @@ import torch
 from draftree.drafting.folder import base_of
 from draftree.drafting.second_model import check_pair, warn_of_size
 from draftree.runner.target import inspect_model
-from draftree.training.answers import AnswerOptions, answer_all
-from draftree.training.bleu import bleu
-from draftree.training.options import TrainOptions
-from draftree.training.questions import Question, Template
-from draftree.training.rows import read_data
+from draftree.training.answers import AnswerOptions, Progress, answer_all, check_lengths, make_data
+from draftree.training.bleu import bleu, check_bleu
+from draftree.training.journal import META
+from draftree.training.options import Inputs, TrainOptions
+from draftree.training.questions import PLACE, Question, Template, read_questions
+from draftree.training.rows import kept_out, read_data
 from draftree.training.session import Session
 from draftree.training.trainer import Report
 from draftree.training.whole_model import AlignObjective, check_trainable, in_float32, save_model
 
 OPTIMIZERS = {"adafactor": ("adafactor", 1e-3), "adamw": ("adamw_torch", 3e-4)}  # Hugging Face's name, learning rate
+ANSWERS = "answers"  # the folder of the large model's answers, below the result
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +142,79 @@ def align(
     }
     title = f"a small model aligned with {base.name}"
     return session.finish(recipe, title, lambda _: save_model(small, tokenizer, out))
+
+
+def align_on_inputs(
+    large: Any,
+    tokenizer: Any,
+    small: Any,
+    inputs: Inputs,
+    out: Path,
+    *,
+    answers: AnswerOptions | None = None,
+    optimizer: str = "adafactor",
+    options: TrainOptions | None = None,
+    progress: Progress | None = None,
+    report: Report = print,
+) -> dict[str, Any]:
+    """Let `large` answer the inputs, fine-tune `small` on that, and save it into `out`; see `align`.
+
+    Args:
+        large, small: the pair.
+        tokenizer: of both.
+        inputs: what is answered.
+        out: folder to write.
+        answers: how the large model answers, and both for BLEU.
+        progress: called after every answer.
+        optimizer, options, report: as of `align`.
+
+    Raises:
+        ValueError: anything of these that cannot be used.
+    """
+    check_run(large, small, optimizer)
+    answers = answers or AnswerOptions()
+    template = template_of(tokenizer, inputs.template)
+    data, questions = inputs.data, []
+    if (data / META).is_file():
+        inputs.refuse_for_answers()
+    else:
+        reference = inputs.reference if inputs.dev is None else None
+        questions = read_questions([data], inputs.limit, field=inputs.field, reference=reference)
+    exam = _exam(inputs, questions, template, answers, (large, small))
+    if questions:
+        data = out / ANSWERS
+        how: dict[str, Any] = {"template": template, "replace": options is not None and options.force}
+        make_data(large, tokenizer, questions, data, options=answers, progress=progress, **how)
+    run: dict[str, Any] = {"optimizer": optimizer, "options": options, "report": report}
+    return align(large, small, data, out, tokenizer=tokenizer, exam=exam, **run)
+
+
+def _exam(
+    inputs: Inputs, questions: list[Question], template: Template, answers: AnswerOptions, models: tuple[Any, Any]
+) -> Exam | None:
+    """The rows with references that both models can read; None where there are none."""
+    if inputs.reference is None:
+        if inputs.dev is not None:
+            raise ValueError(
+                "--dev is for BLEU, which needs references: name their field with --reference, or leave it out."
+            )
+        return None
+    check_bleu()
+    if inputs.dev is not None:
+        questions = read_questions([inputs.dev], field=inputs.field, reference=inputs.reference)
+    elif not questions:
+        raise ValueError(f"{str(inputs.data)!r} holds answers and no references: name rows that have them with --dev.")
+    else:
+        questions = [q for q in questions if kept_out(q.set, q.id)]
+    for model in models if questions else ():
+        questions = check_lengths(inspect_model(model), template, questions, answers)
+    return Exam(questions, template, answers) if questions else None
+
+
+def template_of(tokenizer: Any, template: str | None) -> Template:
+    """The template that is given; without one the chat template, or the bare input where the tokenizer has none."""
+    chat = getattr(tokenizer, "chat_template", None)
+    return Template(template or ("short" if chat else PLACE), tokenizer)
 
 
 def _check_room(small: Any, rows: Iterable[Any]) -> None:

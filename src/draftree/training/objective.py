@@ -90,11 +90,6 @@ class DrafterObjective(Objective):
         """The real rows of a batch; `more` are further fields of `Plan`."""
         return Plan.causal(batch.tokens, rope_floor=tuple(batch.start.tolist()), **more)
 
-    def parts(self, batch: Batch) -> list[Batch]:
-        """The batch; row by row for the families that the runner drives so, where a surgery must know its rows."""
-        whole = self.runner.family.ragged_batches
-        return [batch] if whole else [batch.of(b) for b in range(len(batch.tokens))]
-
     def encoder(self, batch: Batch) -> EncoderState | None:
         """Cross attention of the batch's sources; None for decoder-only models."""
         if batch.source is None or batch.source_length is None:

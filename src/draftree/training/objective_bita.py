@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers.cache_utils import DynamicCache
 
 from draftree.drafting.bita import SHALLOW
 from draftree.drafting.folder import Trained
@@ -102,10 +103,11 @@ class BiTAObjective(DrafterObjective):
         """What the model makes of the prompts' embeddings; kept in the weights, for drafting, where nothing drops."""
         embeddings = self.weights.prompt_embeddings.expand(count if self.training else 1, -1, -1)
         embeddings = self._drop(embeddings) if self.training and self.prefix_dropout else embeddings
-        nothing = torch.zeros(embeddings.shape[:2], dtype=torch.long, device=embeddings.device)
-        found = self.runner.states_with_gradients(
-            Plan.causal(nothing, embeddings=embeddings, first_logit_row=embeddings.shape[1] - 1)
-        )
+        cache = DynamicCache()
+        arguments = {"inputs_embeds": embeddings.to(self.target.dtype), self.target.cache_argument: cache}
+        self.target.model(**arguments, use_cache=True)
+        layers: list[Any] = cache.layers
+        found = [(layer.keys, layer.values) for layer in layers]
         if self.training:
             return found
         found = [(keys[0], values[0]) for keys, values in found]

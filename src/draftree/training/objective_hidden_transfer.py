@@ -35,10 +35,7 @@ class HiddenTransferObjective(DrafterObjective):
         self.places = tuple(range(2, len(self.transfer_layers) + 2))
 
     def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        parts = self.parts(batch)
-        logits = torch.cat(
-            [self.runner.run_with_gradients(self.packed(p), encoder=self.encoder(p)).logits for p in parts]
-        )
+        logits = self.runner.run_with_gradients(self.packed(batch), encoder=self.encoder(batch)).logits
         width, splits = batch.tokens.shape[1], batch.splits.shape[1]
         real = logits[:, :width].detach()
         steps = list(logits[:, width:].split(splits, 1))

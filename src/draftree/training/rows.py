@@ -155,12 +155,6 @@ class Batch:
     source: Tensor | None = None  # LongTensor [B, E], what an encoder reads, or None
     source_length: Tensor | None = None  # LongTensor [B], or None
 
-    def of(self, b: int) -> Batch:
-        """The batch of row `b` alone."""
-        held: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        alone: dict[str, Any] = {name: None if t is None else t[b : b + 1] for name, t in held.items()}
-        return Batch(**alone)
-
     def truth(self, ahead: int) -> tuple[Tensor, Tensor]:
         """The tokens `ahead` places after the split points [B, S], and where there is one [B, S]."""
         index = self.splits + ahead

@@ -20,7 +20,6 @@ from draftree.native.addresses import address, store_addresses
 from draftree.native.structures import Matrix, Pass, T5Decoder, T5Layer
 from draftree.runner.cpu.layers import threads_for
 from draftree.runner.eager.product import may_copy
-from draftree.runner.hooked.anatomy import anatomy_of
 from draftree.runner.hooked.runner import HookedRunner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
@@ -60,7 +59,7 @@ class T5Runner(HookedRunner):
             raise ValueError(reason)
         super().__init__(target)
         self.form = f"{self.name} {ABI}"
-        self._compiled = _Decoder(load_library(), target, anatomy_of(self).scale)
+        self._compiled = _Decoder(load_library(), target, self.anatomy.scale)
         self.copied.nbytes = self._compiled.copied
 
     def new_encoder(self, slots: int) -> EncoderState:

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftree.runner.base import Runner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.own_thread import lock_of, on_this_thread
-from draftree.runner.plan import Plan
+from draftree.runner.plan import PassResult
 from draftree.runner.target import Target
 from draftree.runner.weights.stock import state_of
+
+OneRow = Callable[[SlotCache, tuple[int, ...]], PassResult]  # passes one row, and taps these layers
 
 CLOSE = 1e-2  # relative difference, wide enough for 16-bit types
 
@@ -88,19 +89,20 @@ class _Watched(SlotCache):
 _known: weakref.WeakKeyDictionary[Any, tuple[Anatomy, list[Any]]] = weakref.WeakKeyDictionary()
 
 
-def anatomy_of(runner: Runner) -> Anatomy:
-    """The facts of a runner's model; one pass of one row the first time, remembered afterwards.
+def anatomy_of(target: Target, one_row: OneRow) -> Anatomy:
+    """The facts of a model; one pass of one row the first time, remembered afterwards.
 
     Args:
-        runner: drives the stock model through its own `forward`.
+        target: the model.
+        one_row: passes a row through the stock model's own `forward`, to be watched.
 
     Raises:
         ValueError: layers differ in the shape of their keys, or what lies before the head is not understood.
     """
-    model = runner.target.model
+    model = target.model
     found = _known.get(model)
     if found is None:
-        found = _known[model] = _look(runner), _state(model)
+        found = _known[model] = _look(target, one_row), _state(model)
     return found[0]
 
 
@@ -117,14 +119,8 @@ def _state(model: Any) -> list[Any]:
 
 
 @torch.no_grad()
-def _look(runner: Runner) -> Anatomy:
-    target = runner.target
-    encoder = None
-    device = target.device
+def _look(target: Target, one_row: OneRow) -> Anatomy:
     with lock_of(target.model):
-        if target.encoder_decoder:
-            encoder = runner.new_encoder(1)
-            encoder.admit(0, torch.zeros(2, dtype=torch.long, device=device))
         cache = _Watched(len(target.layers), 1)
         calls: list[tuple[nn.Module, Tensor]] = []  # behind the last layer, in order
         read: list[Tensor] = []
@@ -146,9 +142,7 @@ def _look(runner: Runner) -> Anatomy:
                 (head.register_forward_hook, lambda *call: outputs.append(call[-1])),
             ):
                 stack.callback(register(on_this_thread(hook)).remove)
-            row = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
-            one = torch.zeros(1, 1, dtype=torch.long, device=device)
-            result = runner.run(Plan(one, one, row, taps=(len(target.layers),)), cache, encoder=encoder)
+            result = one_row(cache, (len(target.layers),))
     if len(cache.shapes) != 1:
         raise ValueError(
             f"The layers of this '{target.model_type}' model differ in the shape of their keys and values, so one "

@@ -42,13 +42,11 @@ class Family:
 
     Attributes:
         layer_arguments_needed: whether `layer_arguments` must be applied on every layer of every pass.
-        ragged_batches: whether one forward can hold requests whose rows stand at different positions.
         views_final_rows: whether the model reshapes its final hidden states to the *entering* row count:
             a pass with surgery has to hand it that many and compute the logits itself.
     """
 
     layer_arguments_needed = False
-    ragged_batches = True
     views_final_rows = False
 
     def __init__(self, target: Target) -> None:
@@ -104,20 +102,39 @@ class FalconAlibi(Family):
         return {"alibi": alibi, "attention_mask": scaled.masked_fill(hidden, torch.finfo(masks.dtype).min)}
 
 
+class _PerRequest:
+    """A position bias [B, heads, 1, K] that passes MPT's check for one without a batch axis.
+
+    Of what it is given, MPT's attention reads the shape, takes a slice of its own columns, and adds that.
+    """
+
+    def __init__(self, bias: Tensor) -> None:
+        self._bias = bias
+        self.shape = (bias.shape[1], 1, bias.shape[3])
+
+    def size(self, axis: int) -> int:
+        return self.shape[axis]
+
+    def __getitem__(self, columns: Any) -> Tensor:
+        return self._bias  # it has no columns but those of the pass
+
+    def to(self, *given: Any, **options: Any) -> _PerRequest:
+        """The same elsewhere: accelerate's hooks move what a layer is given to the layer's device."""
+        return _PerRequest(self._bias.to(*given, **options))
+
+
 class Mpt(Family):
-    """MPT takes a position bias [heads, 1, K] without a batch axis, and a boolean mask of what to hide."""
+    """MPT takes a position bias by key position, another for each request, and a boolean mask of what to hide."""
 
     layer_arguments_needed = True
-    ragged_batches = False
 
     def layer_arguments(self, index: int, kind: LayerKind, masks: PassMasks) -> dict[str, Any]:
         """Replace `position_bias` and invert the mask."""
-        keys = masks.key_positions[0].clamp(min=0)
-        heads = self.target.config.n_heads
-        table = self.target.decoder.build_mpt_alibi_tensor(heads, 2, device=keys.device)
-        slopes = (table[:, 0, 1] - table[:, 0, 0]).reshape(-1, 1)
-        bias = (slopes * keys.float())[:, None].to(masks.dtype)
-        return {"position_bias": bias, "attention_mask": ~masks.boolean(kind)[:, None]}
+        keys = masks.key_positions.clamp(min=0)
+        table = self.target.decoder.build_mpt_alibi_tensor(self.target.config.n_heads, 2, device=keys.device)
+        slopes = table[:, 0, 1] - table[:, 0, 0]
+        bias = (slopes[:, None] * keys[:, None].float())[:, :, None].to(masks.dtype)
+        return {"position_bias": _PerRequest(bias), "attention_mask": ~masks.boolean(kind)[:, None]}
 
 
 class GptNeo(ViewsFinalRows):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftree.runner.hooked.anatomy import Anatomy, anatomy_of, forget_changed_anatomy
+from draftree.runner.hooked.anatomy import Anatomy, forget_changed_anatomy
 from draftree.runner.hooked.runner import HookedRunner
 from draftree.runner.target import Target
 
@@ -12,4 +12,4 @@ __all__ = ["Anatomy", "probe"]
 def probe(target: Target) -> Anatomy:
     """See `anatomy.anatomy_of`."""
     forget_changed_anatomy(target.model)
-    return anatomy_of(HookedRunner(target))
+    return HookedRunner(target).anatomy

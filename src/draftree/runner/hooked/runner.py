@@ -11,10 +11,9 @@ from torch import Tensor
 from draftree.runner.base import Runner
 from draftree.runner.hooked.anatomy import Anatomy, anatomy_of
 from draftree.runner.hooked.bypass import Bypass
-from draftree.runner.hooked.families import Family
 from draftree.runner.hooked.one_pass import HookedPass, StockModel
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.kv.gradient import GradientCache, RecordingCache
+from draftree.runner.kv.gradient import GradientCache
 from draftree.runner.own_thread import lock_of
 from draftree.runner.plan import PassResult, Plan
 from draftree.runner.target import Target
@@ -32,7 +31,7 @@ class HookedRunner(Runner):
         self._stock = StockModel.of(target)
         self.bypass = Bypass(target, self._one_row)
 
-    def _one_row(self) -> None:
+    def _one_row(self, cache: SlotCache | None = None, taps: tuple[int, ...] = ()) -> PassResult:
         """Pass one row through the model, for those that watch."""
         target, encoder = self.target, None
         if target.encoder_decoder:
@@ -40,12 +39,8 @@ class HookedRunner(Runner):
             encoder.admit(0, torch.zeros(2, dtype=torch.long, device=target.device))
         row = torch.ones(1, 1, 1, dtype=torch.bool, device=target.device)
         one = torch.zeros(1, 1, dtype=torch.long, device=target.device)
-        self.run(Plan(one, one, row), self.new_cache(1), encoder=encoder)
-
-    @property
-    def family(self) -> Family:
-        """What the model's family needs in addition to masks and positions."""
-        return self._stock.family
+        cache = self.new_cache(1) if cache is None else cache
+        return self.run(Plan(one, one, row, taps=taps), cache, encoder=encoder)
 
     @torch.no_grad()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
@@ -53,20 +48,21 @@ class HookedRunner(Runner):
 
     @torch.no_grad()
     def close(self, hidden: Tensor) -> Tensor:
-        return self._anatomy.close(hidden)
+        return self.anatomy.close(hidden)
 
     @torch.no_grad()
     def head(self, closed: Tensor) -> Tensor:
-        return self._anatomy.head(closed)
+        return self.anatomy.head(closed)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        anatomy = self._anatomy
+        anatomy = self.anatomy
         return anatomy.finish(anatomy.head(anatomy.close(hidden)))
 
     @property
-    def _anatomy(self) -> Anatomy:
-        return anatomy_of(self)
+    def anatomy(self) -> Anatomy:
+        """The facts of the model that one pass of a row shows; see `anatomy_of`."""
+        return anatomy_of(self.target, self._one_row)
 
     def run_with_gradients(
         self,
@@ -83,32 +79,13 @@ class HookedRunner(Runner):
         """
         return self._run(plan, GradientCache(len(self.target.layers), plan.batch, prefix, context), 0, encoder)
 
-    def states_with_gradients(self, plan: Plan) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of a plan's rows in each layer, each [B, kv heads, N, dim], differentiable in its embeddings.
-
-        They are as attention sees them, turned to their positions. Positions and visibility are the same for the whole
-        batch, which may differ in its embeddings alone.
-        """
-        cache = RecordingCache(len(self.target.layers), plan.batch)
-        with self.lock:
-            self._through(plan, cache, 0, None)
-        return cache.states
-
     def _run(self, plan: Plan, cache: SlotCache, first: int, encoder: Any) -> PassResult:
         if self.target.model.training:
             self.target.refuse_training()
         if self.target.encoder_decoder and encoder is None:
             raise ValueError(f"'{self.target.model_type}' has an encoder: pass its EncoderState as `encoder`.")
         with self.lock:  # whoever looks at the model meanwhile must not take a pass's hooks for the user's
-            # Requests of equal length still differ where their prompts or trees do: only one alone has one set.
-            if self.family.ragged_batches or plan.batch == 1:
-                return self._through(plan, cache, first, encoder)
-            apart = [self._through(plan.of(b), cache, first + b, encoder) for b in range(plan.batch)]
             cache.open(first, plan.batch, plan.width + plan.appended, bare=plan.bare)
-            return PassResult.join(apart)
-
-    def _through(self, plan: Plan, cache: SlotCache, first: int, encoder: Any) -> PassResult:
-        cache.open(first, plan.batch, plan.width + plan.appended, bare=plan.bare)
-        result = HookedPass(self._stock, plan, cache, first, encoder).run(self.bypass)
+            result = HookedPass(self._stock, plan, cache, first, encoder).run(self.bypass)
         result.runner = self
         return result

@@ -61,21 +61,3 @@ class GradientCache(SlotCache):
         own = self._pass.slots
         parts = [(f[own] if f.dim() == 4 else f).to(rows).expand(rows.shape[0], -1, -1, -1) for f in fronts]
         return torch.cat([*parts, rows], 2)
-
-
-class RecordingCache(GradientCache):
-    """A gradient cache that keeps what the layers made of the rows; others let go of it layer by layer.
-
-    Attributes:
-        states: keys and values [B, heads, n, dim] of the pass's rows, of the layers that have run.
-    """
-
-    def __init__(self, layers: int, batch: int) -> None:
-        super().__init__(layers, batch)
-        self.states: list[tuple[Tensor, Tensor]] = []
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        self.states.append((key_states, value_states))
-        return super().update(key_states, value_states, layer_idx)
