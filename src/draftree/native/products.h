@@ -89,7 +89,7 @@ INLINE float rounded(float x, int on) { return on ? as_bfloat16(x) : x; }
 #include "tiles.h"
 #define MOST_IN_REGISTERS(vector) ((vector) == LANES ? 24 : 6) /* times LANES floats */
 #define MOST_ROWS(vector) ((vector) == LANES ? 12 : 6) /* of a tile */
-#define EXPANDED_FROM 4 /* tiles of rows from which on weights of 16 bits are made floats once */
+#define EXPANDED_FROM 8 /* tiles of rows from which on weights of 16 bits are made floats once */
 /* A tile's function for vectors of so many floats, a constant. */
 #define WITH(vector, name, ...) \
     ((vector) == 16 ? name##_16(__VA_ARGS__) : (vector) == 8 ? name##_8(__VA_ARGS__) : name##_4(__VA_ARGS__))
@@ -125,6 +125,7 @@ typedef struct {
     int add;        /* whether the product is added to `out` */
     float *out;     /* [rows, outputs] */
     int64_t before; /* panels before the first one that m has, and `out` has outputs for */
+    const float *soon; /* what will be read behind these panels, if that is not what lies behind them */
 } Product;
 
 /* Into how many tiles rows are divided, of almost equal height, and how many rows the one of a number has. */
@@ -273,7 +274,7 @@ INLINE void product_panels(const Product *t, int64_t first, int64_t last, int ve
                 ahead[0] = own + wide * words * LANES, ahead[1] = ahead[0] + LANES;
                 step = wide * LANES;
             }
-            if (tiles > 1) ahead[0] = ahead[1] = own + (wide + (i < wide ? i : 0)) * words * LANES;
+            if (tiles > 1) ahead[0] = ahead[1] = t->soon ? t->soon : own + (wide + (i < wide ? i : 0)) * words * LANES;
             float result[12 * 4 * LANES];
             if (wide == 4)
                 switch (count) { TILES_TO_6(4) }
@@ -307,7 +308,7 @@ INLINE int product_expanded(const Product *t, int64_t first, int64_t last, int v
     for (int64_t panel = first; panel < last; panel += 2) {
         int64_t wide = last - panel < 2 ? last - panel : 2;
         WITH(vector, expand_panels, t->m, panel, wide, kind, numbers);
-        some.before = panel;
+        some.before = panel, some.soon = t->m->panels + (panel + wide) * words_of(t->m) * LANES;
         product(&some, panel, panel + wide);
     }
     free(numbers);
