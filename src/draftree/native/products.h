@@ -89,6 +89,7 @@ INLINE float rounded(float x, int on) { return on ? as_bfloat16(x) : x; }
 #include "tiles.h"
 #define MOST_IN_REGISTERS(vector) ((vector) == LANES ? 24 : 6) /* times LANES floats */
 #define MOST_ROWS(vector) ((vector) == LANES ? 12 : 6) /* of a tile */
+#define LINE (LANES * sizeof(float)) /* bytes of a line of the caches, at whose begin vectors are read fastest */
 #define EXPANDED_FROM 8 /* tiles of rows from which on weights of 16 bits are made floats once */
 /* A tile's function for vectors of so many floats, a constant. */
 #define WITH(vector, name, ...) \
@@ -299,8 +300,9 @@ INLINE void product_panels(const Product *t, int64_t first, int64_t last, int ve
  * a time by `product`. Whether there was memory for it. */
 INLINE int product_expanded(const Product *t, int64_t first, int64_t last, int vector, int kind,
                             void (*product)(const void *, int64_t, int64_t)) {
-    float *numbers = malloc((size_t)(2 * t->m->inputs * LANES) * sizeof *numbers);
-    if (!numbers) return 0;
+    void *held = malloc((size_t)(2 * t->m->inputs + 1) * LINE);
+    if (!held) return 0;
+    float *numbers = (float *)(((uintptr_t)held + LINE - 1) / LINE * LINE);
     Matrix m = *t->m;
     m.panels = numbers, m.kind = FLOAT32;
     Product some = *t;
@@ -311,6 +313,6 @@ INLINE int product_expanded(const Product *t, int64_t first, int64_t last, int v
         some.before = panel, some.soon = t->m->panels + (panel + wide) * words_of(t->m) * LANES;
         product(&some, panel, panel + wide);
     }
-    free(numbers);
+    free(held);
     return 1;
 }
