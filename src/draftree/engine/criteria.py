@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCrit
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
 
 from draftree.engine.limits import as_ids
+from draftree.runner.callers_mode import callers_mode
 
 STATELESS = (MaxTimeCriteria, StopStringCriteria)
 SHARED = (PreTrainedTokenizerBase, nn.Module)  # what copies have in common: large, and not changed by a call
@@ -83,6 +84,7 @@ class Asked:
 
     def ask(self, token: int) -> bool:
         """Whether the text ends with `token`, its next one."""
-        self._ids = torch.nn.functional.pad(self._ids, (0, 1), value=token)
-        verdict: Any = self._criteria(self._ids, None)
+        with callers_mode():
+            self._ids = torch.nn.functional.pad(self._ids, (0, 1), value=token)
+            verdict: Any = self._criteria(self._ids, None)
         return bool(verdict.all()) if isinstance(verdict, Tensor) else bool(verdict)

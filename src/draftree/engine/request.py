@@ -18,6 +18,7 @@ from draftree.engine.limits import as_ids, as_seed
 from draftree.engine.stats import RequestStats
 from draftree.errors import check_least
 from draftree.grammar import CompiledGrammar, GrammarProcessor, with_grammar
+from draftree.runner.callers_mode import callers_mode
 
 _ids = itertools.count()
 
@@ -217,7 +218,8 @@ class Request:
         emitted = Emitted(token, source, scores)
         self.output.append(emitted)
         if self._on_token is not None:
-            self._on_token(emitted)
+            with callers_mode():
+                self._on_token(emitted)
         # Criteria may count calls: they are called for every token, also where EOS or the length ends the text.
         stop = self._criteria is not None and self._criteria.ask(token)
         if token in rules.eos_token_ids:
