@@ -12,7 +12,8 @@ import torch
 from drafters_for_tests import RandomTree
 from generate_driver import LENGTHS, NEW, hf, left_pad, prompts, references_of, same
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, StoppingCriteriaList
+from transformers.generation import EosTokenCriteria
 from zoo import MEMBERS, build, construct
 
 from draftree.drafting import Lookahead
@@ -112,6 +113,31 @@ def test_seeds(seed: Any) -> None:
     first, same_seed = (engine.add(rows[0], Rules(NEW, sample=True, seed=s)) for s in (seed, int(seed)))
     engine.run()
     assert first.tokens == same_seed.tokens
+
+
+@pytest.mark.parametrize("door", [own, theirs])
+@pytest.mark.parametrize("pad", [None, 7, torch.tensor([7])], ids=["first end", "pad", "pad in a tensor"])
+def test_criteria_end_texts_and_the_config_fills_them(pad: Any, door: Callable[..., Tensor]) -> None:
+    model = copy.deepcopy(build("llama"))
+    model.generation_config.pad_token_id = None
+    rows = prompts()
+    ids, mask = left_pad(rows)
+    criteria = StoppingCriteriaList([EosTokenCriteria(SPOKEN[:1])])
+    options = {"max_new_tokens": 10, "do_sample": False, "stopping_criteria": criteria, "pad_token_id": pad}
+    expected = model.generate(ids, attention_mask=mask, **options)
+    filled = 2 if pad is None else 7
+    assert expected[0, ids.shape[1] :].tolist() == [SPOKEN[0], *[filled] * 9]
+    same(door(model, ids, mask, RandomTree(references_of(rows, expected), 1), SEED, options), expected)
+
+
+def test_a_pad_token_that_ends_texts_by_a_criterion_alone_is_padding() -> None:
+    """In a prompt without a mask."""
+    ids = torch.tensor([[7, 7, *prompts(LENGTHS[1:2])[0]]])
+    criteria = StoppingCriteriaList([EosTokenCriteria([7])])
+    options = {"max_new_tokens": 10, "do_sample": False, "stopping_criteria": criteria, "pad_token_id": 7}
+    expected = build("llama").generate(ids, **options)
+    assert not torch.equal(expected, build("llama").generate(ids, attention_mask=torch.ones_like(ids), **options))
+    same(generate(build("llama"), ids, **options).sequences, expected)
 
 
 @pytest.mark.parametrize("sample", [False, True])

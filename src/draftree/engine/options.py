@@ -121,10 +121,10 @@ class Options:
     def default_mask(self, input_ids: Tensor) -> Tensor:
         """The attention mask of prompts [batch, length] that come without one, as Hugging Face makes it.
 
-        The pad token is hidden, unless it ends texts too.
+        The pad token is hidden, unless it is an EOS token of the config too; those of criteria only end texts.
         """
-        pad = self.config.pad_token_id
-        return torch.ones_like(input_ids) if pad is None or pad in self.eos_token_ids else input_ids.ne(pad).long()
+        pad, ends = as_ids(self.config._pad_token_tensor), as_ids(self.config._eos_token_tensor)
+        return torch.ones_like(input_ids) if not pad or pad[0] in ends else input_ids.ne(pad[0]).long()
 
     def new_tokens(self, padded: int, longest: int, limit: int | None) -> int:
         """Tokens to emit behind prompts of `padded` tokens, `longest` of them real, in a context of `limit`.
@@ -200,7 +200,7 @@ def read_options(
     lengths.append(model.generation_config.max_length)
     max_length = next((n for n in lengths if n is not None), None)
     check_kind(Integral, "a whole number", max_length=max_length)
-    return Options(config, config.max_new_tokens, max_length, _pad(config, ids), custom, ids, length)
+    return Options(config, config.max_new_tokens, max_length, filler(config, ids), custom, ids, length)
 
 
 @lru_cache(maxsize=1)
@@ -224,10 +224,13 @@ def _refuse_unknown(given: dict[str, Any]) -> None:
             raise TypeError(f"Unknown option {name!r}.{did_you_mean(name, sorted(known | set(OURS)))}")
 
 
-def _pad(config: GenerationConfig, eos: tuple[int, ...]) -> int:
-    if config.pad_token_id is not None:
-        return int(config.pad_token_id)
-    return eos[0] if eos else 0
+def filler(config: GenerationConfig, eos: tuple[int, ...]) -> int:
+    """The token that fills short rows: the config's pad token or its first EOS token, as with Hugging Face.
+
+    Where it has neither, the first of `eos`, which end texts by criteria. Its special tokens must have been prepared.
+    """
+    prepared = config._pad_token_tensor
+    return (*eos, 0)[0] if prepared is None else int(prepared)
 
 
 def refuse_other_methods(config: GenerationConfig) -> None:

@@ -24,7 +24,7 @@ from draftree.engine.config import EngineConfig
 from draftree.engine.constraints import Grammars, compile_grammars
 from draftree.engine.criteria import criteria_by_request, split_criteria
 from draftree.engine.limits import check_prompt
-from draftree.engine.options import refuse_other_methods
+from draftree.engine.options import filler, refuse_other_methods
 from draftree.integrations.batched_processors import processors_by_request
 from draftree.integrations.caller import given_to_generate
 from draftree.integrations.model_inputs import check_inputs
@@ -156,13 +156,12 @@ def custom_generate(
                 if target.encoder_decoder:
                     source, states = _source(inputs_tensor, b, count, model_kwargs), _states(b, model_kwargs)
                 rows.append(Row(prompt, rules, input_ids[b : b + 1], source, states))
-            pad = generation_config.pad_token_id if generation_config.pad_token_id is not None else (*eos, 0)[0]
             sequences, stats = run_batch(
                 model,
                 replace(config, runner=opened),
                 rows,
                 input_ids,
-                pad,
+                filler(generation_config, eos),
                 follower,
                 prompt_streamed=streamer is None,  # `generate` has given its own streamer the prompt
             )
