@@ -13,7 +13,7 @@ from drafters_for_tests import RandomTree
 from generate_driver import LENGTHS, NEW, hf, left_pad, prompts, references_of, same
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteriaList
-from transformers.generation import EosTokenCriteria
+from transformers.generation import EosTokenCriteria, StopStringCriteria
 from zoo import MEMBERS, build, construct
 
 from draftree.drafting import Lookahead
@@ -157,6 +157,21 @@ def test_stop_strings_inside_their_loop(demo: Any, stops: Any, sample: bool) -> 
     with pytest.raises(ValueError, match=r"give it to draftree.custom_generate\(tokenizer=...\)") as raised:
         model.generate(ids, custom_generate=custom_generate(), tokenizer=tokenizer, **options)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_stop_string_criterion_of_the_callers_wins_over_the_option(demo: Any, inside: bool) -> None:
+    model, tokenizer = demo
+    ids = tokenizer("The restaurant serves", return_tensors="pt").input_ids
+    criteria = StoppingCriteriaList([StopStringCriteria(tokenizer, ["food"])])
+    options = {"max_new_tokens": 30, "do_sample": False, "stop_strings": ["French"], "stopping_criteria": criteria}
+    expected = model.generate(ids, tokenizer=tokenizer, **options)
+    assert tokenizer.decode(expected[0]) == "The restaurant serves French food"
+    if inside:
+        out = model.generate(ids, custom_generate=custom_generate(tokenizer=tokenizer), **options)
+    else:
+        out = generate(model, ids, tokenizer=tokenizer, **options).sequences
+    same(out, expected)
 
 
 def test_the_way_of_choosing_is_the_model_s_own_as_with_hugging_face() -> None:

@@ -125,7 +125,8 @@ def custom_generate(
                         "stop_strings need the model's tokenizer: give it to draftree.custom_generate(tokenizer=...), "
                         "as Hugging Face does not hand generate(tokenizer=...) on."
                     )
-                criteria.append(StopStringCriteria(tokenizer, stop_strings))
+                stops = StoppingCriteriaList([StopStringCriteria(tokenizer, stop_strings)])
+                criteria = model._merge_criteria_processor_list(stops, criteria)  # a caller's own of the kind wins
             new = (length if length is not None else generation_config.max_length) - input_ids.shape[1]
             count = input_ids.shape[0]
             check_inputs(input_ids, model_kwargs, encoder_decoder=target.encoder_decoder)
