@@ -7,13 +7,14 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from drafters_for_tests import RandomTree
 from generate_driver import LENGTHS, NEW, hf, left_pad, prompts, references_of, same
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteriaList
-from transformers.generation import EosTokenCriteria, StopStringCriteria
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
 from zoo import MEMBERS, build, construct
 
 from draftree.drafting import Lookahead
@@ -113,6 +114,35 @@ def test_seeds(seed: Any) -> None:
     first, same_seed = (engine.add(rows[0], Rules(NEW, sample=True, seed=s)) for s in (seed, int(seed)))
     engine.run()
     assert first.tokens == same_seed.tokens
+
+
+@pytest.mark.parametrize("door", [own, theirs])
+@pytest.mark.parametrize(
+    "length",
+    [
+        {"max_new_tokens": np.int64(5)},
+        {"max_new_tokens": torch.tensor(5)},
+        {"max_length": np.int64(LENGTHS[0] + 5)},
+        {"generation_config": GenerationConfig(max_new_tokens=np.int32(5))},
+        {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(np.int64(LENGTHS[0] + 5))])},
+    ],
+    ids="-".join,
+)
+def test_lengths_in_whole_numbers_of_other_kinds(length: dict[str, Any], door: Callable[..., Tensor]) -> None:
+    ids = torch.tensor(prompts(LENGTHS[:1]))
+    expected = hf(build("llama"), ids, max_new_tokens=5)
+    options = {"do_sample": False} | length
+    same(door(build("llama"), ids, torch.ones_like(ids), RandomTree({}), SEED, options), expected)
+
+
+def test_requests_do_not_count_down_what_they_are_given() -> None:
+    five, two = torch.tensor(5), torch.tensor(2)
+    with Engine(build("llama"), slots=np.int64(1), capacity=torch.tensor(64)) as engine:
+        requests = [engine.add([5, 6, 7], max_new_tokens=five, eos_token_id=[]) for _ in range(2)]
+        requests.append(engine.add([5, 6, 7], Rules(five, logprobs=two, node_budget=two)))  # type: ignore[arg-type]
+        engine.run()
+    assert [len(request.tokens) for request in requests] == [5] * 3
+    assert five == 5
 
 
 @pytest.mark.parametrize("door", [own, theirs])

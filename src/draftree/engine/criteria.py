@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCrit
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
 
 from draftree.engine.limits import as_ids
+from draftree.errors import whole
 from draftree.runner.callers_mode import callers_mode
 
 STATELESS = (MaxTimeCriteria, StopStringCriteria)
@@ -29,7 +30,8 @@ def split_criteria(criteria: StoppingCriteriaList) -> tuple[int | None, tuple[in
     rest = StoppingCriteriaList()
     for criterion in criteria:
         if type(criterion) is MaxLengthCriteria:
-            length = criterion.max_length if length is None else min(length, criterion.max_length)
+            own = whole("max_length", criterion.max_length)
+            length = own if length is None else min(length, own)
         elif type(criterion) is EosTokenCriteria:
             eos += as_ids(criterion.eos_token_id)
         else:

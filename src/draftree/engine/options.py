@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from draftree.engine.constraints import compile_grammars
 from draftree.engine.criteria import split_criteria
 from draftree.engine.limits import as_ids
 from draftree.engine.request import Rules
-from draftree.errors import check_kind, check_least, did_you_mean
+from draftree.errors import check_kind, check_least, did_you_mean, whole
 from draftree.grammar import CompiledGrammar
 from draftree.runner.target import Target, device_of
 
@@ -198,9 +198,9 @@ def read_options(
     # The merged config holds a max_length of 20 where nobody set one; whoever did is looked up here.
     lengths = [given.get("max_length"), getattr(generation_config, "max_length", None)]
     lengths.append(model.generation_config.max_length)
-    max_length = next((n for n in lengths if n is not None), None)
-    check_kind(Integral, "a whole number", max_length=max_length)
-    return Options(config, config.max_new_tokens, max_length, filler(config, ids), custom, ids, length)
+    max_length = next((whole("max_length", n) for n in lengths if n is not None), None)
+    new = None if config.max_new_tokens is None else whole("max_new_tokens", config.max_new_tokens)
+    return Options(config, new, max_length, filler(config, ids), custom, ids, length)
 
 
 @lru_cache(maxsize=1)
