@@ -135,6 +135,12 @@ def test_lengths_in_whole_numbers_of_other_kinds(length: dict[str, Any], door: C
     same(door(build("llama"), ids, torch.ones_like(ids), RandomTree({}), SEED, options), expected)
 
 
+def test_decay_without_ends_has_no_effect() -> None:
+    ids = torch.tensor(prompts(LENGTHS[:1]))
+    options: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": [], "exponential_decay_length_penalty": (3, 1.5)}
+    same(generate(build("llama"), ids, **options).sequences, hf(build("llama"), ids, **options))
+
+
 def test_requests_do_not_count_down_what_they_are_given() -> None:
     five, two = torch.tensor(5), torch.tensor(2)
     with Engine(build("llama"), slots=np.int64(1), capacity=torch.tensor(64)) as engine:

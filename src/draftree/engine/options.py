@@ -320,6 +320,8 @@ def rules_for(
     config.max_length = padded_length + max_new_tokens  # some processors count from the end
     if config.min_new_tokens is not None:  # it wins over min_length, also where it is 0
         config.min_length = padded_length + config.min_new_tokens
+    if config._eos_token_tensor is None:  # whose scores it raises
+        config.exponential_decay_length_penalty = None
     processors = model._get_logits_processor(
         generation_config=config,
         input_ids_seq_length=padded_length,
