@@ -332,7 +332,7 @@ def rules_for(
     )
     length = options.criterion_length
     return Rules(
-        max_new_tokens=max_new_tokens if length is None else length - padded_length,
+        max_new_tokens=max_new_tokens if length is None else max(1, length - padded_length),  # asked after a token
         eos_token_ids=options.eos_token_ids,
         sample=bool(config.do_sample),
         seed=seed,

@@ -127,7 +127,8 @@ def custom_generate(
                     )
                 stops = StoppingCriteriaList([StopStringCriteria(tokenizer, stop_strings)])
                 criteria = model._merge_criteria_processor_list(stops, criteria)  # a caller's own of the kind wins
-            new = (length if length is not None else generation_config.max_length) - input_ids.shape[1]
+            most = length if length is not None else generation_config.max_length
+            new = max(1, most - input_ids.shape[1])  # criteria are asked after a token, so that one comes in any case
             count = input_ids.shape[0]
             check_inputs(input_ids, model_kwargs, encoder_decoder=target.encoder_decoder)
             own_mask = None if target.encoder_decoder else model_kwargs.get("attention_mask")  # else of the source
