@@ -228,6 +228,9 @@ def test_shapes_and_budgets() -> None:
     [
         ({"num_beams": 2}, ValueError, "leave num_beams at 1"),
         ({"max_new_tokens": 250}, ValueError, "leaves room for 247"),
+        ({"attention_mask": torch.ones(1, 8)}, ValueError, r"shape \(1, 8\) and input_ids \(1, 9\): give one value"),
+        ({"attention_mask": torch.ones(2, 9)}, ValueError, r"shape \(2, 9\) and input_ids \(1, 9\): give one value"),
+        ({"attention_mask": ids(0, *[1] * 7)}, ValueError, r"mask has shape \(1, 8\) .*: give one mask value"),
         ({"inputs_embeds": torch.zeros(1, 4, 64), "input_ids": None}, ValueError, "give input_ids instead"),
     ],
 )
