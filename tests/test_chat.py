@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import StoppingCriteria
 from typer.testing import CliRunner
 from zoo import build
@@ -59,6 +60,13 @@ def test_seeds_at_their_end_and_none(demo: Any) -> None:
         assert chat.requests[0].rules.seed is None
     with pytest.raises(TypeError, match="seed is 'one'"):
         Chat(demo.model, demo.tokenizer, seed="one", **options)  # type: ignore[arg-type]
+
+
+def test_a_length_in_a_tensor_is_that_of_every_answer(demo: Any) -> None:
+    with Chat(demo.model, demo.tokenizer, max_new_tokens=torch.tensor(6)) as chat:  # type: ignore[arg-type]
+        for text in TURNS:
+            list(chat.send(text))
+        assert [len(request.tokens) for request in chat.requests] == [6] * len(TURNS)
 
 
 def test_a_broken_answer_stays_as_far_as_it_came(demo: Any) -> None:

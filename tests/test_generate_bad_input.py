@@ -57,8 +57,8 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a criterion alone": ({"stopping_criteria": MaxTimeCriteria(5.0)}, TypeError, "pass a list of them"),
     "max_length within the prompt": ({"max_length": 9}, ValueError, "leaves no room behind a prompt of 9"),
     "negative max_length": ({"max_length": -9}, ValueError, "leaves no room"),
-    "max_length of a fraction": ({"max_length": 20.7}, TypeError, "max_length is a float: pass a whole number"),
-    "max_length in words": ({"max_length": "20"}, TypeError, "max_length is a str: pass a whole number"),
+    "max_length of a fraction": ({"max_length": 20.7}, ValueError, "max_length is 20.7: give a whole number"),
+    "max_length in words": ({"max_length": "20"}, ValueError, "max_length is '20': give a whole number"),
     "copies of a fraction": ({"do_sample": True, "num_return_sequences": 2.5}, ValueError, "give a whole number"),
     "copies in words": ({"do_sample": True, "num_return_sequences": "2"}, ValueError, "give a whole number"),
     "temperature in words": ({"do_sample": True, "temperature": "0.7"}, TypeError, "temperature is a str"),
@@ -195,7 +195,6 @@ def test_an_engine_that_refuses_a_prompt_goes_on() -> None:
         ([5] * 256, Rules()),
         ([5] * 200, Rules(max_new_tokens=57)),
         ([5], Rules(max_new_tokens=0)),
-        ([5], Rules(max_new_tokens=3.5)),  # type: ignore[arg-type]
     ):
         with pytest.raises(ValueError, match=r"prompt|max_new_tokens"):
             engine.add(prompt, rules)
@@ -204,6 +203,11 @@ def test_an_engine_that_refuses_a_prompt_goes_on() -> None:
     assert good.finish_reason == "length"
     plain = generate(build("llama"), ids(5, 6, 7), max_new_tokens=5, eos_token_id=[])
     assert good.tokens == plain.sequences[0, 3:].tolist()
+
+
+def test_numbers_of_rules() -> None:
+    with pytest.raises(ValueError, match=r"max_new_tokens is 3.5: give a whole number"):
+        Rules(max_new_tokens=3.5)  # type: ignore[arg-type]
 
 
 def test_ends_of_rules() -> None:
@@ -224,6 +228,9 @@ def test_shapes_and_budgets() -> None:
     [
         ({"num_beams": 2}, ValueError, "leave num_beams at 1"),
         ({"max_new_tokens": 250}, ValueError, "leaves room for 247"),
+        ({"attention_mask": torch.ones(1, 8)}, ValueError, r"shape \(1, 8\) and input_ids \(1, 9\): give one value"),
+        ({"attention_mask": torch.ones(2, 9)}, ValueError, r"shape \(2, 9\) and input_ids \(1, 9\): give one value"),
+        ({"attention_mask": ids(0, *[1] * 7)}, ValueError, r"mask has shape \(1, 8\) .*: give one mask value"),
         ({"inputs_embeds": torch.zeros(1, 4, 64), "input_ids": None}, ValueError, "give input_ids instead"),
     ],
 )

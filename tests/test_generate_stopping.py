@@ -18,6 +18,7 @@ from zoo import build
 from draftree.drafting import PromptLookup
 from draftree.engine import Engine, Rules, generate
 from draftree.engine.config import EngineConfig
+from draftree.integrations import custom_generate
 from draftree.shaping import Fixed
 
 MODEL = "llama"
@@ -124,6 +125,17 @@ def test_a_length_among_the_criteria_wins(longer: dict[str, Any]) -> None:
         request = engine.add(prompts()[0], **options)
         engine.run()
     assert (len(request.tokens), request.finish_reason) == (5, "length")
+
+
+@pytest.mark.parametrize("length", [1, LENGTHS[0]])
+def test_a_length_among_the_criteria_that_the_prompt_fills_leaves_one_token(length: int) -> None:
+    ids, mask = left_pad(prompts())
+    options: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
+    options["stopping_criteria"] = StoppingCriteriaList([MaxLengthCriteria(length)])
+    expected = build(MODEL).generate(ids, attention_mask=mask, **options)
+    assert expected.shape[1] == ids.shape[1] + 1
+    same(generate(build(MODEL), ids, mask, **options).sequences, expected)
+    same(build(MODEL).generate(ids, attention_mask=mask, custom_generate=custom_generate(), **options), expected)
 
 
 class Noted(StoppingCriteria):

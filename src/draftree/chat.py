@@ -11,7 +11,7 @@ from draftree.drafting import Drafter
 from draftree.engine import Emitted, Engine, Request, Rules, RunStats
 from draftree.engine.limits import as_seed
 from draftree.engine.options import rules_of
-from draftree.errors import check_kind
+from draftree.errors import check_kind, whole
 from draftree.models import encode_messages
 
 
@@ -51,8 +51,7 @@ class Chat:
     ) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError("The tokenizer has no chat template, so nobody knows how to write turns: use generate.")
-        if max_new_tokens is None:
-            raise ValueError("max_new_tokens is None: give a whole number, the most tokens of an answer.")
+        self._most = whole("max_new_tokens", max_new_tokens)
         self.engine = Engine(model, drafter=drafter, slots=1, runner=runner, strict=strict, keep_prefixes=not strict)
         if self.engine.target.encoder_decoder:
             raise ValueError("A chat needs a decoder-only model: use generate for encoder-decoders.")
@@ -61,8 +60,8 @@ class Chat:
         if "max_length" in options:
             raise ValueError("max_length would count the whole dialogue: give max_new_tokens, for each answer.")
         self._options = {"tokenizer": tokenizer} | options
-        self._most, self._seed = max_new_tokens, None if seed is None else as_seed(seed)
-        self._rules([0], max_new_tokens)  # says what is wrong with an option
+        self._seed = None if seed is None else as_seed(seed)
+        self._rules([0], self._most)  # says what is wrong with an option
         self.messages: list[dict[str, str]] = []
         self.reset()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import SupportsIndex
 
 LARGEST = 4096  # of what counts draft tokens in some way: more would only take memory and time
 
@@ -38,6 +39,18 @@ def check_kind(kind: type, advice: str, **options: object) -> None:
             raise TypeError(f"{option} is {given_as(value)}: pass {advice}.")
 
 
+def whole(option: str, value: SupportsIndex) -> int:
+    """A whole number of any kind, such as NumPy's or a tensor of one, as a plain one.
+
+    Raises:
+        ValueError: the option is none.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{option} is {brief(repr(value))}: give a whole number.") from None
+
+
 def check_least(least: int, most: float = LARGEST, **options: int | None) -> None:
     """Refuse options that are no whole numbers from `least` to `most`; None is no number.
 
@@ -45,12 +58,9 @@ def check_least(least: int, most: float = LARGEST, **options: int | None) -> Non
         ValueError: the first such option, by its name.
     """
     for option, value in options.items():
-        try:
-            operator.index(0 if value is None else value)
-        except TypeError:
-            raise ValueError(f"{option} is {brief(repr(value))}: give a whole number.") from None
-        if value is not None and not least <= value <= most:
-            bound = f"least {least}" if value < least else f"most {most}"
+        number = least if value is None else whole(option, value)
+        if not least <= number <= most:
+            bound = f"least {least}" if number < least else f"most {most}"
             raise ValueError(f"{option} is {brief(value)}: give at {bound}.")
 
 

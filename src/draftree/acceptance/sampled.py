@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
+from transformers.generation import logits_process as stock
+
+from draftree.grammar import GrammarProcessor
+from draftree.runner.callers_mode import callers_mode
 
 
 class PrefixChooser:
@@ -41,15 +46,18 @@ class PrefixChooser:
         self._generator = generator
         self._sample = sample
         self._drawn = drawn
+        of_callers = any(_runs_callers_code(processor) for processor in processors)
+        self._mode: Callable[[], AbstractContextManager[None]] = callers_mode if of_callers else nullcontext
         self._noise: deque[Tensor] = deque()  # of the present position and those behind it, as far as it was drawn
 
     def scores(self, logits: Tensor, ahead: Sequence[int] = ()) -> Tensor:
         """Processed scores [1, V] in float32 of raw `logits` [V] at the present prefix, `ahead` tokens behind it."""
         ids = self._ids  # where the processors' own tensors lie too, on another device than the logits perhaps
-        raw = logits[None].to(device=ids.device, dtype=torch.float32, copy=True)
-        if ahead:
-            ids = torch.cat((ids, torch.tensor([list(ahead)], device=ids.device, dtype=torch.long)), 1)
-        return self._processors(ids, raw)  # type: ignore[arg-type]
+        with self._mode():  # a copy that is made here is a usual tensor, also of logits that are none
+            raw = logits[None].to(device=ids.device, dtype=torch.float32, copy=True)
+            if ahead:
+                ids = torch.cat((ids, torch.tensor([list(ahead)], device=ids.device, dtype=torch.long)), 1)
+            return self._processors(ids, raw)  # type: ignore[arg-type]
 
     def choose(self, logits: Tensor) -> int:
         """The next token given raw `logits` [V] at the true prefix; called once per emitted token, in order.
@@ -88,6 +96,14 @@ class PrefixChooser:
 
     def push(self, token: int) -> None:
         """The token became part of the prefix."""
-        self._ids = torch.nn.functional.pad(self._ids, (0, 1), value=token)
+        with self._mode():
+            self._ids = torch.nn.functional.pad(self._ids, (0, 1), value=token)
         if self._noise:
             self._noise.popleft()
+
+
+def _runs_callers_code(processor: object) -> bool:
+    """Whether a processor may run the caller's code or model: Hugging Face's own do where they hold what is called."""
+    if type(processor).__module__ not in (stock.__name__, GrammarProcessor.__module__):
+        return True
+    return any(callable(held) for held in vars(processor).values())

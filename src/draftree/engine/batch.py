@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from draftree.engine.config import EngineConfig
 from draftree.engine.engine import Engine
-from draftree.engine.limits import as_seed
+from draftree.engine.limits import as_seed, check_mask
 from draftree.engine.request import Emitted, Rules
 from draftree.engine.stats import RunStats
 from draftree.errors import given_as
@@ -39,8 +39,9 @@ def real_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[i
     """The prompts [batch, length] without what their mask hides.
 
     Raises:
-        ValueError: one is all padding, or tokens between others are hidden.
+        ValueError: a mask of another shape, a prompt that is all padding, or tokens between others are hidden.
     """
+    check_mask(input_ids, attention_mask)
     real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
     prompts = [row[keep].tolist() for row, keep in zip(input_ids, real, strict=True)]
     if not all(prompts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -10,7 +11,7 @@ from typing import Any
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
 from draftree.engine.recorder import Recorder
-from draftree.errors import brief, check_kind, did_you_mean
+from draftree.errors import check_kind, check_least, did_you_mean, whole
 from draftree.pruning import EarlyPruning, LossyCALM
 from draftree.runner import Runner
 from draftree.shaping import Shape
@@ -82,9 +83,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for option in ("slots", "capacity"):
-            count = getattr(self, option)
-            if not isinstance(count, int) or count < 1:
-                raise ValueError(f"{option} is {brief(repr(count))}: give a whole number of at least 1.")
+            object.__setattr__(self, option, whole(option, getattr(self, option)))
+        check_least(1, math.inf, slots=self.slots, capacity=self.capacity)
         for option, kind, advice in KINDS:
             check_kind(kind, advice, **{option: getattr(self, option)})
         if self.drafter is not None and self.drafter.acceptance is not None:

@@ -16,6 +16,8 @@ from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCrit
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
 
 from draftree.engine.limits import as_ids
+from draftree.errors import whole
+from draftree.runner.callers_mode import callers_mode
 
 STATELESS = (MaxTimeCriteria, StopStringCriteria)
 SHARED = (PreTrainedTokenizerBase, nn.Module)  # what copies have in common: large, and not changed by a call
@@ -28,7 +30,8 @@ def split_criteria(criteria: StoppingCriteriaList) -> tuple[int | None, tuple[in
     rest = StoppingCriteriaList()
     for criterion in criteria:
         if type(criterion) is MaxLengthCriteria:
-            length = criterion.max_length if length is None else min(length, criterion.max_length)
+            own = whole("max_length", criterion.max_length)
+            length = own if length is None else min(length, own)
         elif type(criterion) is EosTokenCriteria:
             eos += as_ids(criterion.eos_token_id)
         else:
@@ -83,6 +86,7 @@ class Asked:
 
     def ask(self, token: int) -> bool:
         """Whether the text ends with `token`, its next one."""
-        self._ids = torch.nn.functional.pad(self._ids, (0, 1), value=token)
-        verdict: Any = self._criteria(self._ids, None)
+        with callers_mode():
+            self._ids = torch.nn.functional.pad(self._ids, (0, 1), value=token)
+            verdict: Any = self._criteria(self._ids, None)
         return bool(verdict.all()) if isinstance(verdict, Tensor) else bool(verdict)

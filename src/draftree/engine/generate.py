@@ -16,7 +16,7 @@ from draftree.engine.batch import Row, check_streamer, ended, real_tokens, run_b
 from draftree.engine.config import EngineConfig
 from draftree.engine.constraints import Grammars, compile_grammars
 from draftree.engine.criteria import criteria_by_request
-from draftree.engine.limits import check_prompt, check_source, decoder_start
+from draftree.engine.limits import check_mask, check_prompt, check_source, decoder_start
 from draftree.engine.options import Options, read_options, rules_for
 from draftree.engine.recorder import Recorder
 from draftree.engine.stats import RunStats
@@ -199,11 +199,7 @@ def _check_ids(input_ids: Any, attention_mask: Tensor | None) -> None:
         raise TypeError(
             f"attention_mask is a {type(attention_mask).__name__}: give a tensor [batch, length] of 0 and 1."
         )
-    if attention_mask.shape != input_ids.shape:
-        raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)} and input_ids {tuple(input_ids.shape)}: "
-            "give one mask value per token."
-        )
+    check_mask(input_ids, attention_mask)
     if not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
         raise ValueError(
             "attention_mask holds other values than 0 and 1: give 1 for the tokens to read, 0 for padding."

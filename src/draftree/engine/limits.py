@@ -37,6 +37,19 @@ def check_prompt(prompt: Sequence[int], new: int, vocabulary: int, limit: int | 
         )
 
 
+def check_mask(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> None:
+    """Refuse a mask of another shape than the ids [batch, length]; None is none.
+
+    Raises:
+        ValueError: one sentence, what is wrong and what to do.
+    """
+    if attention_mask is not None and attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"attention_mask has shape {tuple(attention_mask.shape)} and input_ids {tuple(input_ids.shape)}: "
+            "give one mask value per token."
+        )
+
+
 def check_source(source: Sequence[int], vocabulary: int, limit: int | None) -> None:
     """Refuse what an encoder cannot read; arguments as of `check_prompt`.
 

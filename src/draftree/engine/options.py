@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from draftree.engine.constraints import compile_grammars
 from draftree.engine.criteria import split_criteria
 from draftree.engine.limits import as_ids
 from draftree.engine.request import Rules
-from draftree.errors import check_kind, check_least, did_you_mean
+from draftree.errors import check_kind, check_least, did_you_mean, whole
 from draftree.grammar import CompiledGrammar
 from draftree.runner.target import Target, device_of
 
@@ -121,10 +121,10 @@ class Options:
     def default_mask(self, input_ids: Tensor) -> Tensor:
         """The attention mask of prompts [batch, length] that come without one, as Hugging Face makes it.
 
-        The pad token is hidden, unless it ends texts too.
+        The pad token is hidden, unless it is an EOS token of the config too; those of criteria only end texts.
         """
-        pad = self.config.pad_token_id
-        return torch.ones_like(input_ids) if pad is None or pad in self.eos_token_ids else input_ids.ne(pad).long()
+        pad, ends = as_ids(self.config._pad_token_tensor), as_ids(self.config._eos_token_tensor)
+        return torch.ones_like(input_ids) if not pad or pad[0] in ends else input_ids.ne(pad[0]).long()
 
     def new_tokens(self, padded: int, longest: int, limit: int | None) -> int:
         """Tokens to emit behind prompts of `padded` tokens, `longest` of them real, in a context of `limit`.
@@ -198,9 +198,9 @@ def read_options(
     # The merged config holds a max_length of 20 where nobody set one; whoever did is looked up here.
     lengths = [given.get("max_length"), getattr(generation_config, "max_length", None)]
     lengths.append(model.generation_config.max_length)
-    max_length = next((n for n in lengths if n is not None), None)
-    check_kind(Integral, "a whole number", max_length=max_length)
-    return Options(config, config.max_new_tokens, max_length, _pad(config, ids), custom, ids, length)
+    max_length = next((whole("max_length", n) for n in lengths if n is not None), None)
+    new = None if config.max_new_tokens is None else whole("max_new_tokens", config.max_new_tokens)
+    return Options(config, new, max_length, filler(config, ids), custom, ids, length)
 
 
 @lru_cache(maxsize=1)
@@ -224,10 +224,13 @@ def _refuse_unknown(given: dict[str, Any]) -> None:
             raise TypeError(f"Unknown option {name!r}.{did_you_mean(name, sorted(known | set(OURS)))}")
 
 
-def _pad(config: GenerationConfig, eos: tuple[int, ...]) -> int:
-    if config.pad_token_id is not None:
-        return int(config.pad_token_id)
-    return eos[0] if eos else 0
+def filler(config: GenerationConfig, eos: tuple[int, ...]) -> int:
+    """The token that fills short rows: the config's pad token or its first EOS token, as with Hugging Face.
+
+    Where it has neither, the first of `eos`, which end texts by criteria. Its special tokens must have been prepared.
+    """
+    prepared = config._pad_token_tensor
+    return (*eos, 0)[0] if prepared is None else int(prepared)
 
 
 def refuse_other_methods(config: GenerationConfig) -> None:
@@ -317,6 +320,8 @@ def rules_for(
     config.max_length = padded_length + max_new_tokens  # some processors count from the end
     if config.min_new_tokens is not None:  # it wins over min_length, also where it is 0
         config.min_length = padded_length + config.min_new_tokens
+    if config._eos_token_tensor is None:  # whose scores it raises
+        config.exponential_decay_length_penalty = None
     processors = model._get_logits_processor(
         generation_config=config,
         input_ids_seq_length=padded_length,
@@ -327,7 +332,7 @@ def rules_for(
     )
     length = options.criterion_length
     return Rules(
-        max_new_tokens=max_new_tokens if length is None else length - padded_length,
+        max_new_tokens=max_new_tokens if length is None else max(1, length - padded_length),  # asked after a token
         eos_token_ids=options.eos_token_ids,
         sample=bool(config.do_sample),
         seed=seed,

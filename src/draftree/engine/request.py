@@ -16,8 +16,9 @@ from draftree.drafting.base import Context
 from draftree.engine.criteria import Asked
 from draftree.engine.limits import as_ids, as_seed
 from draftree.engine.stats import RequestStats
-from draftree.errors import check_least
+from draftree.errors import check_least, whole
 from draftree.grammar import CompiledGrammar, GrammarProcessor, with_grammar
+from draftree.runner.callers_mode import callers_mode
 
 _ids = itertools.count()
 
@@ -52,7 +53,8 @@ class Rules:
             and values (a server's tenants).
 
     Raises:
-        TypeError, ValueError: a seed that is no whole number, or one of more than 64 bits; a count below 0.
+        TypeError, ValueError: a seed that is no whole number, or one of more than 64 bits; a count that is none, or
+            below 0.
     """
 
     max_new_tokens: int = 128
@@ -74,6 +76,10 @@ class Rules:
         if self.seed is not None:
             object.__setattr__(self, "seed", as_seed(self.seed))
         object.__setattr__(self, "eos_token_ids", as_ids(self.eos_token_ids))
+        for name in ("max_new_tokens", "node_budget", "logprobs", "resumed"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, whole(name, value))
         check_least(0, node_budget=self.node_budget, logprobs=self.logprobs, resumed=self.resumed)
 
 
@@ -217,7 +223,8 @@ class Request:
         emitted = Emitted(token, source, scores)
         self.output.append(emitted)
         if self._on_token is not None:
-            self._on_token(emitted)
+            with callers_mode():
+                self._on_token(emitted)
         # Criteria may count calls: they are called for every token, also where EOS or the length ends the text.
         stop = self._criteria is not None and self._criteria.ask(token)
         if token in rules.eos_token_ids:

@@ -2,24 +2,25 @@
 
 In a batch of one nothing changes. In larger ones each request gets copies, as some processors keep state. A copy of a
 processor that may distinguish rows by their place in the batch, as those of others may, sees the request's row in all
-places of a batch, and of its answer the request's place is taken.
+places of a batch, and of its answer the request's place is taken. A `prefix_allowed_tokens_fn` is told the row, so it
+is called for that one alone and shared: what it keeps by row no other row touches.
 """
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from torch import LongTensor, Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process as stock
 
+from draftree.integrations.copies import own_copy, shared_parts
+
 # Of Hugging Face's own: they hold something with one entry a row of the batch.
 BY_PLACE = (
     stock.RepetitionPenaltyLogitsProcessor,
     stock.EncoderRepetitionPenaltyLogitsProcessor,
     stock.EncoderNoRepeatNGramLogitsProcessor,
-    stock.PrefixConstrainedLogitsProcessor,
 )
 
 
@@ -38,18 +39,26 @@ def processors_by_request(processors: LogitsProcessorList, count: int) -> list[L
                 f"{type(processor).__name__} runs a model over the whole batch at once: call generate with a batch "
                 "of 1."
             )
-    return [LogitsProcessorList(_own(p, b, count) for p in processors) for b in range(count)]
+    shared = shared_parts(processors)
+    lists = []
+    for b in range(count):
+        memo = dict(shared)  # one a request: what two of its processors have in common stays so
+        lists.append(LogitsProcessorList(_own(p, b, count, memo) for p in processors))
+    return lists
 
 
-def _own(processor: Any, b: int, count: int) -> Any:
-    if isinstance(processor, BY_PLACE):
+def _own(processor: Any, b: int, count: int, memo: dict[int, Any]) -> Any:
+    if type(processor) in BY_PLACE:
         return _InPlace(processor, b, count)
+    if type(processor) is stock.PrefixConstrainedLogitsProcessor:
+        allowed, row = processor._prefix_allowed_tokens_fn, b // processor._num_beams
+        return stock.PrefixConstrainedLogitsProcessor(lambda _, prefix: allowed(row, prefix), 1)
     try:
-        own = copy.deepcopy(processor)
+        own = own_copy(processor, memo)
     except Exception as error:  # locks, files and tensors of a graph each raise one of their own
         raise ValueError(
-            f"{type(processor).__name__} cannot be copied, as each text of a batch needs ({error}): call generate with "
-            "a batch of 1."
+            f"{getattr(processor, '__name__', type(processor).__name__)} cannot be copied, as each text of a batch "
+            f"needs ({error}): call generate with a batch of 1."
         ) from error
     return own if type(processor).__module__.startswith("transformers.") else _InPlace(own, b, count)
 

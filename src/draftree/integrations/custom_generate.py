@@ -24,7 +24,7 @@ from draftree.engine.config import EngineConfig
 from draftree.engine.constraints import Grammars, compile_grammars
 from draftree.engine.criteria import criteria_by_request, split_criteria
 from draftree.engine.limits import check_prompt
-from draftree.engine.options import refuse_other_methods
+from draftree.engine.options import filler, refuse_other_methods
 from draftree.integrations.batched_processors import processors_by_request
 from draftree.integrations.caller import given_to_generate
 from draftree.integrations.model_inputs import check_inputs
@@ -125,8 +125,10 @@ def custom_generate(
                         "stop_strings need the model's tokenizer: give it to draftree.custom_generate(tokenizer=...), "
                         "as Hugging Face does not hand generate(tokenizer=...) on."
                     )
-                criteria.append(StopStringCriteria(tokenizer, stop_strings))
-            new = (length if length is not None else generation_config.max_length) - input_ids.shape[1]
+                stops = StoppingCriteriaList([StopStringCriteria(tokenizer, stop_strings)])
+                criteria = model._merge_criteria_processor_list(stops, criteria)  # a caller's own of the kind wins
+            most = length if length is not None else generation_config.max_length
+            new = max(1, most - input_ids.shape[1])  # criteria are asked after a token, so that one comes in any case
             count = input_ids.shape[0]
             check_inputs(input_ids, model_kwargs, encoder_decoder=target.encoder_decoder)
             own_mask = None if target.encoder_decoder else model_kwargs.get("attention_mask")  # else of the source
@@ -156,13 +158,12 @@ def custom_generate(
                 if target.encoder_decoder:
                     source, states = _source(inputs_tensor, b, count, model_kwargs), _states(b, model_kwargs)
                 rows.append(Row(prompt, rules, input_ids[b : b + 1], source, states))
-            pad = generation_config.pad_token_id if generation_config.pad_token_id is not None else (*eos, 0)[0]
             sequences, stats = run_batch(
                 model,
                 replace(config, runner=opened),
                 rows,
                 input_ids,
-                pad,
+                filler(generation_config, eos),
                 follower,
                 prompt_streamed=streamer is None,  # `generate` has given its own streamer the prompt
             )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftree.engine.limits import check_mask
 from draftree.runner.target import CACHES
 
 # Made by `generate` itself, or about its own loop and cache.
@@ -58,6 +59,14 @@ def check_inputs(input_ids: Tensor, model_kwargs: dict[str, Any], *, encoder_dec
 
 
 def _check_positions(input_ids: Tensor, positions: Tensor, mask: Tensor | None) -> None:
+    check_mask(input_ids, mask)
+    rows, length = input_ids.shape
+    # `generate` makes them of a mask, and drops a mask that hides nothing.
+    if positions.shape[-1] != length or (positions.dim() == 2 and len(positions) not in (1, rows)):
+        raise ValueError(
+            f"attention_mask or position_ids have shape {tuple(positions.shape)} and input_ids "
+            f"{tuple(input_ids.shape)}: give one value per token."
+        )
     real = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
     usual = real.long().cumsum(-1) - 1
     if not bool(((positions == usual) | ~real).all()):

@@ -1,0 +1,197 @@
+"""Functions that keep something from call to call, as logits processors of a batch: every text has its own."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from drafters_for_tests import RandomTree
+from generate_driver import NEW, hf, left_pad, noisy, prompts, references_of, same
+from torch import Tensor
+from transformers import LogitsProcessor
+from transformers.generation import PrefixConstrainedLogitsProcessor
+from zoo import build
+
+from draftree.integrations import custom_generate
+from draftree.integrations.batched_processors import processors_by_request
+from draftree.shaping import Fixed
+
+IDS, MASK = left_pad(prompts())
+Processor = Callable[[Tensor, Tensor], Tensor]
+
+
+def every_second(scores: Tensor, call: int) -> Tensor:
+    """`scores` without even ids at every second call."""
+    return scores.index_fill(1, torch.arange(0, 97, 2), -torch.inf) if call % 2 else scores
+
+
+def through(**options: Any) -> list[Tensor]:
+    """The texts with no drafter, and with two whose draft tokens are often wrong."""
+    texts = []
+    references = references_of(prompts(), hf(build("llama"), IDS, MASK))
+    for drafter in (None, RandomTree(references, 0), RandomTree(references, 1)):
+        given = {name: make() for name, make in options.items()}
+        loop = custom_generate(drafter, shape=None if drafter is None else Fixed(16))
+        options_of_theirs = {"attention_mask": MASK, "max_new_tokens": NEW, "do_sample": False}
+        texts.append(build("llama").generate(IDS, custom_generate=loop, **options_of_theirs, **given))
+    return texts
+
+
+def counting() -> Processor:
+    calls = 0
+
+    def processor(ids: Tensor, scores: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return every_second(scores, calls)
+
+    return processor
+
+
+def in_a_list(ids: Tensor, scores: Tensor, calls: list[int]) -> Tensor:
+    calls[0] += 1
+    return every_second(scores, calls[0])
+
+
+def with_a_default() -> Processor:
+    def processor(ids: Tensor, scores: Tensor, calls: list[int] = [0]) -> Tensor:  # noqa: B006  # what is tested
+        return in_a_list(ids, scores, calls)
+
+    return processor
+
+
+@torch.no_grad()
+def decorated(ids: Tensor, scores: Tensor) -> Tensor:
+    return every_second(scores, int(ids[0, -1]))
+
+
+class Holding(LogitsProcessor):
+    def __init__(self) -> None:
+        self.processor = counting()
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return self.processor(input_ids, scores)
+
+
+@pytest.mark.parametrize("make", [counting, with_a_default, Holding, lambda: torch.no_grad()(counting())])
+def test_every_text_has_its_own_copy_of_a_function(make: Callable[[], Processor]) -> None:
+    expected = hf(build("llama"), IDS, MASK, logits_processor=[make()])
+    assert not torch.equal(expected, hf(build("llama"), IDS, MASK))
+    for text in through(logits_processor=lambda: [make()]):
+        same(text, expected)
+
+
+def test_two_functions_share_a_variable_in_the_copies_too() -> None:
+    def pair() -> list[Processor]:
+        calls = 0
+
+        def first(ids: Tensor, scores: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            return scores
+
+        return [first, lambda ids, scores: every_second(scores, calls)]
+
+    expected = hf(build("llama"), IDS, MASK, logits_processor=pair())
+    for text in through(logits_processor=pair):
+        same(text, expected)
+
+
+def test_functions_over_what_does_not_change() -> None:
+    """Also over a model, which is not copied, over a module and over the function itself."""
+    model, banned = noisy("llama"), [4, 8]
+
+    def processor(ids: Tensor, scores: Tensor, deeper: bool = True) -> Tensor:
+        if deeper:
+            return processor(ids, scores, deeper=False)
+        assert model is noisy("llama")
+        return scores.index_fill(1, torch.tensor(banned), -torch.inf)
+
+    expected = hf(build("llama"), IDS, MASK, logits_processor=[processor, decorated])
+    for text in through(logits_processor=lambda: [processor, decorated]):
+        same(text, expected)
+
+
+class App:
+    """A program whose method is a processor; the model is held two objects deep."""
+
+    def __init__(self) -> None:
+        self.parts = {"models": [noisy("llama")]}
+
+    def processor(self, ids: Tensor, scores: Tensor) -> Tensor:
+        assert self.parts["models"][0] is noisy("llama"), "a copy of a model for every text"
+        return scores
+
+
+def test_models_are_never_copied() -> None:
+    app = App()
+    for processor in (app.processor, lambda ids, scores: app.processor(ids, scores)):
+        for own in processors_by_request([processor], 2):  # type: ignore[arg-type]  # as Hugging Face's own lists
+            own(IDS[:1], torch.zeros(1, 97))  # type: ignore[arg-type]
+
+
+def attributed(ids: Tensor, scores: Tensor) -> Tensor:
+    vars(attributed)["calls"] += 1
+    return scores
+
+
+CALLS = 0
+
+
+def assigning(ids: Tensor, scores: Tensor) -> Tensor:
+    global CALLS
+    CALLS += 1
+    return scores
+
+
+def locking() -> Processor:
+    lock, calls = threading.Lock(), [0]
+
+    def processor(ids: Tensor, scores: Tensor) -> Tensor:
+        with lock:
+            return in_a_list(ids, scores, calls)
+
+    return processor
+
+
+@pytest.mark.parametrize(
+    ("processor", "told"),
+    [
+        (attributed, "attributed cannot be copied, as each text of a batch needs .it has attributes"),
+        (assigning, "assigning cannot be copied, .* .it assigns a global variable"),
+        (locking(), "processor cannot be copied"),
+    ],
+)
+def test_functions_that_cannot_be_copied_are_refused(processor: Processor, told: str) -> None:
+    vars(attributed)["calls"] = 0
+    with pytest.raises(ValueError, match=told) as raised:
+        through(logits_processor=lambda: [processor])
+    assert "\n" not in str(raised.value)
+
+
+def counting_by_row() -> Callable[[int, Tensor], list[int]]:
+    calls: Counter[int] = Counter()
+
+    def allowed(row: int, prefix: Tensor) -> list[int]:
+        calls[row] += 1
+        return [t for t in range(3, 97) if t % 2 == calls[row] % 2]
+
+    return allowed
+
+
+def test_a_prefix_function_is_called_for_its_own_row_alone() -> None:
+    """It is one for all rows, and what it keeps by row changes with that row's tokens alone."""
+    expected = hf(build("llama"), IDS, MASK, prefix_allowed_tokens_fn=counting_by_row())
+    for text in through(prefix_allowed_tokens_fn=counting_by_row):
+        same(text, expected)
+
+
+def test_a_prefix_function_whose_rows_are_beams() -> None:
+    """Rows of one prompt have its number, here all three."""
+    processor: Any = PrefixConstrainedLogitsProcessor(counting_by_row(), num_beams=3)
+    firsts = [own(IDS[:1], torch.zeros(1, 97)).argmax() for own in processors_by_request([processor], 3)]  # type: ignore
+    assert torch.stack(firsts).tolist() == [3, 4, 3]
