@@ -22,8 +22,6 @@ from draftree.runner.cuda_graphs.frames import band_of, bucket_of
 from draftree.runner.eager import product
 from draftree.runner.eager import runner as eager_runner
 from draftree.runner.eager.layer import TensorLayer
-from draftree.runner.kv.cache import SlotCache
-from draftree.runner.kv.pool import StorePool
 from draftree.runner.layout.skip import Skip
 from draftree.runner.plan import Plan, Segment, Surgery
 
@@ -368,32 +366,3 @@ def test_what_cannot_be_is_refused() -> None:
             open_runner(gpt2, choice)
     with pytest.raises(ValueError, match="runner is 'grahp': choose"):
         open_runner(build("llama"), "grahp")
-
-
-def test_stores_that_come_back_while_others_are_lent() -> None:
-    """A cache may go in the middle of `lend`: what it brings back takes nothing from what is being lent."""
-    pool = StorePool()
-
-    def stores(slots: int) -> tuple[list[Any], list[Any], dict[Any, Any]]:
-        return [torch.zeros(slots, 1, 256, 2)], [torch.zeros(slots, 1, 256, 2)], {}
-
-    expected, late = stores(2), stores(3)
-    coming = [late]
-    pool._take_back(*stores(1))
-    pool._take_back(*expected)
-
-    class Late(SlotCache):
-        @property  # type: ignore[override]
-        def capacity(self) -> int:
-            if coming:
-                pool._take_back(*coming.pop())
-            return self._capacity
-
-        @capacity.setter
-        def capacity(self, columns: int) -> None:
-            self._capacity = columns
-
-    cache = pool.lend(1, 2, 200, Late)
-    assert cache.stores_and_notes[0] is expected[0]
-    assert not any(held[0] is expected[0] for held in pool._held)
-    assert any(held[0] is late[0] for held in pool._held)
