@@ -43,7 +43,8 @@ class Projection:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[B, given or more, d] to [B, s given, d]."""
-        made = hidden[:, : self.given] @ self.matrix
+        # Where the model lies on several devices, the few rows go to the matrix and back, which is the larger one.
+        made = (hidden[:, : self.given].to(self.matrix.device) @ self.matrix).to(hidden.device)
         return made.unflatten(2, (-1, hidden.shape[2])).transpose(1, 2).flatten(1, 2)
 
 

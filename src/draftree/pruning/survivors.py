@@ -87,4 +87,4 @@ class _Chosen:
 
     def __call__(self, given: Tensor) -> Tensor:
         made = self.make(given)
-        return made.gather(1, self.index[:, :, None].expand(-1, -1, made.shape[2]))
+        return made.gather(1, self.index.to(made.device)[:, :, None].expand(-1, -1, made.shape[2]))
