@@ -50,7 +50,7 @@ class DrafterTrainer(Trainer):
             args=args,
             train_dataset=RowSet(train, windows=True),
             eval_dataset=RowSet(dev, windows=False),
-            data_collator=partial(collate, most=splits),
+            data_collator=partial(collate, most=splits, nearest=min(objective.places)),
             callbacks=[_Lines(report), _Epochs(self.order)],
         )
         self.remove_callback(PrinterCallback)
