@@ -19,7 +19,7 @@ from draftree.drafting.base import Attachment
 from draftree.drafting.folder import weights_device
 from draftree.drafting.groups import GroupDrafter, GroupNodes
 from draftree.drafting.in_model import DEEPEST, checked_shapes
-from draftree.errors import check_least
+from draftree.errors import check_least, layers_of
 from draftree.runner.plan import Surgery
 
 STEPS = 3
@@ -84,6 +84,7 @@ class HiddenTransfer(GroupDrafter):
         options: `tree`, `candidates` and `depth`, see `InModelDrafter`.
 
     Raises:
+        TypeError: layers that are no list of whole numbers.
         ValueError: no transfer, layers that fall, or that the model does not have.
     """
 
@@ -103,7 +104,7 @@ class HiddenTransfer(GroupDrafter):
         layers = checked_shapes(shapes)["layers"]
         if transfer_layers is None:
             transfer_layers = default_transfer_layers(layers)
-        chosen = [int(layer) for layer in transfer_layers]
+        chosen = layers_of("transfer_layers", transfer_layers)
         if not chosen:
             raise ValueError("transfer_layers is empty: give one layer per token to be drafted.")
         check_least(1, DEEPEST, transfers=len(chosen))
