@@ -287,6 +287,17 @@ def test_pairs_that_do_not_fit(case, tmp_path):
         align(construct(MEMBERS["llama" if kind == "llama" else "mt5"]).half(), small_model(kind), data, tmp_path / "o")
 
 
+def test_a_generation_config_that_cannot_be_saved(case, tmp_path):
+    """It would stop the run after the training."""
+    kind, _, _ = case
+    small = small_model(kind)
+    small.generation_config.temperature = 0.5  # which is nothing without do_sample
+    with pytest.raises(ValueError, match="generation_config has settings that Hugging Face does not save") as error:
+        run(case, tmp_path / "out", small=small)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
 def test_rows_beyond_the_small_models_context(tmp_path):
     large = construct(MEMBERS["llama"])
     small = AutoModelForCausalLM.from_config(LlamaConfig(**LIKE, max_position_embeddings=8))

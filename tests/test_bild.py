@@ -342,3 +342,9 @@ def test_sources_that_the_small_model_cannot_read() -> None:
     request = engine.add([0], encoder_states=torch.zeros(4, 64))
     engine.run()
     assert "encoder_input" in str(request.error)
+
+
+@pytest.mark.parametrize("option", ["fallback_threshold", "rollback_threshold"])
+def test_thresholds_are_numbers(option: str) -> None:
+    with pytest.raises(TypeError, match=f"{option} is '0.5': give a number"):
+        BiLD(build("llama"), **{option: "0.5"})

@@ -17,10 +17,11 @@ from tape import passes, record_on, tape
 from zoo import VOCABULARY, build
 
 from draftree.runner import CudaGraphRunner, EagerRunner, inspect_model, open_runner
+from draftree.runner.cuda_graphs.capture import CallAgain
 from draftree.runner.cuda_graphs.frames import band_of, bucket_of
+from draftree.runner.eager import product
 from draftree.runner.eager import runner as eager_runner
-from draftree.runner.kv.cache import SlotCache
-from draftree.runner.kv.pool import StorePool
+from draftree.runner.eager.layer import TensorLayer
 from draftree.runner.layout.skip import Skip
 from draftree.runner.plan import Plan, Segment, Surgery
 
@@ -324,6 +325,40 @@ def test_weights_changed_in_place_are_seen_and_replaced_ones_drop_recordings(mon
     assert passes(runner).recorded == 4
 
 
+def test_a_recording_keeps_nothing_of_its_last_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a layer leaves for the next one goes with the pass, or each recording would hold one more tensor."""
+    record_on(monkeypatch, CallAgain)
+    left: list[weakref.ref[torch.Tensor]] = []
+    leave = TensorLayer.leave
+
+    def leave_and_keep(layer: TensorLayer, x: torch.Tensor, mixed: torch.Tensor | None, angles: Any) -> torch.Tensor:
+        x = leave(layer, x, mixed, angles)
+        normed = x.clone()
+        left.append(weakref.ref(normed))
+        angles.cache.keep_normed(x, None, normed)  # as kernels do
+        return x
+
+    monkeypatch.setattr(TensorLayer, "leave", leave_and_keep)
+    runner = CudaGraphRunner(inspect_model(build("llama")))
+    run = Run(runner, (21,)).prefill()
+    run.step([Tree.random(6, 1)])
+    assert len(left) >= 2 * len(runner.target.layers)
+    assert not any(one() is not None for one in left)
+
+
+def test_a_model_that_is_too_large_to_copy_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its recordings watch the weights where the model has them, and hold neither them nor the model."""
+    monkeypatch.setattr(product, "COPY_LIMIT", 0)
+    model = copy.deepcopy(build("llama"))
+    runner = open_runner(model, "cuda_graphs")
+    Run(runner, (21,)).prefill()
+    assert runner.copied.nbytes == 0
+    alive = weakref.ref(model)
+    del model, runner
+    gc.collect()
+    assert alive() is None
+
+
 def test_what_cannot_be_is_refused() -> None:
     gpt2 = build("gpt2")
     for choice in ("cuda_graphs", "eager", "cpu"):
@@ -331,32 +366,3 @@ def test_what_cannot_be_is_refused() -> None:
             open_runner(gpt2, choice)
     with pytest.raises(ValueError, match="runner is 'grahp': choose"):
         open_runner(build("llama"), "grahp")
-
-
-def test_stores_that_come_back_while_others_are_lent() -> None:
-    """A cache may go in the middle of `lend`: what it brings back takes nothing from what is being lent."""
-    pool = StorePool()
-
-    def stores(slots: int) -> tuple[list[Any], list[Any], dict[Any, Any]]:
-        return [torch.zeros(slots, 1, 256, 2)], [torch.zeros(slots, 1, 256, 2)], {}
-
-    expected, late = stores(2), stores(3)
-    coming = [late]
-    pool._take_back(*stores(1))
-    pool._take_back(*expected)
-
-    class Late(SlotCache):
-        @property  # type: ignore[override]
-        def capacity(self) -> int:
-            if coming:
-                pool._take_back(*coming.pop())
-            return self._capacity
-
-        @capacity.setter
-        def capacity(self, columns: int) -> None:
-            self._capacity = columns
-
-    cache = pool.lend(1, 2, 200, Late)
-    assert cache.stores_and_notes[0] is expected[0]
-    assert not any(held[0] is expected[0] for held in pool._held)
-    assert any(held[0] is late[0] for held in pool._held)

@@ -80,3 +80,12 @@ def test_what_a_tree_costs() -> None:
 def test_layers_outside_the_model(layers: list[int]) -> None:
     with pytest.raises(ValueError, match="transfer_layers"):
         HiddenTransfer.fresh(build("llama"), transfer_layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [(4, "transfer_layers is 4: give a list"), ("12", "is '12': give a list"), ([1.7, 2], r"lists 1\.7")],
+)
+def test_layers_that_are_no_list_of_whole_numbers(layers: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        HiddenTransfer.fresh(build("llama"), transfer_layers=layers)

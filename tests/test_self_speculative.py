@@ -210,7 +210,8 @@ def test_one_made_for_no_model_is_not_saved(tmp_path: Path) -> None:
     [
         ({}, "give exit_layer, or skip_attention and skip_mlp"),
         ({"exit_layer": 2, "skip_mlp": [1]}, "not both"),
-        ({"exit_layer": 0}, "run at least 1 layer"),
+        ({"exit_layer": 0}, "exit_layer is 0: give at least 1"),
+        ({"exit_layer": 2.5}, r"exit_layer is 2\.5: give a whole number"),
         ({"exit_layer": 2, "num_draft_tokens": 0}, "num_draft_tokens is 0"),
         ({"exit_layer": 2, "branching": 0}, "branching is 0"),
         ({"exit_layer": 2, "confidence": 1.5}, "give a probability"),
@@ -221,9 +222,13 @@ def test_bad_options_are_one_sentence(options: dict[str, Any], message: str) -> 
         SelfSpeculative(**options)
 
 
-def test_a_single_layer_is_a_list_too() -> None:
-    with pytest.raises(TypeError, match=r"such as \[3\]"):
-        SelfSpeculative(skip_mlp=3)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [(3, "skip_mlp is 3: give a list"), ("12", "skip_mlp is '12': give a list"), ([1, 1.5], r"skip_mlp lists 1\.5")],
+)
+def test_layers_are_a_list_of_whole_numbers(layers: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        SelfSpeculative(skip_mlp=layers)
 
 
 @pytest.mark.parametrize(

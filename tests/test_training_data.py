@@ -33,7 +33,7 @@ def make(demo, tmp_path):
     """Answers of the embedded model, short ones, in a folder of their own."""
 
     def made(questions, name="data", template="short", **options):
-        file_format = options.pop("file_format", "jsonl")
+        file_format, progress = options.pop("file_format", "jsonl"), options.pop("progress", None)
         about = make_data(
             demo.model,
             demo.tokenizer,
@@ -42,6 +42,7 @@ def make(demo, tmp_path):
             template=Template(template, demo.tokenizer),
             options=AnswerOptions(**({"max_new_tokens": 12, "slots": 3} | options)),
             file_format=file_format,
+            progress=progress,
         )
         return tmp_path / name, about
 
@@ -207,6 +208,19 @@ def refused(match, call):
     with pytest.raises(ValueError, match=match) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+def test_an_unfinished_run_of_questions_that_are_numbered_otherwise_now(make):
+    """The journal knows answers by number: with a question gone from the file, each would stand for another one."""
+
+    def stop(*progress):
+        raise KeyboardInterrupt
+
+    long = Question(0, "long", "shell", ("word " * 3000,))
+    good = [replace(question, number=question.number + 1) for question in ask(2)]
+    with pytest.raises(KeyboardInterrupt):
+        make([long, *good], skip_long=True, slots=1, progress=stop)
+    refused("holds data of other questions", lambda: make(ask(2), skip_long=True))
 
 
 def test_refuses_folders_of_something_else(make, tmp_path):

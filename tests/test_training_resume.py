@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from few import few
 from test_training import data_for, run, same, weights_of
 from zoo import MEMBERS, construct
 
+from draftree.training.checkpoints import last_checkpoint
+from draftree.training.options import CHECKPOINTS
 from draftree.training.session import Session
 from draftree.training.trainer import DrafterTrainer
 
@@ -51,7 +56,15 @@ def test_resume_gives_what_a_run_in_one_piece_gives(zoo_data, tmp_path, monkeypa
         with pytest.raises(ValueError, match="begun with other options, another model or other data"):
             run(begun_with, tmp_path / "cut", method, **settings, resume=True)
     monkeypatch.setattr("accelerate.data_loader.DataLoaderShard.set_epoch", lambda self, epoch: None)
+    last = last_checkpoint(tmp_path / "cut" / CHECKPOINTS)
+    assert last is not None
+    elapsed = Path(last) / "elapsed.json"
+    before = json.loads(elapsed.read_text())
+    assert before["seconds"] > 0
+    elapsed.write_text(json.dumps({"seconds": 3600.0, "cpu_seconds": 1800.0}))
     recipe = run(zoo_data, tmp_path / "cut", method, **settings, resume=True)
+    assert 3600 < recipe["seconds"] < 4200, "those of both parts"
+    assert 1800 < recipe["cpu_seconds"] < 2400
     assert recipe["steps"] == whole["steps"]
     assert recipe["accuracy"] == whole["accuracy"]
     assert same(weights_of(tmp_path / "cut"), weights_of(tmp_path / "whole"))

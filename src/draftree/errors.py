@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import SupportsIndex
+from typing import SupportsFloat, SupportsIndex
 
 LARGEST = 4096  # of what counts draft tokens in some way: more would only take memory and time
 
@@ -62,6 +62,34 @@ def check_least(least: int, most: float = LARGEST, **options: int | None) -> Non
         if not least <= number <= most:
             bound = f"least {least}" if number < least else f"most {most}"
             raise ValueError(f"{option} is {brief(value)}: give at {bound}.")
+
+
+def check_number(**options: object) -> None:
+    """Refuse options that are no numbers, such as digits in a string.
+
+    Raises:
+        TypeError: the first such option, by its name.
+    """
+    for option, value in options.items():
+        if not isinstance(value, SupportsFloat):
+            raise TypeError(f"{option} is {brief(repr(value))}: give a number.")
+
+
+def layers_of(option: str, given: object) -> list[int]:
+    """The layer numbers that an option lists, in its order.
+
+    Raises:
+        TypeError: it is no list, or lists something that is no whole number.
+    """
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise TypeError(f"{option} is {brief(repr(given))}: give a list of layer numbers, such as [1, 2].")
+    layers = []
+    for layer in given:
+        try:
+            layers.append(operator.index(layer))
+        except TypeError:
+            raise TypeError(f"{option} lists {brief(repr(layer))}: layers are whole numbers.") from None
+    return layers
 
 
 def brief(text: object) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor
 from draftree.acceptance.bild import DISTANCES, LossyBiLD
 from draftree.drafting.base import ByRequest, Context
 from draftree.drafting.second_model import SecondModel
-from draftree.errors import check_least
+from draftree.errors import check_least, check_number
 from draftree.runner.top_tokens import top_tokens
 from draftree.tree import Draft, TokenTree
 
@@ -147,8 +147,11 @@ def check_options(
     """Refuse options of `BiLD` that are out of range.
 
     Raises:
-        ValueError: one sentence, what is wrong and what to do.
+        TypeError, ValueError: one sentence, what is wrong and what to do.
     """
+    check_number(fallback_threshold=fallback_threshold)
+    if rollback_threshold is not None:
+        check_number(rollback_threshold=rollback_threshold)
     if not 0 <= fallback_threshold <= 1:
         raise ValueError(
             f"fallback_threshold is {fallback_threshold}: give a probability from 0 (never fall back) to 1."

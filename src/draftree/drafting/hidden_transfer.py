@@ -19,7 +19,7 @@ from draftree.drafting.base import Attachment
 from draftree.drafting.folder import weights_device
 from draftree.drafting.groups import GroupDrafter, GroupNodes
 from draftree.drafting.in_model import DEEPEST, checked_shapes
-from draftree.errors import check_least
+from draftree.errors import check_least, layers_of
 from draftree.runner.plan import Surgery
 
 STEPS = 3
@@ -43,7 +43,8 @@ class Projection:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[B, given or more, d] to [B, s given, d]."""
-        made = hidden[:, : self.given] @ self.matrix
+        # Where the model lies on several devices, the few rows go to the matrix and back, which is the larger one.
+        made = (hidden[:, : self.given].to(self.matrix.device) @ self.matrix).to(hidden.device)
         return made.unflatten(2, (-1, hidden.shape[2])).transpose(1, 2).flatten(1, 2)
 
 
@@ -83,6 +84,7 @@ class HiddenTransfer(GroupDrafter):
         options: `tree`, `candidates` and `depth`, see `InModelDrafter`.
 
     Raises:
+        TypeError: layers that are no list of whole numbers.
         ValueError: no transfer, layers that fall, or that the model does not have.
     """
 
@@ -102,7 +104,7 @@ class HiddenTransfer(GroupDrafter):
         layers = checked_shapes(shapes)["layers"]
         if transfer_layers is None:
             transfer_layers = default_transfer_layers(layers)
-        chosen = [int(layer) for layer in transfer_layers]
+        chosen = layers_of("transfer_layers", transfer_layers)
         if not chosen:
             raise ValueError("transfer_layers is empty: give one layer per token to be drafted.")
         check_least(1, DEEPEST, transfers=len(chosen))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple, Self
 
+from draftree.errors import check_least, layers_of
 from draftree.runner.hooked.bypass import omitted_modules
 from draftree.runner.layout.skip import Skip
 from draftree.runner.target import Target
@@ -22,21 +23,18 @@ class LeftOut(NamedTuple):
         """Of a user's options.
 
         Raises:
-            TypeError: a single number where layers are listed.
-            ValueError: nothing to leave out, or both ways at once.
+            TypeError: something else where layers are listed.
+            ValueError: an exit layer that is no number of layers, nothing to leave out, or both ways at once.
         """
-        for option, numbers in (("skip_attention", skip_attention), ("skip_mlp", skip_mlp)):
-            if isinstance(numbers, int):
-                raise TypeError(f"{option} is {numbers}: give a list of layer numbers, such as [{numbers}].")
-        if exit_layer is not None and exit_layer < 1:
-            raise ValueError(f"exit_layer is {exit_layer}: run at least 1 layer.")
-        skips = bool(skip_attention or skip_mlp)
+        attention, mlp = layers_of("skip_attention", skip_attention), layers_of("skip_mlp", skip_mlp)
+        check_least(1, exit_layer=exit_layer)
+        skips = bool(attention or mlp)
         if skips == (exit_layer is not None):
             raise ValueError(
                 "SelfSpeculative leaves parts of the model out: give exit_layer, or skip_attention and skip_mlp "
                 f"({'not both' if skips else 'draftree train skip-set searches them'})."
             )
-        return cls(exit_layer, tuple(sorted(skip_attention)), tuple(sorted(skip_mlp)))
+        return cls(exit_layer, tuple(sorted(attention)), tuple(sorted(mlp)))
 
     def skip(self, target: Target) -> Skip:
         """What rows leave out in `target`.

@@ -91,7 +91,7 @@ class Pruner:
         choice = self._choice
         inner, place = _inner(parents)
         states = hidden if inner is None else hidden.gather(1, inner[:, :, None].expand(-1, -1, hidden.shape[2]))
-        logits = self._weights(states, self._runner.head)  # [B, I, V]
+        logits = self._weights(states, self._runner.head).to(tokens.device)  # [B, I, V]
         requests = torch.arange(len(tokens), device=tokens.device)[:, None]
         drafted = tokens[:, 1:].clamp(min=0)
         predicted = logits[requests, place]  # [B, N - 1, V]
@@ -131,7 +131,8 @@ class _Cut:
     def __call__(self, hidden: Tensor) -> Tensor | None:
         began = self.pruner.clock()
         nodes = self.tokens.shape[1]
-        alive = self.pruner.alive(hidden[:, :nodes], self.tokens, self.parents, self.ancestors)
+        states = hidden[:, :nodes].to(self.tokens.device)  # the layer before may lie on another one
+        alive = self.pruner.alive(states, self.tokens, self.parents, self.ancestors)
         real = self.parents >= 0
         real[:, 0] = True
         drafted = max(int(real.sum()) - len(real), 1)
@@ -233,4 +234,4 @@ class _Chosen:
 
     def __call__(self, given: Tensor) -> Tensor:
         made = self.make(given)
-        return made.gather(1, self.index[:, :, None].expand(-1, -1, made.shape[2]))
+        return made.gather(1, self.index.to(made.device)[:, :, None].expand(-1, -1, made.shape[2]))

@@ -74,7 +74,7 @@ def make_data(
         "template": template.kind,
         "system": template.system,
         "max_new_tokens": options.max_new_tokens,
-        "questions": fingerprint([[q.id, list(q.turns)] for q in fitting]),
+        "questions": fingerprint([[q.number, q.id, list(q.turns)] for q in fitting]),
     }
     with Journal(out, about, file_format, replace=replace) as journal:
         left = [] if journal.complete else [q for q in fitting if q.number not in journal.done]

@@ -124,7 +124,11 @@ def cross_entropy(logits: Tensor, truth: Tensor, there: Tensor) -> Tensor:
 
 
 def hits_of(logits: Tensor, truth: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-    """In how many cases that are `there` the truth is within the best `RANKS[r]` [R], and how many there are."""
-    better = (logits > logits.gather(-1, truth[..., None])).sum(-1)
+    """In how many cases that are `there` the truth is within the best `RANKS[r]` [R], and how many there are.
+
+    Of equal logits, as there are many in 16 bits, the lower token is the better one, as where tokens are chosen.
+    """
+    own, token = logits.gather(-1, truth[..., None]), torch.arange(logits.shape[-1], device=logits.device)
+    better = ((logits > own) | ((logits == own) & (token < truth[..., None]))).sum(-1)
     ranks = torch.tensor(RANKS, device=logits.device, dtype=torch.long)
     return ((better[..., None] < ranks) & there[..., None]).flatten(0, 1).sum(0), there.sum()

@@ -203,17 +203,19 @@ class ByLength(Sampler[int]):
             yield from (self.epoch * len(order) + i for i in batches[b].tolist())
 
 
-def collate(picked: Sequence[tuple[Row, int | None]], most: int | None) -> dict[str, Tensor]:
+def collate(picked: Sequence[tuple[Row, int | None]], most: int | None, nearest: int = 2) -> dict[str, Tensor]:
     """A batch as keyword arguments of `Batch`.
 
     Args:
         picked: rows and the seeds of their split windows; without a seed the window begins where the answer does.
         most: consecutive split points of a row, packed into one pass (BiTA: 64); None for all.
+        nearest: places from a split point to the first token that is predicted there, which every one must have: 2
+            behind a model that predicts the next one itself.
     """
     splits = []
     rows = [row for row, _ in picked]
     for row, seed in picked:
-        first, last = row.start - 1, len(row) - 3  # at least two more tokens follow
+        first, last = row.start - 1, len(row) - 1 - nearest
         count = last - first + 1
         if most is not None and count > most:
             if seed is not None:

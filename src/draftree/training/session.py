@@ -11,7 +11,6 @@ import math
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from draftree.files import parse_json, write_json
 from draftree.runner.step_cost import chip_name
 from draftree.training.checkpoints import last_checkpoint
 from draftree.training.curve import write_curve
+from draftree.training.elapsed import Elapsed
 from draftree.training.journal import fingerprint
 from draftree.training.objective import Objective
 from draftree.training.options import CHECKPOINTS, RECIPE, RUN, TrainOptions, check_out
@@ -117,14 +117,12 @@ class Session:
         Raises:
             BadLossError: a loss or weight is no number any more.
         """
-        begin, worked = time.perf_counter(), time.process_time()
+        elapsed = Elapsed(self._checkpoint)
         dev = self.data.dev[: self.options.dev_rows]
         self.trainer = DrafterTrainer(objective, self.args, self.data.train, dev, splits, report)
+        self.trainer.add_callback(elapsed)
         scored = self.trainer.train_and_score(self._checkpoint)
-        self._seconds = {
-            "seconds": round(time.perf_counter() - begin, 1),
-            "cpu_seconds": round(time.process_time() - worked, 1),  # of this process: a busy machine moves it less
-        }
+        self._seconds = elapsed.total
         return scored
 
     def finish(self, own: dict[str, Any], title: str, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class DrafterTrainer(Trainer):
             args=args,
             train_dataset=RowSet(train, windows=True),
             eval_dataset=RowSet(dev, windows=False),
-            data_collator=partial(collate, most=splits),
+            data_collator=partial(collate, most=splits, nearest=min(objective.places)),
             callbacks=[_Lines(report), _Epochs(self.order)],
         )
         self.remove_callback(PrinterCallback)
@@ -116,16 +116,17 @@ class DrafterTrainer(Trainer):
             collate_fn=self.data_collator,
         )
         depths = len(objective.places)
-        sums = torch.zeros(depths, len(RANKS) + 1, device=self.args.device, dtype=torch.float64)
-        loss = torch.zeros(2, device=self.args.device, dtype=torch.float64)
+        # Macs' GPUs have no float64.
+        sums = torch.zeros(depths, len(RANKS) + 1, device="cpu", dtype=torch.float64)
+        loss = torch.zeros(2, device="cpu", dtype=torch.float64)
         for inputs in loader:
             with self.compute_loss_context_manager():
                 out = objective(**self._prepare_inputs(inputs))
-            sums += torch.cat([out["hits"], out["seen"][:, None]], 1)
+            sums += torch.cat([out["hits"], out["seen"][:, None]], 1).cpu()
             cases = out["seen"].sum()
-            loss += torch.stack([out["loss"] * cases, cases])
-        if self.args.world_size > 1:
-            sums, loss = self.accelerator.reduce(sums, "sum"), self.accelerator.reduce(loss, "sum")
+            loss += torch.stack([out["loss"] * cases, cases]).cpu()
+        if self.args.world_size > 1:  # processes may only have means to exchange what lies on their devices
+            sums, loss = (self.accelerator.reduce(t.to(self.args.device), "sum") for t in (sums, loss))
         shares = sums[:, :-1] / sums[:, -1:].clamp(min=1)
         scores: dict[str, Any] = {
             "eval_loss": float(loss[0] / loss[1].clamp(min=1)),

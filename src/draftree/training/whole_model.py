@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from draftree.errors import brief
 from draftree.files import replacing_files
 from draftree.runner.hooked.probe import probe
 from draftree.runner.target import inspect_model
@@ -106,7 +108,7 @@ def check_trainable(model: Any) -> None:
     """Refuse a model that would not be trained as a whole, or not saved as a stock one.
 
     Raises:
-        ValueError: it is packed, quantised, frozen, or has an adapter.
+        ValueError: it is packed, quantised, frozen, or has an adapter or a generation config that cannot be saved.
     """
     model = inspect_model(model).model
     if packed(model):
@@ -120,6 +122,15 @@ def check_trainable(model: Any) -> None:
         )
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("All weights of the model are frozen: call model.requires_grad_(True) before.")
+    if model.generation_config is not None:
+        with TemporaryDirectory() as folder:
+            try:
+                model.generation_config.save_pretrained(folder)
+            except ValueError as error:
+                raise ValueError(
+                    "The model's generation_config has settings that Hugging Face does not save, so the trained model "
+                    f"could not be saved either: set them right or to None ({brief(error)})."
+                ) from error
 
 
 @contextmanager

@@ -50,6 +50,10 @@ class FixedSlots:
         """A pass begins: its rows are written from `starts` on."""
         self._column, self._normed = self.starts[:, None] + self._row, None
 
+    def end(self) -> None:
+        """A pass ends: its recording is not to keep what the last layer left for a next one."""
+        self._normed = None
+
     def keep_normed(self, x: Tensor, norm: Norm | None, normed: Tensor) -> None:
         """Keep the norm of the states x that leave a layer, which was computed along with them, for the next layer."""
         self._normed = x, norm, normed

@@ -87,7 +87,7 @@ class Recorded(NamedTuple):
         target: the model.
         layers, head, embedding: its modules as they are run.
         tables: its rotary angles.
-        watched: stock modules among whose parameters are all that recordings read where the model has them.
+        watched: parameters by name, of the stock modules whose weights recordings read where the model has them.
         cap: of attention scores; None where they are not bent.
         kernel: of attention; None for torch's.
     """
@@ -97,7 +97,7 @@ class Recorded(NamedTuple):
     head: TensorHead
     embedding: Any
     tables: AngleTables
-    watched: Sequence[nn.Module]
+    watched: Sequence[dict[str, nn.Parameter | None]]
     cap: float | None
     kernel: Callable[..., Tensor] | None = None
 
@@ -116,7 +116,6 @@ class CapturedPasses:
         self._buffers = Buffers(capture, recorded.target.device)
         # By cache and frame, what was used last at the end. Recordings belong to caches and go when their memory does.
         self._used: OrderedDict[tuple[int, Frame], weakref.ref[_Recordings]] = OrderedDict()
-        self._live = [module._parameters for module in recorded.watched if module._parameters]
         self._weights: list[int] = []
         self._columns = torch.arange(0, device=recorded.target.device)
         self._lock = threading.RLock()
@@ -337,12 +336,14 @@ class CapturedPasses:
                 if frame.heads < frame.rows:
                     x = x.index_select(1, (inputs.head_start + head_rows).clamp(max=frame.rows - 1))
                 logits.copy_(self._model.head(x))
+            slots.end()
 
         return Recording(run, packed, inputs, entering, leaving, taps, logits)
 
     def _forget_old_weights(self) -> None:
         """Drop recordings that read weights which are no longer the model's."""
-        now = [parameter.data_ptr() for held in self._live for parameter in held.values() if parameter is not None]
+        parameters = (parameter for held in self._model.watched for parameter in held.values())
+        now = [parameter.data_ptr() for parameter in parameters if parameter is not None]
         if now != self._weights:
             self._weights = now
             while self._used:

@@ -77,8 +77,10 @@ class CudaGraphRunner(EagerRunner):
             next_norms = [*(layer.parts.norms[0] for layer in layers[1:]), None]
             layers = [KernelLayer(*pair) for pair in zip(layers, next_norms, strict=True)]
             head, kernel, self._cache_kind = KernelHead(head), attend, KernelCache
-        # Where weights were copied, the embedding alone is read as it lies.
-        watched = [self._embedding] if self.copied.nbytes else list(target.model.modules())
+        # Where weights were copied, the embedding alone is read as it lies. Of modules only the parameters are held:
+        # the model itself is one of them, and a runner that held it would keep it alive.
+        modules = [self._embedding] if self.copied.nbytes else target.model.modules()
+        watched = [module._parameters for module in modules if module._parameters]
         recorded = Recorded(target, layers, head, self._embedding, self.tables, watched, self._cap, kernel)
         self._captured = CapturedPasses(self, recorded, capture_for(target.device))
 

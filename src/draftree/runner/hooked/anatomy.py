@@ -157,6 +157,7 @@ def _look(target: Target, one_row: OneRow) -> Anatomy:
 
 def _finished(anatomy: Anatomy, target: Target, output: Tensor, logits: Tensor) -> Anatomy:
     """The anatomy with what the model does to its head's output to make logits of it."""
+    output, logits = output.cpu(), logits.cpu()  # Macs' GPUs have no float64, and the two may lie on two devices
     bias = getattr(target.model, "final_logits_bias", None)
     given = logits if bias is None else logits - bias.to(logits)
     ours, theirs = output.double().flatten(), given.double().flatten()
@@ -180,7 +181,7 @@ def _scale(closing: tuple[nn.Module, ...], last: Tensor, read: Tensor | None, fa
     for module in closing:
         made = module(made)
     if read is not None and read.shape == made.shape:
-        ours, theirs = made.double().flatten(), read.double().flatten()
+        ours, theirs = made.cpu().double().flatten(), read.cpu().double().flatten()
         scale = float((ours @ theirs) / (ours @ ours))
         if (scale * ours - theirs).abs().max() <= CLOSE * theirs.abs().max():
             return 1.0 if abs(scale - 1) < CLOSE else scale

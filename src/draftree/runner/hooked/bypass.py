@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.layout.skip import Omitted, Skip
 from draftree.runner.own_thread import on_this_thread, replaced
-from draftree.runner.target import Target
+from draftree.runner.target import Target, offloaded
 
 ATTENTIONS = ("self_attn", "self_attention", "attn", "attention")
 MLPS = ("mlp", "feed_forward", "block_sparse_moe", "ffn")
@@ -174,12 +174,17 @@ def keys_and_values_of(target: Target) -> Callable[[nn.Module, Tensor], tuple[Te
     """What makes a layer's keys and values [B, heads, n, dim] of hidden states [B, n, d], without running it.
 
     Raises:
-        ValueError: a family for which that is not known.
+        ValueError: a family for which that is not known, or a model that does not lie on one device.
     """
     if target.model_type not in WITHOUT_POSITIONS:
         raise ValueError(
             f"Rows of a '{target.model_type}' model cannot leave it early: LossyCALM takes llama-shaped models (those "
             f"that run without their own forward), and {', '.join(WITHOUT_POSITIONS)}."
+        )
+    if offloaded(target.model):
+        raise ValueError(
+            "Rows cannot leave a model early whose layers accelerate spreads over several devices or keeps elsewhere: "
+            "load it on one device (without device_map), or leave LossyCALM out."
         )
 
     def make(layer: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:

@@ -46,7 +46,8 @@ def check_trees(runner: Runner) -> float:
     try:
         ours = _tree_logits(runner, texts, tree, source)
         stock = torch.stack([torch.stack([_stock(runner, t, branch, source) for branch in branches]) for t in texts])
-        off = (ours - stock).double()
+        ours, stock = ours.cpu().double(), stock.cpu().double()  # Macs' GPUs have no float64
+        off = ours - stock
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -56,7 +57,7 @@ def check_trees(runner: Runner) -> float:
             f"'{target.model_type}' models cannot be driven as draftree tries it ({type(error).__name__} in a pass): "
             "use Hugging Face's own generate, and please report this architecture."
         ) from error
-    rows = off.pow(2).mean(-1).sqrt() / stock.double().std().clamp(min=1e-12)
+    rows = off.pow(2).mean(-1).sqrt() / stock.std().clamp(min=1e-12)
     in_16_bits = torch.is_autocast_enabled(target.device.type) or target.dtype.itemsize < 4
     if not in_16_bits:
         figure, allowed = float(rows.max()), TOLERANCE

@@ -303,10 +303,10 @@ def _made(stock: Any, output: Any) -> bool:
 
 
 def _swapped(argument: Any, positions: Tensor, hidden: Tensor) -> Any:
-    """Positions and states in place of those of the earlier rows."""
+    """Positions and states in place of those of the earlier rows, on their device, which need not be this layer's."""
     if not torch.is_tensor(argument):
         return argument
-    return positions if argument.dtype == torch.long else hidden
+    return (positions if argument.dtype == torch.long else hidden).to(argument.device)
 
 
 def outer_rotary_modules(target: Target) -> Sequence[nn.Module]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -60,8 +61,11 @@ class RowByRow(TorchFunctionMode):
         mixed = query.new_empty(*query.shape[:3], value.shape[3])
         for b, of_rows in enumerate(masks.alone(LayerKind() if kind is None else kind)):
             for i, (columns, mask) in enumerate(of_rows):
+                columns = columns.to(key.device)  # another one than the masks' where the model lies on several
                 if kind is None or not self._unmasked:  # the family's own, a bias for one
                     mask = given[b : b + 1, :, i : i + 1].index_select(3, columns)
+                elif mask is not None:
+                    mask = mask.to(key.device)
                 k, v = (t[b : b + 1].index_select(2, columns) for t in (key, value))
                 own = slice(None) if rows == 1 else slice(i, i + 1)
                 row = query[b : b + 1, :, own]
@@ -85,4 +89,9 @@ class RowByRow(TorchFunctionMode):
 
 
 def _same(made: Tensor | None, given: Tensor) -> bool:
-    return made is not None and made.data_ptr() == given.data_ptr() and made.dtype == given.dtype
+    """Whether the mask given to attention is the one that was made, or a copy of it on another device."""
+    if made is None or made.dtype != given.dtype:
+        return False
+    if made.device == given.device:
+        return made.data_ptr() == given.data_ptr()
+    return made.shape == given.shape and torch.equal(made.to(given.device), given)

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from draftree.runner.kv.room import with_room
 from draftree.runner.plan import Segment
 
 BLOCK = 256  # columns; growing by blocks keeps reallocations rare and memory close to what is used
@@ -116,14 +118,14 @@ class SlotCache(Cache):
         """Put other stores in the places of all, or of none where there is no memory for them."""
         self.notes.clear()  # recordings hold the old ones
         stores = self._keys, self._values
-        made = [[None if old is None else make(old) for old in store] for store in stores]
+        made = [[None if old is None else with_room(partial(make, old)) for old in store] for store in stores]
         for store, new in zip(stores, made, strict=True):
             store[:] = new
 
     @torch.inference_mode(False)
     def _allocate(self, layer: int, heads: int, widths: tuple[int, int], like: Tensor) -> None:
         for which, store in enumerate((self._keys, self._values)):
-            new = like.new_zeros(self.slots, heads, self.capacity, widths[which])
+            new = with_room(partial(like.new_zeros, (self.slots, heads, self.capacity, widths[which])))
             held = store[layer]
             if held is not None:  # in another type
                 new[:] = held

@@ -1,7 +1,8 @@
 """Stores of keys and values that outlive their cache, for the next one of the same kind.
 
 Every call of `generate` makes a cache of its own, and recordings read the memory of the cache that they were made with.
-To record all again for every call would cost more than replays save, so the last stores are kept, recordings and all.
+To record all again for every call would cost more than replays save, so the last stores are kept, recordings and all,
+until a cache finds no memory.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from draftree.runner.kv.cache import SlotCache
+from draftree.runner.kv.room import ask_when_full
 
 KEPT = 2  # caches
 MOST_WASTE = 4  # times the columns needed, which a kept one may have
@@ -25,6 +27,11 @@ class StorePool:
 
     def __init__(self) -> None:
         self._held: deque[Stores] = deque(maxlen=KEPT)
+        ask_when_full(self)
+
+    def give_back(self) -> None:
+        """Let go of the stores that wait for a cache."""
+        self._held.clear()
 
     def lend(self, layers: int, slots: int, capacity: int, kind: type[SlotCache] = SlotCache) -> SlotCache:
         """A cache on kept stores that fit, or an empty one; without a deep prefix. It brings its stores back."""

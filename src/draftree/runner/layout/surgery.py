@@ -21,10 +21,10 @@ def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> t
     """Apply `surgery` to `hidden` [B, n, d]; return the new segment and the new hidden states.
 
     `width` is the number of entering rows of the plan; appended rows are numbered from it (and on, over
-    several surgeries).
+    several surgeries). Of a model over several devices, the states may lie on another one than the segment.
     """
     batch, count, _ = hidden.shape
-    device = hidden.device
+    device = segment.positions.device
     rows = segment.rows
     keep = surgery.keep(hidden) if callable(surgery.keep) else surgery.keep
     if rows is None and keep is not None:
@@ -34,10 +34,11 @@ def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> t
         prefix_rows = None
     if keep is not None:
         assert rows is not None
+        keep = keep.to(device)
         real = keep >= 0
         index = keep.clamp(min=0)
         kept = index.shape[1]
-        hidden = hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[2]))
+        hidden = _pick(hidden, index)
         positions = positions.gather(1, index)
         rows = rows.gather(1, index).masked_fill(~real, -1)
         visible = visible.gather(1, index[..., None].expand(-1, -1, count))
@@ -52,7 +53,7 @@ def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> t
             raise ValueError("A surgery that appends rows must give their `positions` and `visible`.")
         given = hidden
         if surgery.source is not None:
-            given = hidden.gather(1, surgery.source[:, :, None].expand(-1, -1, hidden.shape[2]))
+            given = _pick(hidden, surgery.source)
         extra = surgery.append(given)
         added = extra.shape[1]
         if surgery.numbers is not None and rows is not None:
@@ -60,9 +61,14 @@ def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> t
         elif rows is not None:
             known = max(width, int(rows.max()) + 1) if rows.numel() else width
             rows = torch.cat([rows, torch.arange(known, known + added, device=device).expand(batch, added)], 1)
-        hidden = torch.cat([hidden, extra.to(hidden.dtype)], 1)
+        hidden = torch.cat([hidden, extra.to(hidden)], 1)
         positions = torch.cat([positions, surgery.positions], 1)
         visible = join(visible, surgery.visible)
         if prefix_rows is not None:
             prefix_rows = torch.nn.functional.pad(prefix_rows, (0, added))
     return Segment(surgery.layer, rows, positions, visible, prefix_rows), hidden
+
+
+def _pick(hidden: Tensor, index: Tensor) -> Tensor:
+    """Rows `index` [B, k] of states [B, n, d]: [B, k, d]."""
+    return hidden.gather(1, index.to(hidden.device)[..., None].expand(-1, -1, hidden.shape[2]))

@@ -1,0 +1,111 @@
+"""A model whose later half lies on another device, as `device_map="auto"` may place it; that device is not there."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+from far_device import FAR, FarDevice, moved
+from few import crossed
+from generate_driver import LENGTHS, NEW, drafters, hf, left_pad, prompts, references_of
+from in_model_driver import MAKERS, make
+from runner_driver import one_thread  # noqa: F401
+from test_early_pruning import randomised_head
+from zoo import build
+
+from draftree import LossyCALM
+from draftree.drafting import Drafter, Merge, SelfSpeculative
+from draftree.engine import Engine, Rules
+from draftree.pruning import EarlyHead, EarlyPruning
+from draftree.shaping import Fixed
+
+FAMILIES = ("llama", "gemma2", "gpt_neox")
+
+
+def spread(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    """The model with what accelerate puts on models over two devices; its ids and embeddings lie on the CPU."""
+    model = copy.deepcopy(build(name)).to(dtype)
+    decoder = model.get_decoder()
+    layers: Any = next(m for m in decoder.children() if isinstance(m, torch.nn.ModuleList))
+    for layer in layers[len(layers) // 2 :]:
+        add_hook_to_module(moved(layer), AlignDevicesHook(execution_device=FAR, io_same_device=False))
+    norm = getattr(decoder, "norm", None) or decoder.final_layer_norm
+    add_hook_to_module(moved(norm), AlignDevicesHook(execution_device=FAR))
+    head = model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight.detach().clone())  # not the embedding's, where they were tied
+    add_hook_to_module(moved(head), AlignDevicesHook(execution_device=FAR))
+    add_hook_to_module(model, AlignDevicesHook(execution_device="cpu", io_same_device=True), append=True)
+    return model
+
+
+def drafter_of(kind: str, model: Any, references: Any) -> Drafter | None:
+    if kind == "self-speculative":
+        return SelfSpeculative(exit_layer=2)
+    if kind == "merge":
+        return Merge([make(name, model) for name in ("hidden-transfer-one-layer", "bita", "hidden-transfer")])
+    return make(kind, model) if kind in MAKERS else drafters(references)[kind]()
+
+
+KINDS = [*MAKERS, "self-speculative", "merge", "lookahead", "jacobi"]
+
+
+@pytest.mark.parametrize(("name", "kind"), crossed(FAMILIES, KINDS))
+def test_the_text_is_that_of_one_device(name: str, kind: str) -> None:
+    rows = prompts(LENGTHS[:2])
+    ids, mask = left_pad(rows)
+    expected = hf(build(name), ids, mask)
+    with FarDevice():
+        drafter = drafter_of(kind, build(name), references_of(rows, expected))
+        engine = Engine(spread(name), runner="hooked", drafter=drafter, slots=2, shape=Fixed(9))
+        requests = [engine.add(row, Rules(max_new_tokens=NEW, eos_token_ids=(2,))) for row in rows]
+        engine.run()
+    for request, text in zip(requests, expected, strict=True):
+        assert request.error is None
+        assert request.tokens == text[ids.shape[1] :].tolist()[: len(request.tokens)]
+    assert sum(request.stats.drafted for request in requests) > 0
+
+
+def test_trees_are_pruned_in_the_later_half() -> None:
+    """Rows leave there, and those that would have joined them are fewer."""
+    rows = prompts(LENGTHS[:2])
+    ids, mask = left_pad(rows)
+    expected = hf(build("llama"), ids, mask)
+    early = EarlyPruning(randomised_head(EarlyHead.fresh(build("llama"), layer=3)), top_k=20, always=True)
+    with FarDevice():
+        drafter = make("hidden-transfer-one-layer", build("llama"))
+        model = spread("llama")
+        engine = Engine(model, runner="hooked", drafter=drafter, pruner=early, slots=2, shape=Fixed(9))
+        requests = [engine.add(row, Rules(max_new_tokens=NEW, eos_token_ids=(2,))) for row in rows]
+        engine.run()
+    for request, text in zip(requests, expected, strict=True):
+        assert request.error is None
+        assert request.tokens == text[ids.shape[1] :].tolist()[: len(request.tokens)]
+    assert sum(request.stats.pruned for request in requests) > 0
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-window"])
+@pytest.mark.parametrize("kind", ["lookahead", "hidden-transfer"])
+def test_strict_in_bfloat16(name: str, kind: str) -> None:
+    rows = prompts(LENGTHS[:2])
+    texts = {}
+    for way in (None, kind):
+        with FarDevice():
+            drafter = None if way is None else drafter_of(way, build(name), {})
+            engine = Engine(
+                spread(name, torch.bfloat16), runner="hooked", drafter=drafter, slots=2, shape=None, strict=True
+            )
+            requests = [engine.add(row, Rules(max_new_tokens=NEW, eos_token_ids=(2,))) for row in rows]
+            engine.run()
+        assert [request.error for request in requests] == [None, None]
+        texts[way] = [request.tokens for request in requests]
+    assert texts[kind] == texts[None]
+
+
+def test_rows_do_not_leave_early() -> None:
+    model = copy.deepcopy(build("t5"))
+    add_hook_to_module(model, AlignDevicesHook(execution_device="cpu", io_same_device=True), append=True)
+    with pytest.raises(ValueError, match="several devices"):
+        Engine(model, runner="hooked", early_exit=LossyCALM())
