@@ -75,10 +75,11 @@ class Bloom(Family):
 
     def layer_arguments(self, index: int, kind: LayerKind, masks: PassMasks) -> dict[str, Any]:
         """Replace `alibi`, which the model counts by column."""
-        from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
+        from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
         keys = masks.key_positions.clamp(min=0)
-        slopes = _get_alibi_slopes(self.target.config.n_head, keys.device)
+        two = torch.ones(1, 2, dtype=torch.long, device=keys.device)
+        slopes = build_alibi_tensor(two, self.target.config.n_head, torch.float32)[:, 0, 1]
         alibi = slopes[None, :, None] * keys[:, None].float()
         return {"alibi": alibi.reshape(-1, 1, keys.shape[1]).to(masks.dtype)}
 
