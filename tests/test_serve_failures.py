@@ -10,6 +10,7 @@ import logging
 import socket
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from serve_driver import MESSAGES, Running, serving
 from test_serve_grammar import TOOLS, talking
 
@@ -26,7 +28,9 @@ from draftree.serve.app import Watch
 from draftree.serve.delivery import Answers
 from draftree.serve.errors import FullError, StoppingError
 from draftree.serve.parts import Part
+from draftree.serve.scoring import Scoring
 
+PLAIN = "/v1/completions"
 SECRET = "what the client has said"
 
 
@@ -135,6 +139,53 @@ def test_an_answer_that_fails_on_its_way(
     assert "mine failed with KeyError at test_serve_failures.py:" in caplog.text
     assert SECRET not in caplog.text
     assert server.idle()
+
+
+def test_memory_that_is_short_where_a_request_leaves_ends_those_that_run_alone(
+    demo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its neighbour moves up behind it, outside of a step, and both slots are in doubt where that fails."""
+    asked = {"prompt": "The sea", "temperature": 0, "ignore_eos": True, "max_tokens": 1500}
+    with serving(*demo) as server, ThreadPoolExecutor() as pool:
+        engine = server.worker.engine
+        step = engine.step
+        monkeypatch.setattr(engine, "step", lambda: (time.sleep(0.01), step()))
+
+        def short(one: int, other: int) -> None:
+            patch.undo()
+            raise torch.OutOfMemoryError("out of memory")
+
+        with pytest.MonkeyPatch.context() as patch:
+            stopped = pool.submit(server.post, PLAIN, **asked, stop=[" "], min_tokens=30)
+            while not engine.running:
+                time.sleep(0.005)
+            neighbour = pool.submit(server.post, PLAIN, **asked)
+            while len(engine.running) < 2:
+                time.sleep(0.002)
+            patch.setattr(engine.cache, "exchange", short)
+            assert stopped.result().json()["choices"][0]["finish_reason"] == "stop"
+            assert neighbour.result().status_code == 500
+        assert server.idle()
+        assert server.complete("The sea", max_tokens=2)["choices"][0]["finish_reason"] == "length"
+
+
+def test_everybody_is_told_where_the_thread_of_the_engine_ends(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"prompt": "The sea", "ignore_eos": True, "max_tokens": 1500}
+    with serving(*demo) as server, ThreadPoolExecutor() as pool:
+        worker = server.worker
+        running = [pool.submit(server.post, PLAIN, **asked), pool.submit(server.post, PLAIN, **asked, stream=True)]
+        while len(worker.engine.running) < 2:
+            time.sleep(0.005)
+        worker.on_tokens.append(fails)  # whose errors nobody expects
+        scoring = Scoring([[1, 2, 3]], 0, time.monotonic() + 60)
+        worker._tasks.put(partial(worker._add_scoring, scoring))
+        for answer in running:
+            assert "shutting down" in answer.result().text
+        with pytest.raises(StoppingError):
+            scoring.found.result(10)
+        assert server.http.get("/health").status_code == 503
+        assert server.post(PLAIN, prompt="Hi", max_tokens=1).status_code == 503
+        assert worker.live == 0
 
 
 def test_a_call_that_is_cut_off_is_content(demo: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from draftree.engine import Engine
-from draftree.engine.request import State
+from draftree.engine.request import Request, State
 from draftree.serve.delivery import Answers, hand_over
 from draftree.serve.errors import FullError, QueuedError, StoppingError
 from draftree.serve.live import Live
@@ -49,6 +50,7 @@ class Worker:
         self._live: list[Live] = []
         self._scorer = Scorer(engine.runner)
         self._stopping = False
+        self._failed = False  # the thread has come upon an error that nobody foresaw, and ends
         self._thread = threading.Thread(target=self._run, name="draftree-engine", daemon=True)
         self._thread.start()
 
@@ -130,6 +132,14 @@ class Worker:
     # ---------------------------------------------------------------- the worker's own thread
 
     def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException:
+            log.exception("the engine's thread ends by an error: nothing is answered until the server is started again")
+            self._failed = self._stopping = True
+            self._fail_all()
+
+    def _work(self) -> None:
         while True:
             self._take_tasks()
             if self.engine.busy:
@@ -137,15 +147,20 @@ class Worker:
                     self.engine.step()
                 except Exception:
                     log.exception("a step failed")
+            if self._live:  # also where one that left has ended all others, so that the engine has nothing to do
                 self._deliver()
             if self._scorer:
                 self._scorer.turn()
-            if self._stopping and not self.engine.busy and not self._scorer and self._tasks.empty():
+            if self._stopping and not self._at_work and self._tasks.empty():
                 return
+
+    @property
+    def _at_work(self) -> bool:
+        return self.engine.busy or bool(self._live) or bool(self._scorer)
 
     def _take_tasks(self) -> None:
         """Do what event loops ask for; sleeps while there is nothing at all to do."""
-        idle = not self.engine.busy and not self._scorer and not self._stopping
+        idle = not self._at_work and not self._stopping
         try:
             while True:
                 self._tasks.get(block=idle)()
@@ -176,13 +191,20 @@ class Worker:
     def _add_scoring(self, scoring: Scoring) -> None:
         try:
             self.make_sure_of_room(len(scoring.prompts))
-        except FullError as error:
+        except (FullError, StoppingError) as error:
             fail(scoring, error)
         else:
             self._scorer.add(scoring)
 
     def make_sure_of_room(self, more: int) -> None:
-        """Raise a FullError where so many answers more have no place; any thread may ask."""
+        """Refuse so many answers more where they have no place; any thread may ask.
+
+        Raises:
+            FullError: they have none.
+            StoppingError: nobody answers any more.
+        """
+        if self._failed:
+            raise StoppingError
         waiting = self.live + more
         if waiting > self._most:
             raise FullError(max(1, round(self._usual * waiting / self.engine.config.slots)))
@@ -199,6 +221,18 @@ class Worker:
             self._drop(live.answers)
         self._deliver()
         self._scorer.end(StoppingError())
+
+    def _fail_all(self) -> None:
+        """Tell everybody that nothing comes any more. The engine, or what delivers, may be the cause: trust neither."""
+        for live in self._live:
+            delta = Delta(live.index, finish="error", error=StoppingError())
+            with suppress(RuntimeError):  # the event loop is closed
+                live.answers.loop.call_soon_threadsafe(hand_over, [(live.answers, delta)])
+        self._live = []
+        self._scorer.end(StoppingError())
+        with suppress(Empty):
+            while True:
+                self._tasks.get(block=False)()  # what asks for answers is refused, see `make_sure_of_room`
 
     def _deliver(self) -> None:
         """Hand out what the last step brought, in one call into each event loop."""
@@ -238,14 +272,14 @@ class Worker:
                 live.answers.begun = any(one.state is not State.WAITING for one in requests)
             if not live.answers.begun:
                 request.error = QueuedError()
-            self.engine.cancel(request)
+            self._leave(request)
         try:
             delta = live.news(now)
         except Exception as raised:  # a tokenizer's
             request.error, live.part.finish = raised, "error"
             delta = Delta(live.index, finish="error")
         if delta is not None and delta.finish is not None:
-            self.engine.cancel(request)  # a stop string comes before the engine's own end
+            self._leave(request)  # a stop string comes before the engine's own end
         if delta is not None and delta.finish == "error":
             delta.error = request.error
         return delta
@@ -253,4 +287,11 @@ class Worker:
     def _drop(self, answers: Answers) -> None:
         for part in answers.parts:
             if part.request is not None:
-                self.engine.cancel(part.request)
+                self._leave(part.request)
+
+    def _leave(self, request: Request) -> None:
+        """End a request; where others that run cannot move up behind it, the engine has ended them with an error."""
+        try:
+            self.engine.cancel(request)
+        except Exception:
+            log.exception("a request could not leave its slot, and all that ran have failed")
