@@ -89,7 +89,8 @@ def translate(kind: str, text: str, whitespace: str) -> str:
             return str(matcher.grammar_from_regex(text))
         if kind == "choice":
             options = " | ".join(json.dumps(option) for option in json.loads(text))
-            return str(matcher.grammar_from_lark(f"start: {options}"))
+            # One lexeme: of alternatives of a rule, the parser follows no more than 2,000 at once.
+            return str(matcher.grammar_from_lark(f"start: OPTION\nOPTION: {options}"))
         lark = text if _is_lark(text) else _in_time(kind, text, lambda: _from_gbnf(text))
         return str(matcher.grammar_from_lark(lark))
     except GrammarError:
@@ -212,13 +213,21 @@ class Matcher:
         self._mask = np.zeros((vocabulary + 31) // 32, dtype=np.int32)
 
     def consume(self, token: int) -> bool:
-        """Go on by a token; False, and nothing has changed, where the grammar does not allow it here."""
+        """Go on by a token; False, and nothing has changed, where the grammar does not allow it here.
+
+        Raises:
+            GrammarError: the grammar takes more time or memory than its limits.
+        """
         if self._ended or not 0 <= token < self._vocabulary:  # Rust would count -1 as a large one
             return False
         if token in self._ends:
             self._ended = bool(self._matcher.is_accepting())
             return self._ended
-        return self._matcher.try_consume_tokens([token]) == 1
+        if self._matcher.try_consume_tokens([token]) == 1:
+            return True
+        if self._matcher.is_error():
+            raise self._failed()
+        return False
 
     def rollback(self, count: int) -> None:
         """Take the last `count` tokens back."""
