@@ -8,9 +8,12 @@ tokens are forced, and needs neither triton nor a compiler.
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 Made = TypeVar("Made")
 _starting = threading.Lock()  # the size of new threads' stacks is one for the whole process
+_left_behind: list[threading.Thread] = []  # that nobody waits for any more, and that cannot be ended
 NAMES = {
     "json_schema": "JSON schema",
     "regex": "regular expression",
@@ -31,6 +35,7 @@ NAMES = {
     "composed": "grammar",
 }
 SECONDS = 10.0  # that compiling may take
+MOST_LEFT_BEHIND = 2
 CHARACTERS = 1 << 20  # of a grammar's text
 STACK, STACK_A_CHARACTER = 16 << 20, 2 << 10  # bytes; the library descends as deep as texts go, at most 863 for each
 GBNF_WORK = 300_000_000  # rules and comments times characters; some seconds
@@ -42,6 +47,13 @@ WHITESPACE: dict[str, dict[str, Any]] = {"fixed": FIXED, "compact": COMPACT, "an
 
 class GrammarError(ValueError):
     """A grammar that cannot be used, or an answer that it leaves no way to go on; the message says what to do."""
+
+
+class GrammarBusyError(GrammarError):
+    """A grammar that cannot be compiled now, as others that took too long still are."""
+
+    def __init__(self) -> None:
+        super().__init__("Grammars that took too long are still being compiled: try this one again in some minutes.")
 
 
 def library() -> Any:
@@ -170,7 +182,14 @@ def _limits() -> Any:
 def _in_time(kind: str, text: str, work: Callable[[], Made]) -> Made:
     """What `work` makes of a grammar of this kind and text, within `SECONDS`, on a stack that no text can overflow.
 
-    The library lets go of the interpreter's lock meanwhile, so a thread that takes too long harms nobody else.
+    The library lets go of the interpreter's lock meanwhile. Nothing can end a thread of it that takes too long, minutes
+    it may be, and none of its limits does: such a thread goes on with what processors have to spare, where the system
+    has priorities of threads, and while there are more than a few nothing new is begun.
+
+    Raises:
+        GrammarBusyError: too many go on.
+        GrammarError: it takes too long, or more memory than there is.
+        Exception: of `work`.
     """
     made: list[Made] = []
     failed: list[Exception] = []
@@ -183,6 +202,9 @@ def _in_time(kind: str, text: str, work: Callable[[], Made]) -> Made:
 
     thread = threading.Thread(target=run, daemon=True, name="grammar")
     with _starting:
+        _left_behind[:] = [other for other in _left_behind if other.is_alive()]
+        if len(_left_behind) >= MOST_LEFT_BEHIND:
+            raise GrammarBusyError
         before = threading.stack_size(STACK + STACK_A_CHARACTER * len(text))
         try:
             thread.start()
@@ -194,6 +216,11 @@ def _in_time(kind: str, text: str, work: Callable[[], Made]) -> Made:
     if failed:
         raise failed[0]
     if not made:
+        with _starting:
+            _left_behind.append(thread)
+        if sys.platform == "linux" and thread.native_id is not None:
+            with suppress(OSError):  # it has ended just now
+                os.setpriority(os.PRIO_PROCESS, thread.native_id, 19)
         raise GrammarError(f"The {NAMES[kind]} was not compiled within {SECONDS:g} seconds: make it smaller.")
     return made[0]
 

@@ -64,14 +64,14 @@ def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None =
     async def completions(request: Request) -> Response:
         key = server.key(request)
         body = await server.body(request, Completion)
-        call, parts = await asyncio.to_thread(server.calls.completion, body, server.settings.scope(key, body.user))
+        call, parts = await server.read(server.calls.completion, body, key)
         return await server.answer(request, call, parts)
 
     @app.post("/v1/chat/completions", openapi_extra=described(Chat))
     async def chat_completions(request: Request) -> Response:
         key = server.key(request)
         body = await server.body(request, Chat)
-        call, parts = await asyncio.to_thread(server.calls.chat, body, server.settings.scope(key, body.user))
+        call, parts = await server.read(server.calls.chat, body, key)
         return await server.answer(request, call, parts)
 
     add_extras(app, server)
