@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -39,12 +37,6 @@ def test_while_others_that_took_too_long_go_on_no_grammar_is_begun(endless: list
     assert all(thread.is_alive() for thread in endless)
     with pytest.raises(GrammarBusyError, match="still being compiled: try this one again"):
         Grammar.regex("a text that was not asked for before")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no priorities of single threads")
-def test_one_that_took_too_long_goes_on_with_what_processors_have_to_spare(endless: list[threading.Thread]) -> None:
-    assert [os.getpriority(os.PRIO_PROCESS, thread.native_id or 0) for thread in endless] == [19] * len(endless)
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < 19
 
 
 def test_the_client_is_told_to_come_again(demo: Any, endless: list[threading.Thread]) -> None:
@@ -87,3 +79,15 @@ def test_which_requests_may_compile_a_grammar() -> None:
     for fields, expected in asked:
         assert may_compile(Chat.model_validate({"messages": MESSAGES} | fields)) == expected, fields
     assert not may_compile(Completion(prompt="Hi"))
+
+
+def test_a_grammar_whose_masks_would_hold_up_all_others_is_refused(demo: Any) -> None:
+    """What it takes grows with the longest text, and with neither their number nor that of a schema's parts."""
+    vocabulary, ends = demo.model.config.vocab_size, [demo.tokenizer.eos_token_id]
+    wide = {"type": "object", "properties": {f"field {i}": {"type": "string"} for i in range(300)}}
+    for light in (Grammar.choice([f"city {i}" for i in range(5000)]), Grammar.json_schema(wide)):
+        light.compile(demo.tokenizer, vocabulary, ends)
+    long = " ".join(map(str, range(20_000)))
+    for heavy in (Grammar.choice([long]), Grammar.json_schema({"const": long}), Grammar.regex("(abcdefghij){10000}")):
+        with pytest.raises(GrammarError, match="ms for each token of an answer, and at most 10 are given: shorten"):
+            heavy.compile(demo.tokenizer, vocabulary, ends)

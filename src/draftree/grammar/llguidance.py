@@ -8,12 +8,10 @@ tokens are forced, and needs neither triton nor a compiler.
 from __future__ import annotations
 
 import json
-import os
 import re
-import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,6 +34,8 @@ NAMES = {
 }
 SECONDS = 10.0  # that compiling may take
 MOST_LEFT_BEHIND = 2
+MASK_SECONDS = 0.01  # of a processor for one mask at the median; the engine computes no other token meanwhile
+PROBED = 6  # masks
 CHARACTERS = 1 << 20  # of a grammar's text
 STACK, STACK_A_CHARACTER = 16 << 20, 2 << 10  # bytes; the library descends as deep as texts go, at most 863 for each
 GBNF_WORK = 300_000_000  # rules and comments times characters; some seconds
@@ -175,6 +175,36 @@ def build(tokenizer: LLTokenizer, kind: str, text: str) -> LLMatcher:
     return matcher
 
 
+def check_pace(tokenizer: LLTokenizer, kind: str, text: str) -> None:
+    """Refuse a grammar whose masks would hold up all other answers: no limit of the library counts the length of texts.
+
+    Args:
+        tokenizer, kind, text: as `build` has taken them.
+
+    Raises:
+        GrammarError: it would.
+    """
+    llguidance = library()
+
+    def work() -> float:
+        matcher, taken = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=_limits()), []
+        for _ in range(PROBED):
+            began = time.thread_time()
+            mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+            taken.append(time.thread_time() - began)
+            tokens = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+            if not len(tokens) or not matcher.try_consume_tokens([int(tokens[len(tokens) // 2])]):
+                break
+        return float(np.median(taken[1:] or 0.0))  # the first makes tables for all that follow
+
+    seconds = _in_time(kind, text, work)
+    if seconds > MASK_SECONDS:
+        raise GrammarError(
+            f"The {NAMES[kind]} takes {1000 * seconds:.0f} ms for each token of an answer, and at most "
+            f"{1000 * MASK_SECONDS:.0f} are given: shorten its longest texts."
+        )
+
+
 def _limits() -> Any:
     return library().LLParserLimits(max_lexer_states=LEXER_STATES, verbose_errors=False)
 
@@ -183,8 +213,8 @@ def _in_time(kind: str, text: str, work: Callable[[], Made]) -> Made:
     """What `work` makes of a grammar of this kind and text, within `SECONDS`, on a stack that no text can overflow.
 
     The library lets go of the interpreter's lock meanwhile. Nothing can end a thread of it that takes too long, minutes
-    it may be, and none of its limits does: such a thread goes on with what processors have to spare, where the system
-    has priorities of threads, and while there are more than a few nothing new is begun.
+    it may be, and none of its limits does: so while more than a few go on, nothing new is begun. They keep their
+    priority: one that is starved keeps the process waiting wherever it holds a lock on the process's memory.
 
     Raises:
         GrammarBusyError: too many go on.
@@ -218,9 +248,6 @@ def _in_time(kind: str, text: str, work: Callable[[], Made]) -> Made:
     if not made:
         with _starting:
             _left_behind.append(thread)
-        if sys.platform == "linux" and thread.native_id is not None:
-            with suppress(OSError):  # it has ended just now
-                os.setpriority(os.PRIO_PROCESS, thread.native_id, 19)
         raise GrammarError(f"The {NAMES[kind]} was not compiled within {SECONDS:g} seconds: make it smaller.")
     return made[0]
 
