@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
@@ -164,6 +164,22 @@ def test_what_says_nothing_is_taken(server: Running) -> None:
     said = [*SAID, {"role": "assistant", "content": "Hi.", "refusal": None}, *SAID]
     answer = server.post(CHAT, messages=said, max_tokens=2, tool_choice="none", tools=None, stop=[])
     assert answer.status_code == 200, answer.text
+
+
+def test_what_the_official_client_has_parsed_of_an_answer_may_come_back_with_it(server: Running) -> None:
+    class Named(BaseModel):
+        name: Literal["Anna"]
+
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    asked: Any = {"model": "draftree", "messages": MESSAGES, "temperature": 0}
+    parsed = client.chat.completions.parse(**asked, response_format=Named).choices[0].message
+    with client.chat.completions.stream(**asked, response_format=Named) as stream:
+        streamed = stream.get_final_completion().choices[0].message
+    called = [CALL | {"index": 0, "function": {"name": "look", "arguments": "{}", "parsed_arguments": {"a": 1}}}]
+    held: Any = {"role": "assistant", "content": None, "parsed": None, "tool_calls": called}
+    for message in (parsed, parsed.model_dump(), streamed, streamed.model_dump(), held):
+        said: Any = [*MESSAGES, message, *MESSAGES]
+        assert client.chat.completions.create(model="draftree", messages=said, max_tokens=2).choices
 
 
 def test_more_answers_than_there_are_places_are_refused_and_never_put_off(demo: Any) -> None:

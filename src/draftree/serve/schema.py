@@ -169,6 +169,7 @@ class CalledFunction(Strict):
 
     name: str
     arguments: str
+    parsed_arguments: Any = None  # what the official client has read of them; left out of the prompt
 
 
 class ToolCall(Strict):
@@ -177,6 +178,7 @@ class ToolCall(Strict):
     id: str
     type: Literal["function"]
     function: CalledFunction
+    index: int | None = None  # in a streamed answer, as the official client holds it; the order says the same
 
 
 class Message(Strict):
@@ -193,6 +195,7 @@ class Message(Strict):
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
+    parsed: Any = None  # what the official client has read of the content
 
 
 class Prediction(Strict):
