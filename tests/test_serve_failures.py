@@ -257,3 +257,12 @@ def test_a_client_that_leaves_while_it_sends(server: Running, caplog: pytest.Log
         time.sleep(0.02)
     assert "POST /v1/completions 499" in caplog.text
     assert "Traceback" not in caplog.text
+
+
+def test_a_path_cannot_write_lines_into_the_log(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "draftree.serve")
+    server.http.get("/x%0a2026 draftree.serve POST /v1/completions 200%0d%1b[2J" + "y" * 1000)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "draftree.serve"]
+    assert "GET /x?2026 draftree.serve POST" in line
+    assert line.isprintable()
+    assert len(line) < 300
