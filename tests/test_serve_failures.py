@@ -266,3 +266,31 @@ def test_a_path_cannot_write_lines_into_the_log(server: Running, caplog: pytest.
     assert "GET /x?2026 draftree.serve POST" in line
     assert line.isprintable()
     assert len(line) < 300
+
+
+def health(server: Running) -> tuple[int, str]:
+    response = server.http.get("/health")
+    return response.status_code, response.json()["status"]
+
+
+@pytest.mark.parametrize(
+    ("error", "steps"), [(RuntimeError("no"), 3), (getattr(torch, "AcceleratorError", RuntimeError)("no"), 1)]
+)
+def test_a_server_whose_steps_fail_says_so_until_one_succeeds(demo: Any, error: Exception, steps: int) -> None:
+    def broken(*args: Any, **options: Any) -> Any:
+        raise error
+
+    with serving(*demo) as server:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(server.worker.engine.loop, "advance", broken)
+            for _ in range(steps):
+                assert health(server) == (200, "ok")
+                assert server.post(PLAIN, prompt="Hi", max_tokens=1).status_code == 500
+            assert health(server) == (503, "failing")
+            assert server.idle()
+            assert health(server) == (503, "failing")  # the token that was tried has failed too
+            assert server.idle()
+        end = time.monotonic() + 10
+        while health(server) != (200, "ok") and time.monotonic() < end:
+            time.sleep(0.02)
+        assert health(server) == (200, "ok")

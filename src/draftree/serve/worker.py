@@ -13,8 +13,10 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import torch
+
 from draftree.engine import Engine
-from draftree.engine.request import Request, State
+from draftree.engine.request import Request, Rules, State
 from draftree.serve.delivery import Answers, hand_over
 from draftree.serve.errors import FullError, QueuedError, StoppingError
 from draftree.serve.live import Live
@@ -22,6 +24,8 @@ from draftree.serve.parts import Delta, Part
 from draftree.serve.scoring import Scorer, Scores, Scoring, fail
 
 log = logging.getLogger("draftree.serve")
+FAILURES = 3  # of steps in a row, after which the server is failing; one may be the fault of a request
+ACCELERATOR: Any = getattr(torch, "AcceleratorError", ())  # none but a new process can go on after it
 
 
 class Worker:
@@ -50,6 +54,7 @@ class Worker:
         self._live: list[Live] = []
         self._scorer = Scorer(engine.runner)
         self._stopping = False
+        self._failures = 0  # of steps since the last that succeeded
         self._failed = False  # the thread has come upon an error that nobody foresaw, and ends
         self._thread = threading.Thread(target=self._run, name="draftree-engine", daemon=True)
         self._thread.start()
@@ -63,6 +68,14 @@ class Worker:
     def alive(self) -> bool:
         """Whether the thread is at work."""
         return self._thread.is_alive() and not self._stopping
+
+    @property
+    def failing(self) -> bool:
+        """Whether steps fail, so that nobody is answered. Asking has one token tried, whose success ends it."""
+        found = self._failures >= FAILURES
+        if found:
+            self._tasks.put(self._try_token)
+        return found
 
     # ---------------------------------------------------------------- called from event loops
 
@@ -145,8 +158,11 @@ class Worker:
             if self.engine.busy:
                 try:
                     self.engine.step()
-                except Exception:
+                except Exception as error:
                     log.exception("a step failed")
+                    self._failures += FAILURES if isinstance(error, ACCELERATOR) else 1
+                else:
+                    self._failures = 0
             if self._live:  # also where one that left has ended all others, so that the engine has nothing to do
                 self._deliver()
             if self._scorer:
@@ -208,6 +224,11 @@ class Worker:
         waiting = self.live + more
         if waiting > self._most:
             raise FullError(max(1, round(self._usual * waiting / self.engine.config.slots)))
+
+    def _try_token(self) -> None:
+        if not self.engine.busy:
+            with suppress(Exception):  # of a model that has changed: no step will succeed
+                self.engine.add([0], Rules(1, ()))
 
     def _end(self, answers: Answers) -> None:
         self._drop(answers)
