@@ -24,11 +24,12 @@ from test_serve_grammar import TOOLS, talking
 
 import draftree
 from draftree.serve import worker as serve_worker
-from draftree.serve.app import Watch
+from draftree.serve.app import Watch, create_app
 from draftree.serve.delivery import Answers
 from draftree.serve.errors import FullError, StoppingError
 from draftree.serve.parts import Part
 from draftree.serve.scoring import Scoring
+from draftree.serve.stopping import GracefulServer
 
 PLAIN = "/v1/completions"
 SECRET = "what the client has said"
@@ -294,3 +295,17 @@ def test_a_server_whose_steps_fail_says_so_until_one_succeeds(demo: Any, error: 
         while health(server) != (200, "ok") and time.monotonic() < end:
             time.sleep(0.02)
         assert health(server) == (200, "ok")
+
+
+def test_how_long_a_connection_may_be_idle(demo: Any) -> None:
+    app = create_app(draftree.Engine(demo.model, slots=1), demo.tokenizer)
+    worker = app.state.server.worker
+    try:
+        assert GracefulServer(worker, app=app).config.timeout_keep_alive == 75
+        assert GracefulServer(worker, app=app, keep_alive=7).config.timeout_keep_alive == 7
+    finally:
+        worker.close()
+
+
+def test_replicas_keep_connections_as_ray_does(refused: Any) -> None:
+    refused(["serve", "--replicas", "2", "--keep-alive", "9"], "leave --keep-alive out with --replicas")
