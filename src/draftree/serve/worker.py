@@ -13,10 +13,9 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import torch
-
 from draftree.engine import Engine
 from draftree.engine.request import Request, Rules, State
+from draftree.serve.condition import Condition
 from draftree.serve.delivery import Answers, hand_over
 from draftree.serve.errors import FullError, QueuedError, StoppingError
 from draftree.serve.live import Live
@@ -24,8 +23,6 @@ from draftree.serve.parts import Delta, Part
 from draftree.serve.scoring import Scorer, Scores, Scoring, fail
 
 log = logging.getLogger("draftree.serve")
-FAILURES = 3  # of steps in a row, after which the server is failing; one may be the fault of a request
-ACCELERATOR: Any = getattr(torch, "AcceleratorError", ())  # none but a new process can go on after it
 
 
 class Worker:
@@ -53,9 +50,7 @@ class Worker:
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._live: list[Live] = []
         self._scorer = Scorer(engine.runner)
-        self._stopping = False
-        self._failures = 0  # of steps since the last that succeeded
-        self._failed = False  # the thread has come upon an error that nobody foresaw, and ends
+        self._condition = Condition()
         self._thread = threading.Thread(target=self._run, name="draftree-engine", daemon=True)
         self._thread.start()
 
@@ -67,15 +62,14 @@ class Worker:
     @property
     def alive(self) -> bool:
         """Whether the thread is at work."""
-        return self._thread.is_alive() and not self._stopping
+        return self._thread.is_alive() and not self._condition.stopping
 
     @property
     def failing(self) -> bool:
         """Whether steps fail, so that nobody is answered. Asking has one token tried, whose success ends it."""
-        found = self._failures >= FAILURES
-        if found:
+        if self._condition.failing:
             self._tasks.put(self._try_token)
-        return found
+        return self._condition.failing
 
     # ---------------------------------------------------------------- called from event loops
 
@@ -128,7 +122,7 @@ class Worker:
 
     def close(self, grace: float = 0.0) -> None:
         """Take nothing new, let what runs go on for `grace` seconds, end the rest, and wait for the thread."""
-        self._stopping = True
+        self._condition.stopping = True
         self._tasks.put(lambda: None)
         self._thread.join(grace)
         self._tasks.put(self._end_all)
@@ -137,9 +131,9 @@ class Worker:
             self.engine.close()
 
     def _put(self, task: Callable[[], None]) -> None:
-        if not self._stopping:
+        if not self._condition.stopping:
             self._tasks.put(task)
-        if self._stopping:  # since then, it may be: nobody might take the task any more
+        if self._condition.stopping:  # since then, it may be: nobody might take the task any more
             raise StoppingError
 
     # ---------------------------------------------------------------- the worker's own thread
@@ -149,7 +143,7 @@ class Worker:
             self._work()
         except BaseException:
             log.exception("the engine's thread ends by an error: nothing is answered until the server is started again")
-            self._failed = self._stopping = True
+            self._condition.over = self._condition.stopping = True
             self._fail_all()
 
     def _work(self) -> None:
@@ -160,14 +154,14 @@ class Worker:
                     self.engine.step()
                 except Exception as error:
                     log.exception("a step failed")
-                    self._failures += FAILURES if isinstance(error, ACCELERATOR) else 1
+                    self._condition.stepped(error)
                 else:
-                    self._failures = 0
+                    self._condition.stepped(None)
             if self._live:  # also where one that left has ended all others, so that the engine has nothing to do
                 self._deliver()
             if self._scorer:
                 self._scorer.turn()
-            if self._stopping and not self._at_work and self._tasks.empty():
+            if self._condition.stopping and not self._at_work and self._tasks.empty():
                 return
 
     @property
@@ -176,7 +170,7 @@ class Worker:
 
     def _take_tasks(self) -> None:
         """Do what event loops ask for; sleeps while there is nothing at all to do."""
-        idle = not self._at_work and not self._stopping
+        idle = not self._at_work and not self._condition.stopping
         try:
             while True:
                 self._tasks.get(block=idle)()
@@ -219,7 +213,7 @@ class Worker:
             FullError: they have none.
             StoppingError: nobody answers any more.
         """
-        if self._failed:
+        if self._condition.over:
             raise StoppingError
         waiting = self.live + more
         if waiting > self._most:
