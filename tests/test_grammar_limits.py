@@ -64,3 +64,25 @@ def test_an_answer_at_its_grammars_limits_is_that_of_plain_decoding(monkeypatch:
     assert found[0][0]
     assert "cannot be followed further" in found[0][1]
     assert all(one == found[0] for one in found)
+
+
+def followed(grammar: CompiledGrammar, text: str) -> list[int]:
+    """The tokens of a text, each of which the grammar must allow; an end token where it may end."""
+    state, tokens = grammar.begin(), ids_of(text)
+    for count, token in enumerate(tokens):
+        assert state.allowed(tokens[:count])[token]
+    return [*tokens, *([EOS] if state.allowed(tokens)[EOS] else [])]
+
+
+def test_a_choice_may_have_thousands_of_texts() -> None:
+    texts = [f"city {i}" for i in range(5000)]
+    grammar = compiled(Grammar.choice(texts))
+    assert followed(grammar, "city 4999")[-1] == EOS
+    assert followed(grammar, "city 499")[-1] == EOS  # also where a longer one goes on
+    assert not grammar.begin().allowed(ids_of("city 4999"))[ids_of("0")[0]]
+
+
+def test_an_answer_that_ends_by_the_librarys_limits_says_by_which() -> None:
+    rules = compiled(Grammar.ebnf("start: " + " | ".join(f'"city {i}"' for i in range(3000))))
+    with pytest.raises(GrammarError, match=r"cannot be followed further .*max is 2000"):
+        followed(rules, "city 4")

@@ -10,6 +10,7 @@ import logging
 import socket
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -17,16 +18,20 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from serve_driver import MESSAGES, Running, serving
 from test_serve_grammar import TOOLS, talking
 
 import draftree
 from draftree.serve import worker as serve_worker
-from draftree.serve.app import Watch
+from draftree.serve.app import Watch, create_app
 from draftree.serve.delivery import Answers
 from draftree.serve.errors import FullError, StoppingError
 from draftree.serve.parts import Part
+from draftree.serve.scoring import Scoring
+from draftree.serve.stopping import GracefulServer
 
+PLAIN = "/v1/completions"
 SECRET = "what the client has said"
 
 
@@ -137,6 +142,53 @@ def test_an_answer_that_fails_on_its_way(
     assert server.idle()
 
 
+def test_memory_that_is_short_where_a_request_leaves_ends_those_that_run_alone(
+    demo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its neighbour moves up behind it, outside of a step, and both slots are in doubt where that fails."""
+    asked = {"prompt": "The sea", "temperature": 0, "ignore_eos": True, "max_tokens": 1500}
+    with serving(*demo) as server, ThreadPoolExecutor() as pool:
+        engine = server.worker.engine
+        step = engine.step
+        monkeypatch.setattr(engine, "step", lambda: (time.sleep(0.01), step()))
+
+        def short(one: int, other: int) -> None:
+            patch.undo()
+            raise torch.OutOfMemoryError("out of memory")
+
+        with pytest.MonkeyPatch.context() as patch:
+            stopped = pool.submit(server.post, PLAIN, **asked, stop=[" "], min_tokens=30)
+            while not engine.running:
+                time.sleep(0.005)
+            neighbour = pool.submit(server.post, PLAIN, **asked)
+            while len(engine.running) < 2:
+                time.sleep(0.002)
+            patch.setattr(engine.cache, "exchange", short)
+            assert stopped.result().json()["choices"][0]["finish_reason"] == "stop"
+            assert neighbour.result().status_code == 500
+        assert server.idle()
+        assert server.complete("The sea", max_tokens=2)["choices"][0]["finish_reason"] == "length"
+
+
+def test_everybody_is_told_where_the_thread_of_the_engine_ends(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"prompt": "The sea", "ignore_eos": True, "max_tokens": 1500}
+    with serving(*demo) as server, ThreadPoolExecutor() as pool:
+        worker = server.worker
+        running = [pool.submit(server.post, PLAIN, **asked), pool.submit(server.post, PLAIN, **asked, stream=True)]
+        while len(worker.engine.running) < 2:
+            time.sleep(0.005)
+        worker.on_tokens.append(fails)  # whose errors nobody expects
+        scoring = Scoring([[1, 2, 3]], 0, time.monotonic() + 60)
+        worker._tasks.put(partial(worker._add_scoring, scoring))
+        for answer in running:
+            assert "shutting down" in answer.result().text
+        with pytest.raises(StoppingError):
+            scoring.found.result(10)
+        assert server.http.get("/health").status_code == 503
+        assert server.post(PLAIN, prompt="Hi", max_tokens=1).status_code == 503
+        assert worker.live == 0
+
+
 def test_a_call_that_is_cut_off_is_content(demo: Any, caplog: pytest.LogCaptureFixture) -> None:
     asked: dict[str, Any] = {"messages": MESSAGES, "temperature": 0, "tools": TOOLS, "tool_choice": "required"}
     with serving(demo.model, talking(demo.tokenizer)) as server:
@@ -206,3 +258,54 @@ def test_a_client_that_leaves_while_it_sends(server: Running, caplog: pytest.Log
         time.sleep(0.02)
     assert "POST /v1/completions 499" in caplog.text
     assert "Traceback" not in caplog.text
+
+
+def test_a_path_cannot_write_lines_into_the_log(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "draftree.serve")
+    server.http.get("/x%0a2026 draftree.serve POST /v1/completions 200%0d%1b[2J" + "y" * 1000)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "draftree.serve"]
+    assert "GET /x?2026 draftree.serve POST" in line
+    assert line.isprintable()
+    assert len(line) < 300
+
+
+def health(server: Running) -> tuple[int, str]:
+    response = server.http.get("/health")
+    return response.status_code, response.json()["status"]
+
+
+@pytest.mark.parametrize(
+    ("error", "steps"), [(RuntimeError("no"), 3), (getattr(torch, "AcceleratorError", RuntimeError)("no"), 1)]
+)
+def test_a_server_whose_steps_fail_says_so_until_one_succeeds(demo: Any, error: Exception, steps: int) -> None:
+    def broken(*args: Any, **options: Any) -> Any:
+        raise error
+
+    with serving(*demo) as server:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(server.worker.engine.loop, "advance", broken)
+            for _ in range(steps):
+                assert health(server) == (200, "ok")
+                assert server.post(PLAIN, prompt="Hi", max_tokens=1).status_code == 500
+            assert health(server) == (503, "failing")
+            assert server.idle()
+            assert health(server) == (503, "failing")  # the token that was tried has failed too
+            assert server.idle()
+        end = time.monotonic() + 10
+        while health(server) != (200, "ok") and time.monotonic() < end:
+            time.sleep(0.02)
+        assert health(server) == (200, "ok")
+
+
+def test_how_long_a_connection_may_be_idle(demo: Any) -> None:
+    app = create_app(draftree.Engine(demo.model, slots=1), demo.tokenizer)
+    worker = app.state.server.worker
+    try:
+        assert GracefulServer(worker, app=app).config.timeout_keep_alive == 75
+        assert GracefulServer(worker, app=app, keep_alive=7).config.timeout_keep_alive == 7
+    finally:
+        worker.close()
+
+
+def test_replicas_keep_connections_as_ray_does(refused: Any) -> None:
+    refused(["serve", "--replicas", "2", "--keep-alive", "9"], "leave --keep-alive out with --replicas")

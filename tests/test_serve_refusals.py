@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
+from pydantic import BaseModel, ValidationError
 from serve_driver import MESSAGES, Running, serving
+
+from draftree.serve.schema import Chat, Completion, Corpus, Detokenize, Tokenize
 
 PLAIN, CHAT = "/v1/completions", "/v1/chat/completions"
 LOOK = {"type": "function", "function": {"name": "look"}}
 SAID = [{"role": "user", "content": "Hi"}]
 DEEP = "[" * 100_000
+PART = {"type": "text", "text": "a"}
 CALL = {"id": "x", "type": "function", "function": {"name": "look", "arguments": DEEP}}
 CALLED = [*SAID, {"role": "assistant", "tool_calls": [CALL]}]
 # Path, body, the field that is named, and words of the sentence.
@@ -94,6 +98,11 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
         "prediction",
         "The prediction has",
     ),
+    (PLAIN, {"prompt": ["Hi"] * 4097}, "prompt", "at most 4096 items"),
+    (PLAIN, {"prompt": [[5]] * 4097}, "prompt", "at most 4096 items"),
+    (PLAIN, {"prompt": "Hi"} | {f"a{i}": 1 for i in range(1001)}, None, "1001 fields that are unknown or wrong"),
+    (CHAT, {"messages": SAID * 4097}, "messages", "at most 4096 items"),
+    (CHAT, {"messages": [{"role": "user", "content": [PART] * 4097}]}, "messages.0.content", "at most 4096 items"),
     ("/v1/corpus", {"texts": []}, "texts", "at least 1 item"),
     ("/tokenize", {"prompt": "a", "messages": SAID}, "prompt", "one of both"),
     (
@@ -122,11 +131,55 @@ def test_refusals_name_the_field(server: Running, path: str, body: Any, param: s
     assert "\n" not in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "before", "item"),
+    [
+        (Completion, {"prompt": ...}, -1),
+        (Completion, {"prompt": ...}, [-1]),
+        (Completion, {"prompt": ...}, None),
+        (Completion, {"prompt": "Hi", "stop_token_ids": ...}, -1),
+        (Completion, {"prompt": "Hi", "stop": ...}, 1),
+        (Completion, {"prompt": "Hi", "structured_outputs": {"choice": ...}}, 1),
+        (Chat, {"messages": ...}, 1),
+        (Chat, {"messages": [{"role": "user", "content": ...}]}, 1),
+        (Chat, {"messages": [{"role": "assistant", "tool_calls": ...}]}, 1),
+        (Chat, {"messages": SAID, "tools": ...}, 1),
+        (Chat, {"messages": SAID, "modalities": ...}, "audio"),
+        (Chat, {"messages": SAID, "prediction": {"type": "content", "content": ...}}, 1),
+        (Tokenize, {"messages": ...}, 1),
+        (Detokenize, {"tokens": ...}, -1),
+        (Corpus, {"texts": ...}, 1),
+    ],
+)
+def test_a_list_is_refused_at_its_first_wrong_item(kind: type[BaseModel], before: Any, item: Any) -> None:
+    """The parser would list them all, once for each type that the field may have, and the event loop would wait."""
+    body = json.dumps(before, default=lambda _: [item] * 1000)
+    with pytest.raises(ValidationError) as refused:
+        kind.model_validate_json(body)
+    assert refused.value.error_count() <= 4
+
+
 def test_what_says_nothing_is_taken(server: Running) -> None:
     """Fields without a meaning for this request, which clients send with every request."""
     said = [*SAID, {"role": "assistant", "content": "Hi.", "refusal": None}, *SAID]
     answer = server.post(CHAT, messages=said, max_tokens=2, tool_choice="none", tools=None, stop=[])
     assert answer.status_code == 200, answer.text
+
+
+def test_what_the_official_client_has_parsed_of_an_answer_may_come_back_with_it(server: Running) -> None:
+    class Named(BaseModel):
+        name: Literal["Anna"]
+
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    asked: Any = {"model": "draftree", "messages": MESSAGES, "temperature": 0}
+    parsed = client.chat.completions.parse(**asked, response_format=Named).choices[0].message
+    with client.chat.completions.stream(**asked, response_format=Named) as stream:
+        streamed = stream.get_final_completion().choices[0].message
+    called = [CALL | {"index": 0, "function": {"name": "look", "arguments": "{}", "parsed_arguments": {"a": 1}}}]
+    held: Any = {"role": "assistant", "content": None, "parsed": None, "tool_calls": called}
+    for message in (parsed, parsed.model_dump(), streamed, streamed.model_dump(), held):
+        said: Any = [*MESSAGES, message, *MESSAGES]
+        assert client.chat.completions.create(model="draftree", messages=said, max_tokens=2).choices
 
 
 def test_more_answers_than_there_are_places_are_refused_and_never_put_off(demo: Any) -> None:

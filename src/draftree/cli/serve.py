@@ -48,6 +48,9 @@ def serve(
     max_choices: Annotated[int, typer.Option(min=1, help="Most answers of one request (n, best_of, prompts).")] = 64,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Longest body of a request.")] = 4 << 20,
     timeout: Annotated[float, "Seconds after which an answer ends as it is."] = 600.0,
+    keep_alive: Annotated[
+        int, typer.Option(min=1, help="Seconds after which a connection that is idle is closed.")
+    ] = 75,
     api_key: Annotated[
         list[str] | None,
         typer.Option(help=f"Key that lets a client in; may be given again. Better in {KEYS}, joined by commas."),
@@ -98,6 +101,8 @@ def serve(
     )
     parts = partial(drafting.for_engine, trie=trie)
     launch = Launch(model, parts, settings, running.name, running.strict, where.threads, where.placement)
+    if replicas is not None and keep_alive != 75:
+        raise ValueError("Ray Serve keeps connections as it is set up itself: leave --keep-alive out with --replicas.")
     of_replicas = {"most_replicas": most_replicas, "exchange": exchange, "gpus": gpus}
     if replicas is not None:
         scale_out(launch, replicas, host, port, **of_replicas)
@@ -109,8 +114,8 @@ def serve(
     start_logging(log_format)
     with listening(host, port) as opened:
         report(host, opened.getsockname()[1], settings.model_name, app.state.server.engine)
-        # Without a configuration of its own, uvicorn logs as all else does.
-        GracefulServer(app.state.server.worker, app=app, log_level="warning", log_config=None).run(sockets=[opened])
+        quiet: dict[str, Any] = {"log_level": "warning", "log_config": None}  # uvicorn logs as all else does
+        GracefulServer(app.state.server.worker, app=app, keep_alive=keep_alive, **quiet).run(sockets=[opened])
 
 
 def scale_out(launch: Launch, replicas: int, host: str, port: int, **options: Any) -> None:

@@ -8,9 +8,18 @@ same with and without them.
 from __future__ import annotations
 
 from draftree.grammar.compiled import CompiledGrammar
-from draftree.grammar.llguidance import GrammarError, Matcher
+from draftree.grammar.llguidance import GrammarBusyError, GrammarError, Matcher
 from draftree.grammar.processor import GrammarProcessor, with_grammar
 from draftree.grammar.source import Grammar
 from draftree.grammar.state import GrammarState
 
-__all__ = ["CompiledGrammar", "Grammar", "GrammarError", "GrammarProcessor", "GrammarState", "Matcher", "with_grammar"]
+__all__ = [
+    "CompiledGrammar",
+    "Grammar",
+    "GrammarBusyError",
+    "GrammarError",
+    "GrammarProcessor",
+    "GrammarState",
+    "Matcher",
+    "with_grammar",
+]

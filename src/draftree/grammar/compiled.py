@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from draftree.grammar.llguidance import GrammarError, Matcher, build, read_tokenizer, translate
+from draftree.grammar.llguidance import GrammarError, Matcher, build, check_pace, read_tokenizer, translate
 from draftree.grammar.state import GrammarState
 
 KEPT = 128  # compiled grammars of a tokenizer; the one asked for longest ago goes
@@ -85,6 +85,7 @@ def compiled(
         tokens = read_tokenizer(tokenizer, vocabulary, end_tokens)
     translated = translate(kind, text, whitespace)
     made = CompiledGrammar(lambda: build(tokens, kind, translated), vocabulary, end_tokens)
+    check_pace(tokens, kind, translated)  # once, and in a matcher of its own: it fills the store of states
     with _lock:
         kept.tokens[vocabulary, end_tokens] = tokens
         kept.grammars[own] = made

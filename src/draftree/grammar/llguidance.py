@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 Made = TypeVar("Made")
 _starting = threading.Lock()  # the size of new threads' stacks is one for the whole process
+_left_behind: list[threading.Thread] = []  # that nobody waits for any more, and that cannot be ended
 NAMES = {
     "json_schema": "JSON schema",
     "regex": "regular expression",
@@ -31,6 +33,9 @@ NAMES = {
     "composed": "grammar",
 }
 SECONDS = 10.0  # that compiling may take
+MOST_LEFT_BEHIND = 2
+MASK_SECONDS = 0.01  # of a processor for one mask at the median; the engine computes no other token meanwhile
+PROBED = 6  # masks
 CHARACTERS = 1 << 20  # of a grammar's text
 STACK, STACK_A_CHARACTER = 16 << 20, 2 << 10  # bytes; the library descends as deep as texts go, at most 863 for each
 GBNF_WORK = 300_000_000  # rules and comments times characters; some seconds
@@ -42,6 +47,13 @@ WHITESPACE: dict[str, dict[str, Any]] = {"fixed": FIXED, "compact": COMPACT, "an
 
 class GrammarError(ValueError):
     """A grammar that cannot be used, or an answer that it leaves no way to go on; the message says what to do."""
+
+
+class GrammarBusyError(GrammarError):
+    """A grammar that cannot be compiled now, as others that took too long still are."""
+
+    def __init__(self) -> None:
+        super().__init__("Grammars that took too long are still being compiled: try this one again in some minutes.")
 
 
 def library() -> Any:
@@ -89,7 +101,8 @@ def translate(kind: str, text: str, whitespace: str) -> str:
             return str(matcher.grammar_from_regex(text))
         if kind == "choice":
             options = " | ".join(json.dumps(option) for option in json.loads(text))
-            return str(matcher.grammar_from_lark(f"start: {options}"))
+            # One lexeme: of alternatives of a rule, the parser follows no more than 2,000 at once.
+            return str(matcher.grammar_from_lark(f"start: OPTION\nOPTION: {options}"))
         lark = text if _is_lark(text) else _in_time(kind, text, lambda: _from_gbnf(text))
         return str(matcher.grammar_from_lark(lark))
     except GrammarError:
@@ -162,6 +175,36 @@ def build(tokenizer: LLTokenizer, kind: str, text: str) -> LLMatcher:
     return matcher
 
 
+def check_pace(tokenizer: LLTokenizer, kind: str, text: str) -> None:
+    """Refuse a grammar whose masks would hold up all other answers: no limit of the library counts the length of texts.
+
+    Args:
+        tokenizer, kind, text: as `build` has taken them.
+
+    Raises:
+        GrammarError: it would.
+    """
+    llguidance = library()
+
+    def work() -> float:
+        matcher, taken = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=_limits()), []
+        for _ in range(PROBED):
+            began = time.thread_time()
+            mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+            taken.append(time.thread_time() - began)
+            tokens = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+            if not len(tokens) or not matcher.try_consume_tokens([int(tokens[len(tokens) // 2])]):
+                break
+        return float(np.median(taken[1:] or 0.0))  # the first makes tables for all that follow
+
+    seconds = _in_time(kind, text, work)
+    if seconds > MASK_SECONDS:
+        raise GrammarError(
+            f"The {NAMES[kind]} takes {1000 * seconds:.0f} ms for each token of an answer, and at most "
+            f"{1000 * MASK_SECONDS:.0f} are given: shorten its longest texts."
+        )
+
+
 def _limits() -> Any:
     return library().LLParserLimits(max_lexer_states=LEXER_STATES, verbose_errors=False)
 
@@ -169,7 +212,14 @@ def _limits() -> Any:
 def _in_time(kind: str, text: str, work: Callable[[], Made]) -> Made:
     """What `work` makes of a grammar of this kind and text, within `SECONDS`, on a stack that no text can overflow.
 
-    The library lets go of the interpreter's lock meanwhile, so a thread that takes too long harms nobody else.
+    The library lets go of the interpreter's lock meanwhile. Nothing can end a thread of it that takes too long, minutes
+    it may be, and none of its limits does: so while more than a few go on, nothing new is begun. They keep their
+    priority: one that is starved keeps the process waiting wherever it holds a lock on the process's memory.
+
+    Raises:
+        GrammarBusyError: too many go on.
+        GrammarError: it takes too long, or more memory than there is.
+        Exception: of `work`.
     """
     made: list[Made] = []
     failed: list[Exception] = []
@@ -182,6 +232,9 @@ def _in_time(kind: str, text: str, work: Callable[[], Made]) -> Made:
 
     thread = threading.Thread(target=run, daemon=True, name="grammar")
     with _starting:
+        _left_behind[:] = [other for other in _left_behind if other.is_alive()]
+        if len(_left_behind) >= MOST_LEFT_BEHIND:
+            raise GrammarBusyError
         before = threading.stack_size(STACK + STACK_A_CHARACTER * len(text))
         try:
             thread.start()
@@ -193,6 +246,8 @@ def _in_time(kind: str, text: str, work: Callable[[], Made]) -> Made:
     if failed:
         raise failed[0]
     if not made:
+        with _starting:
+            _left_behind.append(thread)
         raise GrammarError(f"The {NAMES[kind]} was not compiled within {SECONDS:g} seconds: make it smaller.")
     return made[0]
 
@@ -212,13 +267,21 @@ class Matcher:
         self._mask = np.zeros((vocabulary + 31) // 32, dtype=np.int32)
 
     def consume(self, token: int) -> bool:
-        """Go on by a token; False, and nothing has changed, where the grammar does not allow it here."""
+        """Go on by a token; False, and nothing has changed, where the grammar does not allow it here.
+
+        Raises:
+            GrammarError: the grammar takes more time or memory than its limits.
+        """
         if self._ended or not 0 <= token < self._vocabulary:  # Rust would count -1 as a large one
             return False
         if token in self._ends:
             self._ended = bool(self._matcher.is_accepting())
             return self._ended
-        return self._matcher.try_consume_tokens([token]) == 1
+        if self._matcher.try_consume_tokens([token]) == 1:
+            return True
+        if self._matcher.is_error():
+            raise self._failed()
+        return False
 
     def rollback(self, count: int) -> None:
         """Take the last `count` tokens back."""

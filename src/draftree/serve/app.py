@@ -26,6 +26,7 @@ from draftree.serve.settings import ServerSettings
 from draftree.version import __version__
 
 log = logging.getLogger("draftree.serve")
+MOST_LOGGED = 200  # characters of a path
 UNREAD = 60.0  # seconds that a client may leave unread what was sent to it, once buffers are full
 
 
@@ -64,14 +65,14 @@ def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None =
     async def completions(request: Request) -> Response:
         key = server.key(request)
         body = await server.body(request, Completion)
-        call, parts = await asyncio.to_thread(server.calls.completion, body, server.settings.scope(key, body.user))
+        call, parts = await server.read(server.calls.completion, body, key)
         return await server.answer(request, call, parts)
 
     @app.post("/v1/chat/completions", openapi_extra=described(Chat))
     async def chat_completions(request: Request) -> Response:
         key = server.key(request)
         body = await server.body(request, Chat)
-        call, parts = await asyncio.to_thread(server.calls.chat, body, server.settings.scope(key, body.user))
+        call, parts = await server.read(server.calls.chat, body, key)
         return await server.answer(request, call, parts)
 
     add_extras(app, server)
@@ -138,6 +139,7 @@ class Watch:
             if failed is not None and not status:  # else the connection breaks off, as the response is not complete
                 await JSONResponse(failed.body(), failed.status, failed.headers())(scope, receive, watched)
         finally:
-            fields = {"request_id": name.decode(), "method": scope["method"], "path": scope["path"], "status": status}
+            path = "".join(char if char.isprintable() else "?" for char in scope["path"][:MOST_LOGGED])
+            fields = {"request_id": name.decode(), "method": scope["method"], "path": path, "status": status}
             fields["seconds"] = round(time.perf_counter() - began, 4)
             log.info("%s %s %s %d %.4f", *fields.values(), extra={REQUEST: fields})

@@ -15,6 +15,7 @@ from draftree.serve.settings import ServerSettings
 
 T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
+MOST_ERRORS = 1000  # that are looked at: each takes the parser some microseconds to tell
 # Errors that say that a value is of another JSON type than a branch of a union takes.
 OTHER_TYPE = {"string_type", "int_type", "float_type", "bool_type", "list_type", "dict_type", "model_type"}
 
@@ -76,6 +77,8 @@ def read_body(text: bytes, kind: type[Body]) -> Body:
 
 
 def _as_sentence(error: ValidationError, text: bytes) -> ApiError:
+    if error.error_count() > MOST_ERRORS:
+        return ApiError(f"The body has {error.error_count()} fields that are unknown or wrong: correct them.")
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     if errors[0]["type"] == "json_invalid":
         return ApiError(f"The body is no JSON: {errors[0]['msg']}.")
@@ -105,9 +108,9 @@ def _of_best_branch(errors: list[ErrorDetails], body: Any) -> tuple[list[str | i
         if error["loc"][:at] == errors[0]["loc"][:at]:
             branches.setdefault(error["loc"][at], error)
 
-    def reached(error: ErrorDetails) -> tuple[int, list[int], bool]:
-        place = _place(error, body)[0]
-        return len(place), [part for part in place if isinstance(part, int)], error["type"] not in OTHER_TYPE
+    def reached(error: ErrorDetails) -> tuple[bool, int, list[int], bool]:
+        place, too_long = _place(error, body)[0], error["type"] == "too_long"  # all up to its bound was right
+        return too_long, len(place), [part for part in place if isinstance(part, int)], error["type"] not in OTHER_TYPE
 
     best = max(map(reached, branches.values()))
     found = [error for error in branches.values() if reached(error) == best]

@@ -25,8 +25,8 @@ def add_extras(app: FastAPI, server: Server) -> None:
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Response:
-        alive = server.worker.alive
-        return JSONResponse({"status": "ok" if alive else "stopping"}, 200 if alive else 503)
+        status = "stopping" if not server.worker.alive else "failing" if server.worker.failing else "ok"
+        return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from draftree.grammar import Grammar, GrammarError
+from draftree.grammar import Grammar, GrammarBusyError, GrammarError
 from draftree.serve.errors import ApiError
 from draftree.serve.messages import REASONING
 from draftree.serve.schema import Chat, NamedTool, Sampling
@@ -41,8 +41,19 @@ def refused(field: str) -> Iterator[None]:
     """A grammar's error becomes the API's, about `field`."""
     try:
         yield
+    except GrammarBusyError as error:
+        raise ApiError(str(error), field, status=503, retry_after=60) from None
     except GrammarError as error:
         raise ApiError(str(error), field) from None
+
+
+def may_compile(body: Sampling) -> bool:
+    """Whether reading a request may mean to compile a grammar."""
+    asked = body.structured_outputs is not None or body.response_format is not None
+    if not isinstance(body, Chat) or asked:
+        return asked
+    held = body.tool_choice not in (None, "none", "auto") or body.parallel_tool_calls is False
+    return held or any(tool.function.strict for tool in body.tools or ())
 
 
 def constraint_of(

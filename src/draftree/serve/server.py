@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import math
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.sse import EventSourceResponse
@@ -32,10 +35,15 @@ from draftree.serve.bodies import Body, read_body, while_there, whole_body
 from draftree.serve.calls import CallReader
 from draftree.serve.delivery import Answers
 from draftree.serve.errors import ApiError, FullError, StoppingError
+from draftree.serve.grammars import may_compile
 from draftree.serve.metrics import Metrics
 from draftree.serve.parts import Delta, Part
+from draftree.serve.schema import Sampling
 from draftree.serve.settings import ServerSettings
 from draftree.serve.worker import Worker
+
+Read = TypeVar("Read")
+GRAMMARS = 2  # requests whose grammars are compiled at once, so that cores are left for the engine
 
 
 class Server:
@@ -56,6 +64,8 @@ class Server:
         self.worker.on_end.append(self.metrics.ended)
         self.calls = CallReader(engine, tokenizer, settings)
         self._tries = parts_of(engine.config.drafter, Lookahead)
+        # asyncio's own threads are for all that takes long, and a grammar may hold one for seconds.
+        self._grammars = ThreadPoolExecutor(GRAMMARS, "draftree-grammars")
         self.started = int(time.time())
 
     async def body(self, request: Request, kind: type[Body]) -> Body:
@@ -65,6 +75,21 @@ class Server:
             ApiError: too long, too slow, not of this kind, or the client has gone away meanwhile.
         """
         return read_body(await whole_body(request, self.settings), kind)
+
+    async def read(self, reader: Callable[[Any, str | None], Read], body: Sampling, key: str | None) -> Read:
+        """What a method of `calls` makes of a body, in a thread.
+
+        Args:
+            reader: the method.
+            body: the request's.
+            key: under which it came.
+
+        Raises:
+            ApiError: what cannot be done.
+        """
+        work = partial(contextvars.copy_context().run, reader, body, self.settings.scope(key, body.user))
+        pool = self._grammars if may_compile(body) else None
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
 
     def key(self, request: Request) -> str | None:
         """The name of the key that a request presents; None where the server has none.

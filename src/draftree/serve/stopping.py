@@ -12,6 +12,7 @@ import uvicorn
 from draftree.serve.worker import Worker
 
 GRACE = 10.0  # seconds that running answers have when the server is told to stop
+KEEP_ALIVE = 75  # more than the minute after which common balancers close a connection that is idle
 SENDING = 5  # seconds more, in which what has been answered by then is sent
 
 
@@ -21,11 +22,13 @@ class GracefulServer(uvicorn.Server):
     Args:
         worker: of the application.
         grace: seconds that running answers have.
+        keep_alive: seconds that a connection may be idle after an answer before it is closed.
         config: of uvicorn; `app` is the application.
     """
 
-    def __init__(self, worker: Worker, *, grace: float = GRACE, **config: Any) -> None:
-        super().__init__(uvicorn.Config(**config, access_log=False, timeout_graceful_shutdown=SENDING))
+    def __init__(self, worker: Worker, *, grace: float = GRACE, keep_alive: int = KEEP_ALIVE, **config: Any) -> None:
+        config |= {"access_log": False, "timeout_graceful_shutdown": SENDING, "timeout_keep_alive": keep_alive}
+        super().__init__(uvicorn.Config(**config))
         self._worker, self._grace = worker, grace
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

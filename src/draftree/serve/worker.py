@@ -8,12 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from draftree.engine import Engine
-from draftree.engine.request import State
+from draftree.engine.request import Request, Rules, State
+from draftree.serve.condition import Condition
 from draftree.serve.delivery import Answers, hand_over
 from draftree.serve.errors import FullError, QueuedError, StoppingError
 from draftree.serve.live import Live
@@ -48,7 +50,7 @@ class Worker:
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._live: list[Live] = []
         self._scorer = Scorer(engine.runner)
-        self._stopping = False
+        self._condition = Condition()
         self._thread = threading.Thread(target=self._run, name="draftree-engine", daemon=True)
         self._thread.start()
 
@@ -60,7 +62,14 @@ class Worker:
     @property
     def alive(self) -> bool:
         """Whether the thread is at work."""
-        return self._thread.is_alive() and not self._stopping
+        return self._thread.is_alive() and not self._condition.stopping
+
+    @property
+    def failing(self) -> bool:
+        """Whether steps fail, so that nobody is answered. Asking has one token tried, whose success ends it."""
+        if self._condition.failing:
+            self._tasks.put(self._try_token)
+        return self._condition.failing
 
     # ---------------------------------------------------------------- called from event loops
 
@@ -113,7 +122,7 @@ class Worker:
 
     def close(self, grace: float = 0.0) -> None:
         """Take nothing new, let what runs go on for `grace` seconds, end the rest, and wait for the thread."""
-        self._stopping = True
+        self._condition.stopping = True
         self._tasks.put(lambda: None)
         self._thread.join(grace)
         self._tasks.put(self._end_all)
@@ -122,30 +131,46 @@ class Worker:
             self.engine.close()
 
     def _put(self, task: Callable[[], None]) -> None:
-        if not self._stopping:
+        if not self._condition.stopping:
             self._tasks.put(task)
-        if self._stopping:  # since then, it may be: nobody might take the task any more
+        if self._condition.stopping:  # since then, it may be: nobody might take the task any more
             raise StoppingError
 
     # ---------------------------------------------------------------- the worker's own thread
 
     def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException:
+            log.exception("the engine's thread ends by an error: nothing is answered until the server is started again")
+            self._condition.over = self._condition.stopping = True
+            self._fail_all()
+
+    def _work(self) -> None:
         while True:
             self._take_tasks()
             if self.engine.busy:
                 try:
                     self.engine.step()
-                except Exception:
+                except Exception as error:
                     log.exception("a step failed")
+                    self._condition.stepped(error)
+                else:
+                    self._condition.stepped(None)
+            if self._live:  # also where one that left has ended all others, so that the engine has nothing to do
                 self._deliver()
             if self._scorer:
                 self._scorer.turn()
-            if self._stopping and not self.engine.busy and not self._scorer and self._tasks.empty():
+            if self._condition.stopping and not self._at_work and self._tasks.empty():
                 return
+
+    @property
+    def _at_work(self) -> bool:
+        return self.engine.busy or bool(self._live) or bool(self._scorer)
 
     def _take_tasks(self) -> None:
         """Do what event loops ask for; sleeps while there is nothing at all to do."""
-        idle = not self.engine.busy and not self._scorer and not self._stopping
+        idle = not self._at_work and not self._condition.stopping
         try:
             while True:
                 self._tasks.get(block=idle)()
@@ -176,16 +201,28 @@ class Worker:
     def _add_scoring(self, scoring: Scoring) -> None:
         try:
             self.make_sure_of_room(len(scoring.prompts))
-        except FullError as error:
+        except (FullError, StoppingError) as error:
             fail(scoring, error)
         else:
             self._scorer.add(scoring)
 
     def make_sure_of_room(self, more: int) -> None:
-        """Raise a FullError where so many answers more have no place; any thread may ask."""
+        """Refuse so many answers more where they have no place; any thread may ask.
+
+        Raises:
+            FullError: they have none.
+            StoppingError: nobody answers any more.
+        """
+        if self._condition.over:
+            raise StoppingError
         waiting = self.live + more
         if waiting > self._most:
             raise FullError(max(1, round(self._usual * waiting / self.engine.config.slots)))
+
+    def _try_token(self) -> None:
+        if not self.engine.busy:
+            with suppress(Exception):  # of a model that has changed: no step will succeed
+                self.engine.add([0], Rules(1, ()))
 
     def _end(self, answers: Answers) -> None:
         self._drop(answers)
@@ -199,6 +236,18 @@ class Worker:
             self._drop(live.answers)
         self._deliver()
         self._scorer.end(StoppingError())
+
+    def _fail_all(self) -> None:
+        """Tell everybody that nothing comes any more. The engine, or what delivers, may be the cause: trust neither."""
+        for live in self._live:
+            delta = Delta(live.index, finish="error", error=StoppingError())
+            with suppress(RuntimeError):  # the event loop is closed
+                live.answers.loop.call_soon_threadsafe(hand_over, [(live.answers, delta)])
+        self._live = []
+        self._scorer.end(StoppingError())
+        with suppress(Empty):
+            while True:
+                self._tasks.get(block=False)()  # what asks for answers is refused, see `make_sure_of_room`
 
     def _deliver(self) -> None:
         """Hand out what the last step brought, in one call into each event loop."""
@@ -238,14 +287,14 @@ class Worker:
                 live.answers.begun = any(one.state is not State.WAITING for one in requests)
             if not live.answers.begun:
                 request.error = QueuedError()
-            self.engine.cancel(request)
+            self._leave(request)
         try:
             delta = live.news(now)
         except Exception as raised:  # a tokenizer's
             request.error, live.part.finish = raised, "error"
             delta = Delta(live.index, finish="error")
         if delta is not None and delta.finish is not None:
-            self.engine.cancel(request)  # a stop string comes before the engine's own end
+            self._leave(request)  # a stop string comes before the engine's own end
         if delta is not None and delta.finish == "error":
             delta.error = request.error
         return delta
@@ -253,4 +302,11 @@ class Worker:
     def _drop(self, answers: Answers) -> None:
         for part in answers.parts:
             if part.request is not None:
-                self.engine.cancel(part.request)
+                self._leave(part.request)
+
+    def _leave(self, request: Request) -> None:
+        """End a request; where others that run cannot move up behind it, the engine has ended them with an error."""
+        try:
+            self.engine.cancel(request)
+        except Exception:
+            log.exception("a request could not leave its slot, and all that ran have failed")

@@ -1,0 +1,93 @@
+"""Grammars that take long: to compile, or for each token of an answer. Others are not held up by them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from serve_driver import MESSAGES, serving
+
+from draftree import Grammar
+from draftree.grammar import GrammarBusyError, GrammarError, llguidance
+from draftree.serve.grammars import may_compile
+from draftree.serve.schema import Chat, Completion
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[threading.Thread]]:
+    """The threads of grammars that took too long, whose compiling goes on until the test is over."""
+    over, left = threading.Event(), list[threading.Thread]()
+    with monkeypatch.context() as patch:
+        patch.setattr(llguidance, "SECONDS", 0.05)
+        patch.setattr(llguidance, "_left_behind", left)
+        for _ in range(llguidance.MOST_LEFT_BEHIND):
+            with pytest.raises(GrammarError, match="was not compiled within"):
+                llguidance._in_time("regex", "a", over.wait)
+        patch.setattr(llguidance, "SECONDS", 10.0)
+        yield left
+        over.set()
+        for thread in left:
+            thread.join()
+    assert Grammar.regex("a text that is compiled when they have ended")
+
+
+def test_while_others_that_took_too_long_go_on_no_grammar_is_begun(endless: list[threading.Thread]) -> None:
+    assert all(thread.is_alive() for thread in endless)
+    with pytest.raises(GrammarBusyError, match="still being compiled: try this one again"):
+        Grammar.regex("a text that was not asked for before")
+
+
+def test_the_client_is_told_to_come_again(demo: Any, endless: list[threading.Thread]) -> None:
+    with serving(*demo) as server:
+        asked = {"prompt": "Hi", "max_tokens": 2}
+        refused = server.post("/v1/completions", **asked, structured_outputs={"regex": "another text, and a new one"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "60")
+        assert server.post("/v1/completions", **asked).status_code == 200
+
+
+def test_grammars_do_not_take_the_threads_of_all_other_requests(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    with serving(*demo) as server:
+        calls = server.app.state.server.calls
+        completion = calls.completion
+
+        def watched(*args: Any) -> Any:
+            names.append(threading.current_thread().name)
+            return completion(*args)
+
+        monkeypatch.setattr(calls, "completion", watched)
+        server.complete("Hi", max_tokens=2)
+        server.complete("Hi", max_tokens=2, structured_outputs={"choice": ["yes", "no"]})
+    assert [name.startswith("draftree-grammars") for name in names] == [False, True]
+
+
+def test_which_requests_may_compile_a_grammar() -> None:
+    look = {"name": "look", "parameters": {"type": "object"}}
+    tools = {"tools": [{"type": "function", "function": look}]}
+    held = {"tools": [{"type": "function", "function": look | {"strict": True}}]}
+    asked: list[tuple[dict[str, Any], bool]] = [
+        ({}, False),
+        (tools, False),
+        (tools | {"tool_choice": "auto"}, False),
+        (tools | {"tool_choice": "required"}, True),
+        (tools | {"parallel_tool_calls": False}, True),
+        (held, True),
+        ({"response_format": {"type": "json_object"}}, True),
+    ]
+    for fields, expected in asked:
+        assert may_compile(Chat.model_validate({"messages": MESSAGES} | fields)) == expected, fields
+    assert not may_compile(Completion(prompt="Hi"))
+
+
+def test_a_grammar_whose_masks_would_hold_up_all_others_is_refused(demo: Any) -> None:
+    """What it takes grows with the longest text, and with neither their number nor that of a schema's parts."""
+    vocabulary, ends = demo.model.config.vocab_size, [demo.tokenizer.eos_token_id]
+    wide = {"type": "object", "properties": {f"field {i}": {"type": "string"} for i in range(300)}}
+    for light in (Grammar.choice([f"city {i}" for i in range(5000)]), Grammar.json_schema(wide)):
+        light.compile(demo.tokenizer, vocabulary, ends)
+    long = " ".join(map(str, range(20_000)))
+    for heavy in (Grammar.choice([long]), Grammar.json_schema({"const": long}), Grammar.regex("(abcdefghij){10000}")):
+        with pytest.raises(GrammarError, match="ms for each token of an answer, and at most 10 are given: shorten"):
+            heavy.compile(demo.tokenizer, vocabulary, ends)
