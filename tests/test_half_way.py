@@ -27,14 +27,16 @@ def ids(seed: int, count: int) -> list[int]:
     return [rng.randrange(3, 4000) for _ in range(count)]
 
 
-def failing(call: Callable[..., Any], at: int, error: type[BaseException]) -> Callable[..., Any]:
-    """`call`, whose call number `at` fails."""
+def failing(
+    call: Callable[..., Any], at: int, error: type[BaseException], *, later: bool = False
+) -> Callable[..., Any]:
+    """`call`, whose call number `at` fails, and all `later` ones too."""
     calls = 0
 
     def wrapped(*given: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == at:
+        if calls == at or (later and calls > at):
             raise error("no memory")
         return call(*given, **options)
 
@@ -60,7 +62,7 @@ def test_a_cache_that_cannot_grow_stays_as_it_is(
         answer(engine, first, 8)
         long = engine.add(ids(2, 400), Rules(4))
         with monkeypatch.context() as patch:
-            patch.setattr(torch.Tensor, "new_zeros", failing(torch.Tensor.new_zeros, 2, error))
+            patch.setattr(torch.Tensor, "new_zeros", failing(torch.Tensor.new_zeros, 2, error, later=True))
             with pytest.raises(error):
                 engine.run()
         assert isinstance(long.error, error)
