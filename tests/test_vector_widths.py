@@ -57,6 +57,22 @@ def test_products(widest: int) -> None:
             assert torch.equal(found[:1], linear(x[:1]).detach()), "a row does not depend on the others"
 
 
+@pytest.mark.parametrize("flush", [False, True])
+def test_every_number_of_16_bits(widest: int, flush: bool) -> None:
+    """The smallest ones too, and where torch takes floats for 0 that have no exponent."""
+    numbers = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16).float()
+    numbers[~numbers.isfinite()] = 1.0
+    weight, x = numbers.view(-1, 64), torch.eye(64, dtype=torch.float32)
+    linear = PackedLinear(to_panels(weight.half()), len(weight), None, torch.float32)
+    torch.set_flush_denormal(flush)
+    try:
+        with torch.no_grad():
+            for rows in (x[:1], x[:7], x, x.repeat(2, 1)):
+                assert torch.equal(linear(rows), weight.T[:64].repeat(2, 1)[: len(rows)])
+    finally:
+        torch.set_flush_denormal(False)
+
+
 def test_answers(widest: int, demo: Any) -> None:
     model = copy.deepcopy(demo.model)  # with a runner of its own
     assert open_runner(model).name == "cpu"

@@ -19,9 +19,11 @@ INLINE VECTOR TILED(from_halves)(const HALVES *held) {
         return numbers;
     }
 #endif
-    BITS bits = __builtin_convertvector(*held, BITS);
-    numbers = (VECTOR)((bits & 0x7fff) << 13) * 0x1p112f; /* whose exponents are as many smaller */
-    return (VECTOR)((BITS)numbers | (bits & 0x8000) << 16);
+    /* Exponents count from 112 further up. The smallest numbers have none: as a sum with 2^-14 they do, and threads that take
+     * such floats for 0, as torch can be told to, do not meet them. */
+    BITS bits = __builtin_convertvector(*held, BITS), size = (bits & 0x7fff) << 13, small = (BITS)(size < 0x800000);
+    numbers = (VECTOR)(size + 0x38800000) - 0x1p-14f;
+    return (VECTOR)(((BITS)numbers & small) | ((size + 0x38000000) & ~small) | (bits & 0x8000) << 16);
 }
 
 /* `rows` x `wide` panels at once: x as Laying leaves it, result [rows, wide, LANES]; `kind` of weights; constants after
