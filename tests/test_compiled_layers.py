@@ -23,9 +23,11 @@ from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.plan import PassResult, Plan, Segment, Surgery
 from draftree.runner.target import inspect_model
-from draftree.runner.weights.packed import Packed
+from draftree.runner.weights.packed import Packed, scratch_for
 
 TYPES = (torch.float32, torch.bfloat16)
+# Of a checkpoint, and those that it is loaded in.
+LOADED = ((torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32))
 FAMILIES = (
     *("llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "glm4", "olmo2", "gemma"),
     *("gemma2", "gemma3", "olmo3", "mistral-window", "phi3-window"),
@@ -35,9 +37,12 @@ ONE = torch.ones(1, 1, 1, dtype=torch.bool)
 pytestmark = pytest.mark.skipif(LIBRARY_BUILT is None, reason="not built: python hatch_build.py")
 
 
-def model_of(family: str, dtype: torch.dtype) -> nn.Module:
+def model_of(family: str, *types: torch.dtype) -> nn.Module:
+    """Cast to one type after the other."""
     model: nn.Module = build(family)
-    return model if dtype == torch.float32 else copy.deepcopy(model).to(dtype)
+    for dtype in types:
+        model = model if model.dtype == dtype else copy.deepcopy(model).to(dtype)
+    return model
 
 
 def multiply(packed: Packed, x: Tensor, threads: int = 1, out: Tensor | None = None) -> Tensor:
@@ -45,7 +50,7 @@ def multiply(packed: Packed, x: Tensor, threads: int = 1, out: Tensor | None = N
     if out is None:
         out = torch.full((len(x), packed.described.outputs), torch.nan)
     assert LIBRARY_BUILT is not None
-    scratch = torch.empty_like(x)
+    scratch = scratch_for(*x.shape)
     given = (packed.described, x.data_ptr(), len(x), threads, added, scratch.data_ptr(), out.data_ptr())
     LIBRARY_BUILT.layer_product(*given)
     return out
@@ -103,13 +108,52 @@ def test_what_is_no_number_stays_none_in_bfloat16(inputs: int) -> None:
     assert torch.equal(found[3], x[3, :1].expand(4))
 
 
+@pytest.mark.parametrize("inputs", [64, 1024])
+def test_floats_times_bfloat16_are_as_exact_as_float32(inputs: int) -> None:
+    """Of weights that are held in 16 bits, by whatever the processor multiplies them with."""
+    torch.manual_seed(inputs)
+    linear = nn.Linear(inputs, 98, bias=False).bfloat16().float()
+    packed = Packed([linear])
+    assert packed.nbytes == 2 * linear.weight.numel()
+    for rows in (1, 5, 6, 11, 16, 33, 70):
+        x = torch.randn(rows, inputs, dtype=torch.float32) * 10.0 ** torch.randint(-9, 9, (rows, 1))
+        exact = x.double() @ linear.weight.detach().double().T
+        size = x.double().abs() @ linear.weight.detach().double().abs().T
+        found = multiply(packed, x, 2)
+        assert ((found - exact).abs() <= size * 2**-23).all(), rows
+        added = multiply(packed, x, 1, torch.ones_like(found))
+        assert torch.equal(added, 1 + found)
+
+
+def test_all_24_bits_of_a_float_are_multiplied() -> None:
+    """A float is the sum of three numbers in bfloat16 where matrix registers multiply it."""
+    weight = torch.eye(64, dtype=torch.float32) * -2
+    packed = Packed([SimpleNamespace(weight=weight, bias=None, out_features=64)])
+    bits = torch.randint(-(2**31), 2**31, (200, 64), dtype=torch.int64).to(torch.int32)
+    x = bits.view(torch.float32)
+    # With a third part that bfloat16 has, whatever its last bit is, and a result that is finite.
+    x = torch.where((x.abs() > 1e-25) & (x.abs() < 1e38), x, 1.0)
+    for rows in (1, 4, 200):
+        assert torch.equal(multiply(packed, x[:rows].contiguous()), -2 * x[:rows])
+
+
+def test_what_is_no_number_stays_none_in_float32() -> None:
+    """And in its row, as the largest number does."""
+    packed = Packed([SimpleNamespace(weight=torch.ones(4, 64, dtype=torch.float32), bias=None, out_features=4)])
+    x = torch.zeros(6, 64, dtype=torch.float32)
+    x[:, 3] = torch.tensor([torch.inf, torch.nan, -torch.inf, torch.finfo(torch.float32).max, 1 + 2**-23, 0])
+    for rows in range(1, 7):
+        found = multiply(packed, x[:rows].contiguous())
+        assert torch.equal(found.nan_to_num(7.0, 8.0, 9.0), x[:rows, 3:4].nan_to_num(7.0, 8.0, 9.0).expand(rows, 4))
+
+
 @pytest.mark.parametrize("inputs", [300, 320])  # matrix registers want multiples of 32
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype, inputs: int) -> None:
+@pytest.mark.parametrize("types", LOADED, ids=str)
+def test_a_row_does_not_depend_on_the_rows_beside_it(types: tuple[torch.dtype, torch.dtype], inputs: int) -> None:
     """To the last bit, for any number of rows and threads."""
     torch.manual_seed(0)
-    packed = Packed([nn.Linear(inputs, 210, bias=False).to(dtype)])
-    x = torch.randn(64, inputs).to(dtype).float()
+    packed = Packed([nn.Linear(inputs, 210, bias=False).to(types[0]).to(types[1])])
+    x = torch.randn(64, inputs).to(types[1]).float()
     alone = torch.cat([multiply(packed, row[None]) for row in x])
     for rows in range(1, 65):
         for threads in (1, 2):
@@ -117,12 +161,15 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype, inputs:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("threads", "dtype"), [(1, TYPES[0]), (2, TYPES[0]), (1, TYPES[1]), (2, TYPES[1])])
-def test_a_tree_gives_the_bits_of_its_branches(family: str, threads: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("types", LOADED, ids=str)
+def test_a_tree_gives_the_bits_of_its_branches(
+    family: str, threads: int, types: tuple[torch.dtype, torch.dtype]
+) -> None:
     """Each node in a ragged batch of trees has the logits of token by token decoding, to the last bit."""
     torch.manual_seed(5)
     torch.set_num_threads(threads)
-    model = model_of(family, dtype)
+    model = model_of(family, *types)
     runner = CpuRunner(inspect_model(model))
     prompts = [torch.randint(0, VOCABULARY, (1, n)) for n in (5, 23)]
     trees = [Tree.random(13, seed) for seed in (1, 2)]

@@ -1,13 +1,19 @@
-"""Weights of 16 bits in a float32 model: held so by the CPU runner, and multiplied as float32, to the last bit."""
+"""Weights of 16 bits in a float32 model: held so by the CPU runner, and multiplied as float32.
+
+To the last bit, but in matrix registers, which sum in another order.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from generate_driver import hf, prompts
+from limited_library import limited_to
 from torch import Tensor
 from zoo import build
 
@@ -19,6 +25,12 @@ from draftree.runner.weights.packed import PackedLinear, from_panels, in_16_bits
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="not built: python hatch_build.py")
 HELD = [torch.bfloat16, torch.float16]
+
+
+@pytest.fixture
+def vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A library that computes in vectors alone."""
+    yield from limited_to(16, tmp_path, monkeypatch)
 
 
 def rounded(name: str, dtype: torch.dtype) -> Any:
@@ -37,6 +49,7 @@ def whole(weight: Tensor) -> Tensor:
     return weight
 
 
+@pytest.mark.usefixtures("vectors")
 @pytest.mark.parametrize("dtype", HELD)
 def test_every_finite_number_of_16_bits_is_held(dtype: torch.dtype) -> None:
     numbers = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).float()
@@ -81,6 +94,7 @@ def test_answers_are_those_of_32_bits(name: str, dtype: torch.dtype, monkeypatch
     assert torch.equal(out.sequences, expected.sequences)
 
 
+@pytest.mark.usefixtures("vectors")
 @pytest.mark.parametrize("dtype", HELD)
 def test_logits_are_those_of_32_bits_to_the_last_bit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     model = rounded("qwen2", dtype)
@@ -97,16 +111,19 @@ def test_logits_are_those_of_32_bits_to_the_last_bit(dtype: torch.dtype, monkeyp
         assert torch.equal(model(ids).logits, other(ids).logits)
 
 
-def test_one_weight_of_32_bits_keeps_its_matrix_so() -> None:
-    model = rounded("llama", torch.float16)
+@pytest.mark.parametrize("dtype", HELD)
+@pytest.mark.parametrize("name", ["self_attn.k_proj", "mlp.gate_proj", "mlp.up_proj"])
+def test_one_weight_of_32_bits_keeps_its_matrix_so(name: str, dtype: torch.dtype) -> None:
+    """Also beside a matrix on the same input that is held in 16 bits."""
+    model = rounded("llama", dtype)
     with torch.no_grad():
-        model.model.layers[0].self_attn.k_proj.weight[3, 5] += 1e-6
+        model.model.layers[0].get_submodule(name).weight[3, 5] += 1e-6
     ids = torch.tensor(prompts((9,)))
-    assert held(model) == {torch.float32, torch.float16}
+    assert held(model) == {torch.float32, dtype}
     wanted = hf(model, ids, max_new_tokens=12)
     assert torch.equal(draftree.generate(model, ids, runner="cpu", max_new_tokens=12).sequences, wanted)
     pack_weights(model)
-    assert held(model) == {torch.float32, torch.float16}
+    assert held(model) == {torch.float32, dtype}
     assert torch.equal(draftree.generate(model, ids, runner="cpu", max_new_tokens=12).sequences, wanted)
 
 

@@ -44,6 +44,7 @@ def inflate(
     shape: str | Size | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
+    published: torch.dtype | None = None,
 ) -> Any:
     """A large model that says what `model` says (in fp32 the same greedy tokens; logits differ by rounding).
 
@@ -53,6 +54,8 @@ def inflate(
         shape: instead of them, the name of a size in `benchmarks.inflate.sizes.SIZES`, or a size.
         dtype: of its weights; the model's own by default.
         device: where it is made; the model's own by default.
+        published: a type to which its weights are rounded, as those of a checkpoint are that was published in it and is
+            loaded in `dtype`: a few tokens may change then. None for no rounding.
 
     Returns:
         A model of the same class in evaluation mode. `config.inflated_from` holds the small model's size and hash.
@@ -80,13 +83,17 @@ def inflate(
         )
     dtype, device = dtype or target.dtype, torch.device(device or target.device)
     check_memory(large, dtype, device)
-    c = torch.tensor(math.sqrt(small.hidden_size * target.config.rms_norm_eps / 2)).to(dtype)  # as it will be stored
+    c = torch.tensor(math.sqrt(small.hidden_size * target.config.rms_norm_eps / 2))
+    c = c.to(published or dtype).to(dtype)  # as it will be stored
     config = _config(model, places, float(c) if places.constant is not None else 0.0)
     with torch.device("meta"):
         inflated = AutoModelForCausalLM.from_config(config, dtype=dtype)
     shapes = {name: tuple(p.shape) for name, p in inflated.named_parameters()}
-    made = inflated_weights(model, shapes, places, dtype, device, float(c))
-    inflated.load_state_dict(dict(made), assign=True)
+    made = dict(inflated_weights(model, shapes, places, dtype, device, float(c)))
+    if published is not None:
+        for tensor in made.values():
+            tensor.copy_(tensor.to(published))
+    inflated.load_state_dict(made, assign=True)
     rotary = inflated.get_decoder().rotary_emb
     inflated.get_decoder().rotary_emb = type(rotary)(config).to(device)  # its angles were computed on no device
     inflated.generation_config = copy.deepcopy(model.generation_config)

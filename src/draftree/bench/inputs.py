@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from draftree.bench.checkout import from_checkout
 from draftree.bench.machine import describe
 from draftree.bench.samples import Sampling, Task, encode_tasks
@@ -49,6 +51,8 @@ class Subject:
     def inflated(self, size: str | None, **options: Any) -> Subject:
         """The model inflated to about `size` parameters, or by other `options` of `inflate`; itself for None.
 
+        Its weights are rounded to bfloat16, in which most checkpoints are published.
+
         Raises:
             TypeError, ValueError: of `inflate`; there is no checkout, in which that lies.
         """
@@ -56,7 +60,7 @@ class Subject:
             return self
         if self.small is not None:
             raise ValueError("This model has been inflated already: inflate the one that it was made from.")
-        large = from_checkout("inflate").inflate(self.model, **(options or {"params": size}))
+        large = from_checkout("inflate").inflate(self.model, published=torch.bfloat16, **(options or {"params": size}))
         return replace(self, model=large, small=self.model, size=size)
 
     @property

@@ -9,7 +9,7 @@
 #include "attention.h"
 #include "checksum.h"
 
-#define ABI 21 /* raised when a signature changes; draftree.native refuses a library of another number */
+#define ABI 22 /* raised when a signature changes; draftree.native refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define HELD_UP 1000000 /* nanoseconds; a share on several threads that takes so much longer than one thread would has waited */
 #define A_PASS 64 /* shares, about */
@@ -53,7 +53,7 @@ typedef struct {
     const int64_t *counts;         /* [batch], rows of each request, where some have fewer; NULL where all have `rows` */
     const int64_t *offsets;        /* [batch + 1], the sums of those before: rows lie one behind the other then */
     int64_t exact_angles;          /* whether angles are float32 in a bfloat16 model, too */
-    float *laid;                   /* scratch of products: batch * rows * (the most inputs of a matrix) floats */
+    float *laid;                   /* scratch of products: batch * rows * (the most inputs of a matrix) * 3 / 2 floats */
     const int64_t *positions;      /* [batch, rows] */
 } Pass;
 
@@ -178,7 +178,7 @@ INLINE void rotate_rows(const Layer *l, const Pass *p, const float *qkv, float *
 /* The first half of an MLP: the activated gate times what goes up. */
 typedef struct {
     const Matrix *gate, *up;
-    const float *x; /* as Laying leaves them */
+    const float *x; /* as Laying leaves them; NULL where products are made already */
     int64_t rows;
     int gelu;
     float *gated, *raised; /* [rows, outputs] each; the result is in `gated` */
@@ -234,7 +234,7 @@ typedef void (*Share)(const void *task, int64_t first, int64_t last); /* panels 
 /* The functions for one kind of processor. */
 typedef struct {
     Share laying, product, gating, attending, checksum;
-    Share in_pairs, in_bytes, in_halves, in_parts; /* as laying, for DOTS, BYTES, TILES, BYTE_TILES; NULL where there are none */
+    Share in_pairs, in_bytes, in_halves, in_parts; /* as laying, for DOTS, BYTES, TILES and FLOAT_TILES, BYTE_TILES; or NULL */
     int64_t most; /* rows of a tile */
     void (*norm)(const float *, const float *, float, int64_t, int64_t, int, int, float *);
     void (*rotate)(const Layer *, const Pass *, const float *, float *, float *, float *);
@@ -243,8 +243,10 @@ typedef struct {
 /* The part of an MLP's first half that one thread does. */
 INLINE void gating_share(const Gating *t, Share product, int64_t first, int64_t last) {
     Product gate = {t->gate, t->x, t->rows, 0, t->gated}, up = {t->up, t->x, t->rows, 0, t->raised};
-    product(&gate, first, last);
-    product(&up, first, last);
+    if (t->x) {
+        product(&gate, first, last);
+        product(&up, first, last);
+    }
     int rounds = t->gate->rounds;
     int64_t width = t->gate->outputs, begin = first * LANES, end = last * LANES < width ? last * LANES : width;
     for (int64_t r = 0; r < t->rows; r++) {
@@ -326,11 +328,14 @@ __attribute__((target("avx512bw," AVX512))) static void in_bytes_dots(const void
 __attribute__((target(AVX512))) static void halves_amx(const void *task, int64_t first, int64_t last) {
     product_tiles(task, first, last, TILES);
 }
+__attribute__((target(AVX512))) static void floats_amx(const void *task, int64_t first, int64_t last) {
+    product_tiles(task, first, last, FLOAT_TILES);
+}
 __attribute__((target(AVX512))) static void parts_amx(const void *task, int64_t first, int64_t last) {
     product_tiles(task, first, last, BYTE_TILES);
 }
 __attribute__((target("avx512bw," AVX512))) static void in_parts_amx(const void *task, int64_t first, int64_t last) {
-    lay_bytes(task, first, last, 1, BYTE_TILES);
+    lay_bytes(task, first, last, TILE_ROWS / ((const Laying *)task)->parts, BYTE_TILES);
 }
 __attribute__((target("avx512bw," AVX512))) static void in_halves_amx(const void *task, int64_t first, int64_t last) {
     lay_halves(task, first, last);
@@ -349,7 +354,7 @@ static const Kernels *kernels = &kernels_plain;
 /* How so many rows are laid for a matrix, and multiplied: as its weights are, unless the processor has an instruction for them.
  * Only weights of 8 bits, whose sums are exact, may be multiplied otherwise in a single row, which is faster in vectors. */
 static int kind_of(const Matrix *m, int64_t rows) {
-    if (m->kind == BFLOAT16 && m->rounds && kernels->in_halves && FITS_AMX(m)) return TILES;
+    if (m->kind == BFLOAT16 && kernels->in_halves && FITS_AMX(m)) return m->rounds ? TILES : FLOAT_TILES;
     if (m->kind == BFLOAT16 && m->rounds && kernels->in_pairs) return DOTS;
     if (m->kind == INT8 && kernels->in_parts && rows > 1 && FITS_AMX(m) && fits_bytes(m)) return BYTE_TILES;
     if (m->kind == INT8 && kernels->in_bytes && fits_bytes(m)) return BYTES;
@@ -361,8 +366,8 @@ static void product_dots(const void *task, int64_t first, int64_t last) {
     const Product *t = task;
     int kind = kind_of(t->m, t->rows);
 #if HAS_AMX
-    if (kind == TILES || kind == BYTE_TILES) {
-        (kind == TILES ? halves_amx : parts_amx)(task, first, last);
+    if (kind == TILES || kind == FLOAT_TILES || kind == BYTE_TILES) {
+        (kind == TILES ? halves_amx : kind == FLOAT_TILES ? floats_amx : parts_amx)(task, first, last);
         return;
     }
 #endif
@@ -445,21 +450,22 @@ void layer_norm(const float *x, const float *weight, float epsilon, int64_t rows
     kernels->norm(x, weight, epsilon, rows, width, 0, rounding, out);
 }
 
-/* x [rows, inputs of m] as its product reads them: as it lies, or in `scratch`, which has room for as many floats. */
+/* x [rows, inputs of m] as its product reads them: as it lies, or in `scratch`, which has room for half as many floats more. */
 static const float *laid(const Matrix *m, const float *x, int64_t rows, int64_t threads, float *scratch) {
     int kind = kind_of(m, rows);
     if (rows == 1 && kind == m->kind) return x;
-    Laying t = {x, rows, m->inputs, scratch, kind == BYTES || kind == BYTE_TILES ? PARTS_OF(m->rounds) : 1};
-    if (kind == TILES || kind == BYTE_TILES) {
-        spread(kind == TILES ? kernels->in_halves : kernels->in_parts, &t, rows, threads, rows * m->inputs);
-        return scratch;
-    }
-    Share laying = kind == DOTS ? kernels->in_pairs : kind == BYTES ? kernels->in_bytes : kernels->laying;
-    spread(laying, &t, tiles_of(rows, kernels->most / t.parts), threads, rows * m->inputs);
+    Laying t = {x, rows, m->inputs, scratch, parts_of(kind, m->rounds)};
+    int64_t most = kind == TILES || kind == FLOAT_TILES || kind == BYTE_TILES ? TILE_ROWS : kernels->most;
+    Share laying = kind == DOTS                           ? kernels->in_pairs
+                   : kind == BYTES                        ? kernels->in_bytes
+                   : kind == TILES || kind == FLOAT_TILES ? kernels->in_halves
+                   : kind == BYTE_TILES                   ? kernels->in_parts
+                                                          : kernels->laying;
+    spread(laying, &t, tiles_of(rows, most / t.parts), threads, rows * m->inputs);
     return scratch;
 }
 
-/* out [rows, outputs] = x [rows, inputs] m, or added to it; scratch: rows * inputs floats. */
+/* out [rows, outputs] = x [rows, inputs] m, or added to it; scratch: rows * inputs * 3 / 2 floats. */
 void layer_product(const Matrix *m, const float *x, int64_t rows, int64_t threads, int add, float *scratch, float *out) {
     Product t = {m, laid(m, x, rows, threads, scratch), rows, add, out};
     spread(kernels->product, &t, panels_of(m), threads, rows * m->inputs * m->outputs);
@@ -467,7 +473,13 @@ void layer_product(const Matrix *m, const float *x, int64_t rows, int64_t thread
 
 /* The first half of an MLP, see Gating; x [rows, inputs], of as many rows as `gated` and then `raised`. */
 static void gate_rows(const Matrix *gate, const Matrix *up, const float *x, int64_t rows, const Pass *p, int gelu, float *gated) {
-    Gating t = {gate, up, laid(gate, x, rows, p->threads, p->laid), rows, gelu, gated, gated + rows * gate->outputs};
+    float *raised = gated + rows * gate->outputs;
+    int together = kind_of(gate, rows) == kind_of(up, rows); /* else rows are laid for each */
+    if (!together) {
+        layer_product(gate, x, rows, p->threads, 0, p->laid, gated);
+        layer_product(up, x, rows, p->threads, 0, p->laid, raised);
+    }
+    Gating t = {gate, up, together ? laid(gate, x, rows, p->threads, p->laid) : 0, rows, gelu, gated, raised};
     spread(kernels->gating, &t, panels_of(gate), p->threads, 2 * rows * gate->inputs * gate->outputs);
 }
 

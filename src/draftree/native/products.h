@@ -34,8 +34,8 @@ typedef float Lanes8 __attribute__((vector_size(32), aligned(4)));
 typedef float Lanes4 __attribute__((vector_size(16), aligned(4)));
 
 /* Of weights; DOTS: bfloat16 that the processor multiplies in pairs; BYTES: weights of 8 bits that it multiplies in fours;
- * TILES, BYTE_TILES: the same that it multiplies in matrix registers. */
-enum Kind { FLOAT32, BFLOAT16, INT8, FLOAT16, DOTS, BYTES, TILES, BYTE_TILES };
+ * TILES, BYTE_TILES: the same that it multiplies in matrix registers; FLOAT_TILES: bfloat16 so, where results are float32. */
+enum Kind { FLOAT32, BFLOAT16, INT8, FLOAT16, DOTS, BYTES, TILES, FLOAT_TILES, BYTE_TILES };
 
 /* A matrix in panels, as draftree.runner.weights.packed lays it out. */
 typedef struct {
@@ -103,18 +103,22 @@ INLINE float rounded(float x, int on) { return on ? as_bfloat16(x) : x; }
 #define TILES_TO_12(wide) TILES_TO_6(wide) TILE(7, wide) TILE(8, wide) TILE(9, wide) TILE(10, wide) TILE(11, wide) TILE(12, wide)
 
 /* Put a tile where it belongs; what lies behind the last output is dropped. Numbers are rounded where a bfloat16 model's are. */
-INLINE void put_tile(const Matrix *m, const float *result, int64_t panel, int64_t rows, int64_t wide, int add, float *out) {
+INLINE void put_tile(const Matrix *m, float *result, int64_t panel, int64_t rows, int64_t wide, int add, float *out) {
     int64_t begin = panel * LANES, count = wide * LANES;
     if (m->outputs - begin < count) count = m->outputs - begin;
-    for (int64_t r = 0; r < rows; r++, result += wide * LANES) {
+    for (int64_t r = 0; r < rows; r++, result += wide * LANES) { /* one thing at a time, which compilers put into vectors */
         float *to = out + r * m->outputs + begin;
-        for (int64_t i = 0; i < count; i++) {
-            float value = result[i];
-            if (m->scales) value = rounded(rounded(value, m->rounds) * m->scales[begin + i], m->rounds);
-            if (m->bias) value += m->bias[begin + i];
-            value = rounded(value, m->rounds);
-            to[i] = add ? rounded(to[i] + value, m->rounds) : value;
-        }
+        if (m->scales)
+            for (int64_t i = 0; i < count; i++)
+                result[i] = rounded(rounded(result[i], m->rounds) * m->scales[begin + i], m->rounds);
+        if (m->bias)
+            for (int64_t i = 0; i < count; i++) result[i] += m->bias[begin + i];
+        if (m->rounds)
+            for (int64_t i = 0; i < count; i++) result[i] = as_bfloat16(result[i]);
+        if (add)
+            for (int64_t i = 0; i < count; i++) to[i] = rounded(to[i] + result[i], m->rounds);
+        else
+            memcpy(to, result, count * sizeof *to);
     }
 }
 
@@ -139,7 +143,7 @@ typedef struct {
     const float *x; /* [rows, inputs] */
     int64_t rows, inputs;
     float *laid;
-    int64_t parts; /* of bytes */
+    int64_t parts; /* see parts_of */
 } Laying;
 
 /* Tiles [first, last) of at most `most` rows. */
@@ -171,10 +175,17 @@ INLINE void lay_tiles(const Laying *l, int64_t first, int64_t last, int64_t most
  * is the row's largest one divided by UNITS, and that as two signed bytes, of a row in bfloat16, or three. So a number is off by
  * half a unit at most, 2^-16 or 2^-24 of the largest, and their sums with weights are exact. */
 #define PARTS_OF(rounds) ((rounds) ? 2 : 3)
+#define FLOAT_PARTS 3 /* of bfloat16, whose sum a float is */
+#define TILE_ROWS 16 /* of a matrix register */
 #define UNITS(parts) ((parts) == 2 ? 32639 : 8355711) /* the largest number of two or three signed bytes of 127 */
 #define LEAST 1e-30f /* of a row's largest number, as the inverse of a unit has to be finite */
 #define FEWEST_INPUTS 12 /* so that a row's bytes and Unit fit where its floats would */
 #define MOST_INPUTS 65536 /* so that sums fit into 32 bits */
+
+/* Parts of a row, each of which takes the place of a row in a tile. */
+INLINE int64_t parts_of(int kind, int64_t rounds) {
+    return kind == BYTES || kind == BYTE_TILES ? PARTS_OF(rounds) : kind == FLOAT_TILES ? FLOAT_PARTS : 1;
+}
 
 /* What a row's bytes mean. */
 typedef struct {
@@ -191,7 +202,7 @@ static inline Unit *units_of(const float *laid, int64_t rows, int64_t inputs, in
 }
 
 /* Tiles [first, last) of rows in bytes, of at most `most` rows: [inputs / 4, height, parts, 4], the lowest part first; for
- * BYTE_TILES [parts, inputs] of each row. */
+ * BYTE_TILES [inputs / 64, height, parts, 64]. */
 INLINE void lay_bytes(const Laying *l, int64_t first, int64_t last, int64_t most, int kind) {
     int64_t tiles = tiles_of(l->rows, most), words = l->inputs / 4, parts = l->parts, row = 0;
     Unit *units = units_of(l->laid, l->rows, l->inputs, parts);
@@ -230,7 +241,8 @@ INLINE void lay_bytes(const Laying *l, int64_t first, int64_t last, int64_t most
                 sum += whole;
                 for (int64_t part = 0; part < parts; part++)
                     if (kind == BYTE_TILES)
-                        memcpy(l->laid + (row * parts + part) * words + begin, bytes[part], 4 * count);
+                        for (int64_t k = 0; k < count; k += LANES)
+                            memcpy(tile + (begin + k) * stride + (r * parts + part) * LANES, bytes[part] + 4 * k, LINE);
                     else
                         for (int64_t k = 0; k < count; k++)
                             memcpy(tile + (begin + k) * stride + r * parts + part, bytes[part] + 4 * k, 4);
@@ -257,7 +269,7 @@ INLINE void join_parts(const float *sums, const Unit *units, int64_t rows, int64
 /* Panels [first, last) of a product. `vector`: floats of the processor's vectors; `kind`: of the weights; constants. */
 INLINE void product_panels(const Product *t, int64_t first, int64_t last, int vector, int kind) {
     const Matrix *m = t->m;
-    int64_t parts = kind == BYTES ? PARTS_OF(m->rounds) : 1; /* each of which takes the place of a row */
+    int64_t parts = parts_of(kind, m->rounds);
     int64_t registers = MOST_IN_REGISTERS(vector), most = MOST_ROWS(vector) / parts, tiles = tiles_of(t->rows, most);
     int64_t words = words_of(m), tallest = (t->rows < most ? t->rows : most) * parts;
     const Unit *units = units_of(t->x, t->rows, m->inputs, parts);

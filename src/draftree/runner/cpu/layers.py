@@ -29,7 +29,7 @@ from draftree.runner.layout.rotary import Rotation
 from draftree.runner.layout.skip import Omitted
 from draftree.runner.plan import Segment
 from draftree.runner.weights.checksum import Span
-from draftree.runner.weights.packed import LANES, Packed
+from draftree.runner.weights.packed import LANES, Packed, scratch_for
 
 ROUNDS, NORMS_ROUND_TWICE = 1, 2  # where numbers are rounded to bfloat16 (`layers.c`)
 NO_END = 2**31 - 1  # columns that no window of 32 bits goes beyond, and no context
@@ -176,7 +176,7 @@ class CompiledAngles:
             segment.visible.contiguous(),
             None if prefix_rows is None else prefix_rows.contiguous(),
             torch.empty(threads * (2 * stack.dim + max(starts) + n) * LANES, dtype=f32, device="cpu"),
-            torch.empty(total * stack.widest, dtype=f32, device="cpu"),
+            scratch_for(total, stack.widest),
             segment.positions.contiguous(),
         ]
         kinds = f32, f32, f32, torch.bool, torch.bool, f32, f32, torch.long
@@ -226,7 +226,7 @@ class CompiledHead:
         matrix = self._packed.described
         logits = read.new_empty(*read.shape[:2], matrix.outputs)
         rows = read.shape[0] * read.shape[1]
-        scratch = torch.empty_like(read)
+        scratch = scratch_for(rows, read.shape[2])
         at, by, to = (address(t, torch.float32) for t in (read, scratch, logits))
         self._library.layer_product(matrix, at, rows, self.threads(rows), 0, by, to)
         return logits.to(self._dtype)

@@ -26,7 +26,7 @@ from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.target import Target
-from draftree.runner.weights.packed import Packed, has_eight_bits
+from draftree.runner.weights.packed import Packed, has_eight_bits, scratch_for
 
 FAMILIES = ("t5", "mt5")  # umT5 has a bias in every layer
 ACTIVATIONS = (("relu", False), ("gelu_new", True))  # with a gate or without
@@ -131,7 +131,7 @@ class _Decoder:
         of_pass = Pass(plan.batch, plan.width, cache.first, cache.capacity, (c_int64 * plan.batch)(*starts))
         of_pass.scratch, of_pass.threads = address(scratch, torch.float32), threads
         widest = max(hidden, self._heads * self._dim, inner)
-        laid = torch.empty(rows, widest, dtype=torch.float32, device="cpu")
+        laid = scratch_for(rows, widest)
         of_pass.laid = address(laid, torch.float32)
         of_pass.visible, of_pass.back = address(visible, torch.bool), visible.shape[2] - plan.width
         done = self._library.t5_pass(

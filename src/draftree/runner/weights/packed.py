@@ -6,7 +6,8 @@ panels; or the model's linears themselves are put into panels, once, and there i
 (`draftree.runner.cpu.packing`).
 
 A step takes as long as reading its weights, and those of a checkpoint of 16 bits that was loaded in float32 still are
-numbers of 16 bits. They are held so, and multiplied as float32: the same results to the last bit, at half the reading.
+numbers of 16 bits. They are held so, and multiplied as float32, at half the reading: the same results to the last bit,
+but for bfloat16 on processors with matrix registers, which sum in another order (`native/amx.h`).
 """
 
 from __future__ import annotations
@@ -84,6 +85,11 @@ def matrix_of(
     """
     at = address(panels, panels.dtype), *(optional_address(t, torch.float32) for t in (bias, scales))
     return Matrix(*at, inputs_of(panels), outputs, KINDS[panels.dtype], dtype == torch.bfloat16)
+
+
+def scratch_for(rows: int, inputs: int) -> Tensor:
+    """Memory in which compiled products lay rows of so many inputs: up to six bytes of each number."""
+    return torch.empty(rows * inputs * 3 // 2, dtype=torch.float32, device="cpu")
 
 
 def eight_bits(weight: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -288,7 +294,7 @@ class PackedLinear(nn.Module):
         rows = x.reshape(-1, self.in_features).float().contiguous()
         out = rows.new_empty(rows.shape[0], self.out_features)
         bias = None if self.bias is None else self.bias.float()
-        scratch = torch.empty_like(rows)
+        scratch = scratch_for(len(rows), self.in_features)
         at, by, to = (address(t, torch.float32) for t in (rows, scratch, out))
         matrix = matrix_of(self.panels, bias, self.out_features, x.dtype)
         library.layer_product(matrix, at, len(rows), torch.get_num_threads(), 0, by, to)
