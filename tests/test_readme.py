@@ -142,7 +142,7 @@ def test_how_far_we_are_ahead_is_what_was_measured() -> None:
         f"At 400M draftree is {plain} times as fast as the best of them without drafting, and {drafted} times" in told
     )
     assert "At 60M it is {} times, and {} times. At 4M".format(*ahead("60m")) in told
-    assert float(ahead("4m")[0]) < 1, "it says that llama.cpp is faster there without drafting"
+    assert all(0.95 < float(ratio) < 1 for ratio in ahead("4m")), "it says that llama.cpp is a little faster there"
     assert "In bfloat16, at 400M, draftree is {} and {} times as fast".format(*ahead("400m-bfloat16")) in told
     assert "and {} and {} times on a processor with AMX".format(*ahead("400m-bfloat16-amx")) in told
     for words, results in (

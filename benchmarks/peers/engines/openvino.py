@@ -17,8 +17,10 @@ DRAFTED, MATCHED = 5, 3  # tokens of a draft, and of the n-gram that it follows
 
 
 def make(job: Job) -> Peer:
-    """See `Job`; in 8 bits the weights alone. In float32 it reads weights of 16 bits, in which most models are published,
-    faster than those of 32. Its exporter knows no bfloat16, which the hint makes of float32.
+    """See `Job`; in 8 bits the weights alone.
+
+    In float32 it reads weights of 16 bits, in which most models are published, faster than those of 32. Its exporter
+    knows no bfloat16, which the hint makes of float32.
     """
     weights = "int8" if job.int8 else {"float32": "fp16", "bfloat16": "fp32"}[job.dtype]
     folder = exported(job.folder, Path(job.work) / f"openvino-{weights}", weights)
