@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import draftree
 from benchmarks.inflate import sizes as inflation
 from benchmarks.inflate.model import inflate, places_of
 from benchmarks.inflate.sizes import SIZES, Size, parameters_named, size_for
+from draftree.bench.inputs import Subject
 from draftree.models import encode_prompt
 from draftree.prompts import embedded_prompts, take_per_set
 from draftree.runner import open_runner
@@ -192,3 +194,16 @@ def test_free_memory_is_looked_at_before_any_work(demo, monkeypatch):
     monkeypatch.setattr(inflation, "free_bytes", lambda _: 2**30)
     with pytest.raises(ValueError, match=r"takes 1\.5 GiB and 1\.0 GiB are free"):
         inflate(demo.model, "400M")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_weights_are_those_of_a_published_checkpoint(demo: Any, dtype: torch.dtype) -> None:
+    """Numbers of bfloat16 in another type, as one loads most checkpoints; `--params` of benchmarks makes such."""
+    large = inflate(demo.model, "20M", dtype=dtype, published=torch.bfloat16)
+    for name, weight in large.named_parameters():
+        assert weight.dtype == dtype
+        assert torch.equal(weight, weight.bfloat16().to(dtype)), name
+    plain = dict(inflate(demo.model, "20M").named_parameters())
+    assert any(not torch.equal(weight, weight.bfloat16().float()) for weight in plain.values())
+    measured = Subject.load(None).inflated("20M").model
+    assert all(torch.equal(weight, weight.bfloat16().float()) for weight in measured.parameters())
