@@ -145,6 +145,7 @@ def test_how_far_we_are_ahead_is_what_was_measured() -> None:
     assert all(0.95 < float(ratio) < 1 for ratio in ahead("4m")), "it says that llama.cpp is a little faster there"
     assert "In bfloat16, at 400M, draftree is {} and {} times as fast".format(*ahead("400m-bfloat16")) in told
     assert "and {} and {} times on a processor with AMX".format(*ahead("400m-bfloat16-amx")) in told
+    assert "without it the ratios at 400M are {} and {} there".format(*ahead("400m-vectors")) in told
     for words, results in (
         ("in bfloat16 ({} and {} times)", "400m-int8-bfloat16"),
         ("in float32 ({} and {})", "400m-int8"),
