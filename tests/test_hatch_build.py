@@ -44,14 +44,16 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str) -> tupl
 def test_one_that_knows_all_is_called_once_for_a_file(tmp_path, monkeypatch):
     said, calls = built(tmp_path, monkeypatch, "nothing")
     assert said is None
-    assert len(calls) == 3  # two files, and the library
+    assert len(calls) == 6  # five files, and the library
     assert not any("NO_AMX" in call for call in calls)
 
 
 def test_an_assembler_older_than_amx_builds_the_rest(tmp_path, monkeypatch):
-    said, calls = built(tmp_path, monkeypatch, "layers.c")
+    said, calls = built(tmp_path, monkeypatch, "kernels_avx512.c")
     assert said is None
-    assert ["NO_AMX" in call for call in calls] == [False, False, True, False]
+    assert len(calls) == 7
+    assert ["kernels_avx512.c" in call for call in calls if "NO_AMX" in call] == [True]
+    assert "-shared" in calls[-1]
 
 
 def test_one_that_fails_anyway_is_quoted(tmp_path, monkeypatch):
@@ -62,7 +64,7 @@ def test_one_that_fails_anyway_is_quoted(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
 def test_the_layers_without_amx_compile(tmp_path):
-    source = ROOT / "src/draftree/native/layers.c"
+    source = ROOT / "src/draftree/native/kernels_avx512.c"
     command = ["gcc", "-std=gnu99", "-fsyntax-only", "-DNO_AMX", str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

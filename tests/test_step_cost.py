@@ -135,6 +135,14 @@ def test_the_place_where_a_kernel_ends_is_looked_for() -> None:
     assert {6, 7} <= set(machine.passes)
 
 
+@pytest.mark.parametrize("held_up", [2, 3, 4, 5])
+def test_one_pass_that_is_held_up_does_not_end_the_curve(held_up: int) -> None:
+    machine = Machine(lambda rows: 0.01 * (1 + rows / 100) * (5 if len(machine.passes) == held_up else 1))
+    cost = measure_cost(machine, clock=machine.clock)  # type: ignore[arg-type]
+    assert cost.rows[-1] == 128
+    assert cost.of([1, 4, 8, 16, 32]).tolist() == pytest.approx([0.01 * (1 + n / 100) for n in (1, 4, 8, 16, 32)])
+
+
 def test_slow_machines_are_not_kept_waiting() -> None:
     machine = Machine(lambda rows: 3.0 + rows)
     measure_cost(machine, clock=machine.clock)  # type: ignore[arg-type]

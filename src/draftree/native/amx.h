@@ -1,5 +1,5 @@
 /* Products on processors with matrix registers (Intel's AMX), of which each holds 16 rows of 64 bytes: in bfloat16, in float32
- * of weights that have 16 bits, and of weights of 8 bits. Included by layers.c only.
+ * of weights that have 16 bits, and of weights of 8 bits. Included by kernels_avx512.c only.
  *
  * Sixteen words of a panel are what a register takes of weights, as they lie; rows are laid so that it takes 16 of them from one
  * place. One instruction multiplies these with 16 words of 16 outputs, so a step of sixteen rows takes little longer than one
@@ -13,8 +13,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define TILE_WORDS 16 /* of an output, in one register */
-#define FITS_AMX(m) (words_of(m) % TILE_WORDS == 0)
 #define MAY_USE_TILES 0x1023 /* of arch_prctl: the kernel keeps this state only of processes that ask */
 #define TILE_STATE 18
 
@@ -199,5 +197,4 @@ static int may_use_tiles(void) {
 }
 #else
 #define HAS_AMX 0
-#define FITS_AMX(m) 0
 #endif

@@ -1,4 +1,4 @@
-/* Attention of a few rows over a long context. Included by layers.c only.
+/* Attention of a few rows over a long context. Included by rows.h only.
  *
  * Lanes are query rows: the query heads of a group times the rows of a request. So keys and values are read where they lie,
  * each row of the tree is masked by a multiplication, and requests of a batch need no common length. Scores, their sum and

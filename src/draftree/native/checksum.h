@@ -1,4 +1,4 @@
-/* A checksum over the bytes of a model's weights, to notice that they were changed. Included by layers.c only.
+/* A checksum over the bytes of a model's weights, to notice that they were changed. Included by kernels.h only.
  *
  * Words of four bytes go through CHAINS x WIDE sums side by side, sum = turned(sum ^ word) * MIX, which one after the other
  * are folded into one number a block. Every step can be undone, so a change of a single word always changes its block's

@@ -1,4 +1,4 @@
-/* Products of a few rows with a large matrix, the bulk of a decoding step. Included by layers.c only.
+/* Products of a few rows with a large matrix, the bulk of a decoding step. Included by kernels.h only.
  *
  * The weights lie in panels of LANES outputs, [panels, in, LANES], so that one pass over a panel feeds every row: a
  * dozen rows cost little more than one while the matrix comes from memory. Weights are software-prefetched, as the
@@ -95,9 +95,11 @@ INLINE float rounded(float x, int on) { return on ? as_bfloat16(x) : x; }
 #define WITH(vector, name, ...) \
     ((vector) == 16 ? name##_16(__VA_ARGS__) : (vector) == 8 ? name##_8(__VA_ARGS__) : name##_4(__VA_ARGS__))
 
-#define TILE(n, wide)                                                           \
-    case n:                                                                     \
-        WITH(vector, product_tile, m, at, panel - t->before, n, wide, kind, ahead, step, result); \
+/* A tile of n rows and `wide` panels; those that no product of such vectors has are not compiled, which takes most of a build. */
+#define TILE(n, wide)                                                                                 \
+    case n:                                                                                           \
+        if ((n) * (wide) <= MOST_IN_REGISTERS(vector) && (n) <= MOST_ROWS(vector))                    \
+            WITH(vector, product_tile, m, at, panel - t->before, n, wide, kind, ahead, step, result); \
         break;
 #define TILES_TO_6(wide) TILE(1, wide) TILE(2, wide) TILE(3, wide) TILE(4, wide) TILE(5, wide) TILE(6, wide)
 #define TILES_TO_12(wide) TILES_TO_6(wide) TILE(7, wide) TILE(8, wide) TILE(9, wide) TILE(10, wide) TILE(11, wide) TILE(12, wide)
@@ -125,6 +127,7 @@ INLINE void put_tile(const Matrix *m, float *result, int64_t panel, int64_t rows
 /* Rows times m. */
 typedef struct {
     const Matrix *m;
+    int kind;       /* how rows are laid; as the weights, unless the processor has an instruction for them */
     const float *x; /* as Laying leaves them */
     int64_t rows;
     int add;        /* whether the product is added to `out` */
@@ -134,8 +137,8 @@ typedef struct {
 } Product;
 
 /* Into how many tiles rows are divided, of almost equal height, and how many rows the one of a number has. */
-static int64_t tiles_of(int64_t rows, int64_t most) { return (rows + most - 1) / most; }
-static int64_t height_of(int64_t rows, int64_t tiles, int64_t tile) { return rows / tiles + (tile < rows % tiles); }
+static inline int64_t tiles_of(int64_t rows, int64_t most) { return (rows + most - 1) / most; }
+static inline int64_t height_of(int64_t rows, int64_t tiles, int64_t tile) { return rows / tiles + (tile < rows % tiles); }
 
 /* Rows as products read them: one behind the other in a tile, [inputs, height] of each; for DOTS in bfloat16,
  * [inputs / 2, height, 2]; for BYTES see lay_bytes. */
@@ -177,6 +180,8 @@ INLINE void lay_tiles(const Laying *l, int64_t first, int64_t last, int64_t most
 #define PARTS_OF(rounds) ((rounds) ? 2 : 3)
 #define FLOAT_PARTS 3 /* of bfloat16, whose sum a float is */
 #define TILE_ROWS 16 /* of a matrix register */
+#define TILE_WORDS 16 /* of an output, in one */
+#define FITS_TILES(m) (words_of(m) % TILE_WORDS == 0)
 #define UNITS(parts) ((parts) == 2 ? 32639 : 8355711) /* the largest number of two or three signed bytes of 127 */
 #define LEAST 1e-30f /* of a row's largest number, as the inverse of a unit has to be finite */
 #define FEWEST_INPUTS 12 /* so that a row's bytes and Unit fit where its floats would */
@@ -318,7 +323,7 @@ INLINE int product_expanded(const Product *t, int64_t first, int64_t last, int v
     Matrix m = *t->m;
     m.panels = numbers, m.kind = FLOAT32;
     Product some = *t;
-    some.m = &m;
+    some.m = &m, some.kind = FLOAT32;
     for (int64_t panel = first; panel < last; panel += 2) {
         int64_t wide = last - panel < 2 ? last - panel : 2;
         WITH(vector, expand_panels, t->m, panel, wide, kind, numbers);

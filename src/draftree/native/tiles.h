@@ -1,4 +1,4 @@
-/* Tiles that are summed in registers. Included by layers.c once for each size of vectors that processors have, with VECTOR, a
+/* Tiles that are summed in registers. Included by products.h once for each size of vectors that processors have, with VECTOR, a
  * vector of floats, and TILED(name), a function's name for it: LANES floats are one vector or several, as a compiler keeps
  * vectors that the processor does not have in memory. */
 #define BITS TILED(Bits) /* a vector's bits */

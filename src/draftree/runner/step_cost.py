@@ -32,6 +32,7 @@ SPARSE = (
     3  # where each row count has to be prepared, which takes as long as a dozen passes, only every third is measured
 )
 DEAR = 2.0  # times a plain step, from which on no larger row counts are measured
+SUDDEN = 2.0  # times the row count before, from which on a pass is repeated: it may have been held up
 HALVINGS = 2  # further points, each in the middle of the stretch that rises most for the rows it begins with
 PATIENCE = 4.0  # seconds after which nothing more is measured
 LEVEL_RATE = 0.15  # weight of one step in the level of all row counts
@@ -194,15 +195,19 @@ def _measure(runner: Runner, clock: Callable[[], float]) -> StepCost:
                 return seconds
 
     began, before, halvings = clock(), preparations(), HALVINGS
-    run(rows[0])  # the first pass makes what later ones find
+    found = {rows[0]: run(rows[0])}  # the first pass makes what later ones find, so that a second one is mostly faster
     if preparations() > before:
         rows, halvings = rows[::SPARSE], 0
-    found: dict[int, float] = {}
     for count in rows:
         if len(found) > 1 and (max(found.values()) > DEAR * found[rows[0]] or clock() - began > PATIENCE):
             break
-        if count <= most:
-            found[count] = run(count)
+        if count > most:
+            break
+        found[count] = min(run(count), found.get(count, math.inf))
+        if len(found) > 1 and found[count] > SUDDEN * found[sorted(found)[-2]]:
+            # Held up once, it would end the curve here, and no step would ever show that more rows are cheap.
+            found[count] = min(found[count], run(count))
+            halvings -= 1
     for _ in range(halvings):
         known = sorted(found)
         gaps = [((found[b] - found[a]) / a, a, b) for a, b in pairwise(known) if b - a > 1]
