@@ -7,13 +7,12 @@ fails as it does on a GPU, and each question for which Python would wait for a G
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_map
 
 FAR = torch.device("maia", 0)  # one of those that torch knows, and asks nothing of before it names them
 WAITS = ("item", "tolist", "nonzero", "unique", "masked_select", "equal", "__bool__", "__int__", "__float__")
@@ -53,7 +52,7 @@ class FarDevice(TorchFunctionMode):
 
 def _do(func: Callable[..., Any], args: Any, kwargs: dict[str, Any], seen: Counter[str] | None) -> Any:
     name = getattr(func, "__name__", "")
-    tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
+    tensors = list(_tensors((args, kwargs)))
     far = [t for t in tensors if isinstance(t, FarTensor)]
     if name == "__get__" and far and func.__self__.__name__ not in ("T", "mT"):  # type: ignore[attr-defined]
         with torch._C.DisableTorchFunctionSubclass():
@@ -71,7 +70,7 @@ def _do(func: Callable[..., Any], args: Any, kwargs: dict[str, Any], seen: Count
             return leaf.held
         return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
-    given, options = tree_map(near, (args, kwargs))
+    given, options = _mapped(near, (args, kwargs))
     out = func(*given, **options)
     if name == "copy_":
         if isinstance(args[0], FarTensor) != isinstance(args[1], FarTensor):
@@ -89,7 +88,25 @@ def _do(func: Callable[..., Any], args: Any, kwargs: dict[str, Any], seen: Count
         same = [t for t in far if t.held is leaf]  # done in place
         return same[0] if same else FarTensor(leaf)
 
-    return tree_map(back, out)
+    return _mapped(back, out)
+
+
+def _tensors(nested: Any) -> Iterator[Tensor]:
+    """Those in tuples, lists and dictionaries; torch's own functions for this take most of such a test's time."""
+    if isinstance(nested, Tensor):
+        yield nested
+    elif isinstance(nested, (tuple, list, dict)):
+        for part in nested.values() if isinstance(nested, dict) else nested:
+            yield from _tensors(part)
+
+
+def _mapped(change: Callable[[Any], Any], nested: Any) -> Any:
+    """The same with what is in tuples, lists and dictionaries changed."""
+    if isinstance(nested, dict):
+        return {name: _mapped(change, part) for name, part in nested.items()}
+    if isinstance(nested, (tuple, list)) and not isinstance(nested, torch.Size):
+        return type(nested)([_mapped(change, part) for part in nested])
+    return change(nested)
 
 
 def _count(seen: Counter[str] | None, what: str) -> None:

@@ -58,13 +58,19 @@ class Memory:
         def limited(like: torch.Tensor, *shape: Any, **options: Any) -> torch.Tensor:
             made = new_zeros(like, *shape, **options)
             if made.dim() == 4:  # a store
-                if self.most is not None and self.used + made.nbytes > self.most:
+                if self._ends_with(made.nbytes):
                     raise torch.OutOfMemoryError(f"{made.nbytes} bytes more do not fit beside {self.used}")
                 self.held[id(made)] = made.nbytes
                 weakref.finalize(made, self.held.pop, id(made), None)
             return made
 
         monkeypatch.setattr(torch.Tensor, "new_zeros", limited)
+
+    def _ends_with(self, size: int) -> bool:
+        """Whether so many bytes more are too many; garbage is looked for only where they are."""
+        if self.most is None or sum(self.held.values()) + size <= self.most:
+            return False
+        return self.used + size > self.most
 
     @property
     def used(self) -> int:
