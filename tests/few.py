@@ -10,8 +10,13 @@ import pytest
 
 
 def few(values: Iterable[Any], quick: Collection[Any]) -> list[Any]:
-    """One parameter for `pytest.mark.parametrize`: every value, those of `quick` without the mark."""
-    return [pytest.param(value, marks=() if value in quick else pytest.mark.slow) for value in values]
+    """Every value for `pytest.mark.parametrize`, those of `quick` without the mark; tuples are several parameters."""
+    return [
+        pytest.param(
+            *(value if isinstance(value, tuple) else (value,)), marks=() if value in quick else pytest.mark.slow
+        )
+        for value in values
+    ]
 
 
 def halves(values: Sequence[Any], quick: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -19,18 +24,28 @@ def halves(values: Sequence[Any], quick: Sequence[Any]) -> tuple[list[Any], list
     return few(values, quick[::2]), few(values, quick[1::2])
 
 
-def crossed(*axes: Sequence[Any]) -> list[Any]:
+def crossed(*axes: Iterable[Any]) -> list[Any]:
     """Several parameters: all combinations; as many without the mark as the longest axis has values.
 
-    These go through all axes at once, each from its start again when it is through, so every value of every axis is
-    among them.
+    These go through all axes at once, so every value of every axis is among them. Of the shorter ones, each waits for
+    those before it to have gone through their values, where there is room for that: two axes of two values each meet
+    in all four ways if another has four.
     """
-    longest = max(map(len, axes))
-    quick = {tuple(n % len(axis) for axis in axes) for n in range(longest)}
+    values = [list(axis) for axis in axes]
+    longest, strides, stride = max(map(len, values)), [], 1
+    for axis in values:
+        if stride * len(axis) > longest or len(axis) == longest:
+            strides.append(1)
+        else:
+            strides.append(stride)
+            stride *= len(axis)
+    quick = {
+        tuple(n // stride % len(axis) for axis, stride in zip(values, strides, strict=True)) for n in range(longest)
+    }
     return [
         pytest.param(
-            *(axis[i] for axis, i in zip(axes, places, strict=True)),
+            *(axis[i] for axis, i in zip(values, places, strict=True)),
             marks=() if places in quick else pytest.mark.slow,
         )
-        for places in product(*(range(len(axis)) for axis in axes))
+        for places in product(*(range(len(axis)) for axis in values))
     ]

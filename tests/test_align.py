@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from few import few
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaConfig, T5Config
 from typer.testing import CliRunner
 from zoo import MEMBERS, construct
@@ -79,7 +80,7 @@ def weights(folder):
     return load_file(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
+@pytest.mark.parametrize("optimizer", few(["adafactor", "adamw"], ["adafactor"]))
 def test_a_small_model_comes_to_agree_with_the_large_one(case, tmp_path, optimizer):
     kind, large, _ = case
     before = [p.clone() for p in large.parameters()]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from few import crossed
 from generate_driver import left_pad, prompts
 from in_model_driver import MAKERS, make
 from zoo import build
@@ -35,8 +36,7 @@ def model() -> Any:
     return build("llama")
 
 
-@pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("sized", ["fixed", "by cost"])
+@pytest.mark.parametrize(("name", "sized"), crossed(MAKERS, ["fixed", "by cost"]))
 def test_compiled_passes_with_attached_rows_are_those_in_tensors(
     name: str, sized: str, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

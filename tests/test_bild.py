@@ -133,8 +133,9 @@ def test_the_small_models_end_is_reviewed_or_not(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The small model is no smaller")
-@pytest.mark.parametrize("options", [{}, {"do_sample": True, "temperature": 0.8, "seed": 5}], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", ["llama", "t5", "bart"])
+@pytest.mark.parametrize(
+    ("options", "name"), crossed([{}, {"do_sample": True, "temperature": 0.8, "seed": 5}], ["llama", "t5", "bart"])
+)
 def test_lossless_is_the_large_models_text(name: str, options: dict[str, Any]) -> None:
     ids, mask = left_pad(prompts(LENGTHS))
     if MEMBERS[name].encoder_decoder:

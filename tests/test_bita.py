@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from few import crossed
 from generate_driver import NEW, left_pad, prompts
 from in_model_driver import agree, randomised, recorded
 from torch import Tensor
@@ -47,8 +48,12 @@ def runners(name: str) -> list[str]:
     return ["cpu", "hooked"] if EagerRunner.qualifies(inspect_model(build(name))) else ["hooked"]
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma", "gpt2", "gpt_neox"])
-@pytest.mark.parametrize("options", [{}, {"prompts": 0, "masks": 2}, {"prompts": 5, "groups": 1}], ids=str)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    crossed(
+        ["llama", "qwen3", "gemma", "gpt2", "gpt_neox"], [{}, {"prompts": 0, "masks": 2}, {"prompts": 5, "groups": 1}]
+    ),
+)
 def test_mask_rows_equal_a_slow_pass(name: str, options: dict[str, Any]) -> None:
     model = build(name)
     drafter = randomised(BiTA.fresh(model, **options))

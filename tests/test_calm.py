@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from few import crossed
 from generate_driver import left_pad, prompts
 from runner_driver import one_thread
 from torch import Tensor
@@ -35,8 +36,7 @@ def test_threshold_1_changes_nothing(name: str) -> None:
     assert rule.mean_layers == 4
 
 
-@pytest.mark.parametrize("name", ["llama", "olmo2", "t5", "umt5"])
-@pytest.mark.parametrize("threshold", [0.0, 0.75, 0.9])
+@pytest.mark.parametrize(("name", "threshold"), crossed(["llama", "olmo2", "t5", "umt5"], [0.0, 0.75, 0.9]))
 @torch.no_grad()
 def test_leaves_where_the_reference_leaves(name: str, threshold: float) -> None:
     """Token by token with stock modules: every row whole, then its later keys and values written over."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from few import crossed
 from runner_driver import BUSHY, Run, Tree, difference, one_thread, prune  # noqa: F401
 from tape import passes, record_on, tape
 from zoo import VOCABULARY, build
@@ -44,8 +45,7 @@ def far(trees: list[Tree], ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return max(difference(ours[b, : tree.size], theirs[b, : tree.size]) for b, tree in enumerate(trees))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("lengths", [(21,), (40, 19, 23)], ids=["alone", "ragged"])
+@pytest.mark.parametrize(("name", "lengths"), crossed(FAMILIES, [(21,), (40, 19, 23)]))
 def test_logits_over_all_buckets(name: str, lengths: tuple[int, ...]) -> None:
     """Sizes between buckets and at them, step after step, with rows kept out of the middle of trees."""
     tensors, captured = both(name)

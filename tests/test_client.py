@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from few import crossed
 from serve_driver import Running, serving
 from tokenizers.processors import TemplateProcessing
 
@@ -94,8 +95,7 @@ class Cut(httpx.SyncByteStream):
         self.inner.close()
 
 
-@pytest.mark.parametrize("times", [1, 3, 8])
-@pytest.mark.parametrize("fields", CASES, ids=str)
+@pytest.mark.parametrize(("times", "fields"), crossed([1, 3, 8], CASES))
 def test_broken_streams_change_nothing(server: Running, times: int, fields: dict[str, Any]) -> None:
     body = {"prompt": "The sea is a wide thing", "max_tokens": 60, "stop": ["of the s"]} | fields
     expected = server.complete(**body, return_token_ids=True)

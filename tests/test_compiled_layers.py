@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from few import crossed
 from runner_driver import Tree, one_thread  # noqa: F401
 from torch import Tensor, nn
 from zoo import MEMBERS, VOCABULARY, build, construct
@@ -160,9 +161,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(types: tuple[torch.dtype, t
             assert torch.equal(multiply(packed, x[:rows].clone(), threads), alone[:rows])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("types", LOADED, ids=str)
+@pytest.mark.parametrize(("family", "threads", "types"), crossed(FAMILIES, [1, 2], LOADED))
 def test_a_tree_gives_the_bits_of_its_branches(
     family: str, threads: int, types: tuple[torch.dtype, torch.dtype]
 ) -> None:
@@ -280,9 +279,7 @@ def passes(runner: EagerRunner, seed: int) -> list[PassResult]:
     return results
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize(("family", "threads", "seed"), crossed(FAMILIES, [1, 2], [2, 3]))
 def test_same_as_tensor_operations(family: str, threads: int, seed: int) -> None:
     target = inspect_model(build(family))
     fast, plain = CpuRunner(target), EagerRunner(target)

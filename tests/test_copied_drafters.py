@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from few import crossed
 
 import draftree
 from draftree import BiLD, DraftModel, Jacobi, Lookahead, Merge, PromptLookup, generate
@@ -39,8 +40,7 @@ def pickled(drafter: Any) -> Any:
     return pickle.loads(pickle.dumps(drafter))
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(("copied", "name"), crossed([copy.deepcopy, pickled], MAKERS))
 def test_copies_draft_as_the_original(demo: Any, name: str, copied: Any) -> None:
     drafter = MAKERS[name](demo.model)
     fresh = copied(drafter)  # before it has met a model
@@ -64,8 +64,7 @@ def test_copies_draft_as_the_original(demo: Any, name: str, copied: Any) -> None
         assert late.trie.backend == drafter.trie.backend
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
-@pytest.mark.parametrize("name", [*MAKERS, *MORE])
+@pytest.mark.parametrize(("copied", "name"), crossed([copy.deepcopy, pickled], [*MAKERS, *MORE]))
 def test_a_copy_in_the_middle_of_requests_knows_none_of_them(
     demo: Any, name: str, copied: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

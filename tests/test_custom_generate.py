@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from drafters_for_tests import RandomTree
+from few import crossed
 from generate_driver import LENGTHS, NEW, SAMPLED, SHAPES, drafters, hf, left_pad, prompts, references_of, same
 from torch import Tensor
 from transformers import DynamicCache, LogitsProcessor, StoppingCriteria, StoppingCriteriaList
@@ -34,8 +35,7 @@ def through(
     return build(name).generate(ids, attention_mask=mask, custom_generate=loop, **options)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bloom"])
-@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("name", "options"), crossed(["llama", "gpt2", "bloom"], [{}, SAMPLED]))
 def test_alone(name: str, options: dict[str, Any]) -> None:
     rows = prompts(LENGTHS[:1])
     ids = torch.tensor(rows)

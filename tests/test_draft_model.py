@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from few import crossed
 from generate_driver import LENGTHS, NEW, SAMPLED, hf, left_pad, noisy, prompts, same
 from tree_paths import children_of, path_of
 from zoo import build
@@ -63,9 +64,7 @@ def path_logp(model: Any, text: Sequence[int], path: Sequence[int]) -> float:
     return sum(float(logp[len(text) - 1 + i, token]) for i, token in enumerate(path))
 
 
-@pytest.mark.parametrize("beam", [1, 3])
-@pytest.mark.parametrize("runner", ["cpu", "hooked"])
-@pytest.mark.parametrize("name", EVERY_FAMILY)
+@pytest.mark.parametrize(("beam", "runner", "name"), crossed([1, 3], ["cpu", "hooked"], EVERY_FAMILY))
 def test_draft_tokens_have_the_probabilities_of_the_small_model(name: str, runner: str, beam: int) -> None:
     """In a ragged batch, behind texts partly drafted and partly not, with requests that join and leave."""
     if runner == "cpu" and name not in ("llama", "mistral"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from drafters_for_tests import RandomTree
+from few import crossed
 from generate_driver import prompts
 
 import draftree
@@ -90,10 +91,15 @@ def test_nothing_is_left(leave: Callable[..., None], make: Callable[[], Drafter]
     assert answer(drafter, PROMPTS[0]) == answer(None, PROMPTS[0])
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
-@pytest.mark.parametrize("when", ["begin", "draft", "observe", "end"])
-@pytest.mark.parametrize("place", ["before", "behind"])
-@pytest.mark.parametrize("kind", ["lookahead", "merge"])
+@pytest.mark.parametrize(
+    ("error", "when", "place", "kind"),
+    crossed(
+        [KeyboardInterrupt, SystemExit, ValueError],
+        ["begin", "draft", "observe", "end"],
+        ["before", "behind"],
+        ["lookahead", "merge"],
+    ),
+)
 def test_interrupted(
     kind: str, place: str, when: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from drafters_for_tests import InModel, RandomTree
-from few import crossed
+from few import crossed, few
 from generate_driver import prompts
 from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
@@ -107,9 +107,9 @@ def test_these_models_need_it(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "qwen3", "glm4", "olmo2", "gemma", "mistral-window", "gemma2", "gemma3", "olmo3"]
+    ("name", "sample"),
+    crossed(["llama", "qwen3", "glm4", "olmo2", "gemma", "mistral-window", "gemma2", "gemma3", "olmo3"], [False, True]),
 )
-@pytest.mark.parametrize("sample", [False, True])
 def test_compiled_layers_do_not_need_it(name: str, sample: bool) -> None:
     """No bit of a row depends on the rows beside it, so every answer is that of plain decoding without strict, too."""
     model = flat(name)
@@ -122,7 +122,7 @@ def test_compiled_layers_do_not_need_it(name: str, sample: bool) -> None:
         assert sum(r.stats.accepted for r in drafted) > 4 * len(PROMPTS)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen3"])
+@pytest.mark.parametrize("name", few(["llama", "mistral-window", "qwen3"], ["mistral-window"]))
 def test_trees_of_more_rows_than_other_passes_record(name: str) -> None:
     """A pass that went another way than plain decoding would have other bits."""
     model = flat(name)
@@ -221,9 +221,7 @@ def test_long_prompts_are_read_alone_and_in_chunks_of_one_size(monkeypatch: pyte
     assert [r.tokens for r in drafted] == [r.tokens for r in texts]
 
 
-@pytest.mark.parametrize("runner", ["cpu", "hooked"])
-@pytest.mark.parametrize("kind", [RandomTree, InModel])
-@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize(("runner", "kind", "sample"), crossed(["cpu", "hooked"], [RandomTree, InModel], [False, True]))
 def test_fp32_changes_nothing(runner: str, kind: type[RandomTree], sample: bool) -> None:
     model = build("llama")
     plain, _ = run(model, runner, sample=sample)

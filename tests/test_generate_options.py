@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from drafters_for_tests import RandomTree
+from few import crossed
 from generate_driver import LENGTHS, NEW, hf, left_pad, prompts, references_of, same
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteriaList
@@ -64,9 +65,7 @@ def theirs(model: Any, ids: Tensor, mask: Tensor, drafter: RandomTree, seed: int
     return text
 
 
-@pytest.mark.parametrize("door", [own, theirs])
-@pytest.mark.parametrize("how", ["greedy", "batch", "sampled"])
-@pytest.mark.parametrize("name", COMBINED)
+@pytest.mark.parametrize(("door", "how", "name"), crossed([own, theirs], ["greedy", "batch", "sampled"], COMBINED))
 def test_combined(name: str, how: str, door: Callable[..., Tensor]) -> None:
     options = dict(COMBINED[name])
     model = build("llama")

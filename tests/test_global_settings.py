@@ -84,9 +84,10 @@ def test_the_text_of_every_drafter_stays(name: str, drafter: str, choice: str) -
         assert torch.get_default_dtype() == DTYPES.get(name, torch.float32)
 
 
-@pytest.mark.parametrize("choice", ["auto", "hooked"])
-@pytest.mark.parametrize("family", ["llama", "gemma3", "phi3", "gpt2", "bloom", "t5-gated", "bart"])
-@pytest.mark.parametrize("name", ["float64", "meta"])
+@pytest.mark.parametrize(
+    ("choice", "family", "name"),
+    crossed(["auto", "hooked"], ["llama", "gemma3", "phi3", "gpt2", "bloom", "t5-gated", "bart"], ["float64", "meta"]),
+)
 def test_the_text_of_every_kind_of_model_stays(name: str, family: str, choice: str) -> None:
     wanted, model = expected(family), model_of(family)
     with setting(name):

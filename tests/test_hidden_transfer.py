@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from few import crossed
 from generate_driver import NEW, left_pad, prompts
 from in_model_driver import agree, randomised, recorded
 from torch import Tensor
@@ -36,12 +37,13 @@ def slow(model: Any, drafter: HiddenTransfer, tokens: list[int]) -> Tensor:
     return model.lm_head(model.model.norm(hidden))[0, n:]
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
-@pytest.mark.parametrize("runner", ["cpu", "hooked"])
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"transfer_layers": [1, 1, 2]}, {"masked": True, "transfer_layers": [2, 2]}, {"groups": 1}],
-    ids=str,
+    ("name", "runner", "options"),
+    crossed(
+        ["llama", "qwen3"],
+        ["cpu", "hooked"],
+        [{}, {"transfer_layers": [1, 1, 2]}, {"masked": True, "transfer_layers": [2, 2]}, {"groups": 1}],
+    ),
 )
 def test_pseudo_rows_equal_a_slow_pass(name: str, runner: str, options: dict[str, Any]) -> None:
     model = build(name)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from few import crossed
 from generate_driver import NEW, left_pad, prompts
 from in_model_driver import agree, randomised, read_by_head, recorded
 from safetensors.torch import save_file
@@ -20,8 +21,9 @@ from draftree.runner.hooked.probe import probe
 from draftree.shaping import Fixed
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "gemma3", "bloom", "llama4", "cohere"])
-@pytest.mark.parametrize("own_head", [False, True])
+@pytest.mark.parametrize(
+    ("name", "own_head"), crossed(["llama", "gpt2", "opt", "gemma3", "bloom", "llama4", "cohere"], [False, True])
+)
 def test_candidates_are_heads_on_stock_hidden_states(name: str, own_head: bool) -> None:
     model = build(name)
     drafter = randomised(draftree.Medusa.fresh(model, heads=3, layers=2, own_head=own_head, candidates=24))

@@ -74,8 +74,7 @@ def halved(model: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("family", ["demo", "t5-gated"])
+@pytest.mark.parametrize(("drafter", "family"), crossed(DRAFTERS, ["demo", "t5-gated"]))
 def test_weights_of_another_class_go_through_the_hooked_one(family: str, drafter: str) -> None:
     expected, model = ask(fresh(family), runner="hooked"), halved(fresh(family))
     assert open_runner(model).name == "hooked"
@@ -181,8 +180,7 @@ def test_models_made_in_inference_mode(family: str, drafter: str) -> None:
     assert ask(model, drafter) == ask(again)
 
 
-@pytest.mark.parametrize("choice", ["auto", "hooked"])
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(("choice", "drafter"), crossed(["auto", "hooked"], DRAFTERS))
 def test_one_engine_in_and_out_of_inference_mode(drafter: str, choice: str) -> None:
     model = fresh("demo")
     made = DRAFTERS[drafter](model)

@@ -125,8 +125,7 @@ def test_a_drafter_whose_weights_are_not_finite_changes_no_text(method: str, run
         assert out.sequences.tolist() == expected
 
 
-@pytest.mark.parametrize("logp", [NAN, INF, -INF])
-@pytest.mark.parametrize("shape", ["default", "fixed", "line", "product"])
+@pytest.mark.parametrize(("logp", "shape"), crossed([NAN, INF, -INF], ["default", "fixed", "line", "product"]))
 def test_log_probabilities_that_are_none(logp: float, shape: str) -> None:
     model, _ = draftree.demo_model()
     ids, mask = left_pad([prompt[:12] for prompt in prompts()])

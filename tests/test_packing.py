@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from few import crossed
 from generate_driver import hf, prompts
 from torch import nn
 from zoo import MEMBERS, build, construct
@@ -43,8 +44,7 @@ def linears_of(model, kind):
     return [m for m in model.modules() if type(m) is kind]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("runner", ["cpu", "hooked"])
+@pytest.mark.parametrize(("name", "runner"), crossed(FAMILIES, ["cpu", "hooked"]))
 def test_a_packed_model_says_the_same(name, runner):
     model = packed_copy(name)
     tied = [model.get_output_embeddings()] if name == "llama-tied" else []

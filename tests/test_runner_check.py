@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
+from few import crossed
 from runner_driver import one_thread, runners_for  # noqa: F401
 from transformers import LlamaForCausalLM, MistralForCausalLM
 
@@ -19,8 +20,12 @@ from draftree.runner.layout.kinds import LayerKind
 from draftree.runner.target import inspect_model
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral-window", "bloom", "t5", "bart", "deepseek_v3"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    crossed(
+        ["llama", "gemma3", "mistral-window", "bloom", "t5", "bart", "deepseek_v3"], [torch.float32, torch.bfloat16]
+    ),
+)
 def test_working_models_pass(name: str, dtype: torch.dtype) -> None:
     model = copy.deepcopy(zoo.build(name)).to(dtype)
     for runner in runners_for(model):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from few import few
+from few import crossed, few
 from runner_driver import Run, Tree, difference, one_thread, runners_for  # noqa: F401
 from torch import Tensor
 from transformers import AutoConfig, DynamicCache
@@ -84,8 +84,7 @@ def _worst(name: str, run: Run, trees: list[Tree], logits: Tensor) -> float:
     return worst
 
 
-@pytest.mark.parametrize("before", [3, 1, 0, -5], ids=lambda n: f"prompt_{n}_short_of_the_switch")
-@pytest.mark.parametrize("name", SWITCH)
+@pytest.mark.parametrize(("before", "name"), crossed([3, 1, 0, -5], SWITCH))
 def test_trees_across_the_switch(name: str, before: int) -> None:
     for runner in runners_for(zoo.build(name)):
         run = Run(runner, [SWITCH[name] - before])

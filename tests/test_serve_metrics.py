@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from few import few
 from serve_driver import Running, serving
 
 from draftree import Fixed
@@ -92,7 +93,7 @@ def test_tokens_and_steps_count_while_answers_come(demo: Any, monkeypatch: pytes
         assert info["avg_spec_accept_length"] == pytest.approx(1 + accepted / steps)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", few([False, True], [True]))
 def test_times_of_tokens_count_while_an_answer_runs(demo: Any, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
     """One observation for the first token and one for each further token, whether or not anybody reads them yet."""
     with serving(*demo, shape=Fixed(8), slots=1) as server, ExitStack() as stack:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from few import crossed
 from runner_driver import one_thread
 from test_training import data_for
 from zoo import MEMBERS, build, construct
@@ -41,9 +42,10 @@ def answered(model: Any, prompts: list[list[int]]) -> list[Row]:
     return rows
 
 
-@pytest.mark.parametrize("kind", [CpuRunner, HookedRunner])
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-@pytest.mark.parametrize("skip", [Skip.behind(3, 4), Skip.of([2], [3])], ids=["exit", "parts"])
+@pytest.mark.parametrize(
+    ("kind", "name", "skip"),
+    crossed([CpuRunner, HookedRunner], ["llama", "gemma3"], [Skip.behind(3, 4), Skip.of([2], [3])]),
+)
 def test_replay_accepts_what_decoding_accepts(kind: type[Runner], name: str, skip: Skip) -> None:
     """Steps, drafted rows and accepted tokens of a real run without any stop but the text's end."""
     model, depth = build(name), 3

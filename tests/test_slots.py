@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
+from few import crossed
 
 import draftree
 from draftree.engine import Engine, Rules
@@ -91,9 +92,14 @@ def test_prompts_are_padded_together_only_where_that_is_cheap() -> None:
     assert reading_groups([]) == []
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "t5", "phi3-longrope"])
-@pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("drafter", ["none", "lookahead", "jacobi", "prompt-lookup"])
+@pytest.mark.parametrize(
+    ("family", "keep", "drafter"),
+    crossed(
+        ["llama", "gemma2", "gpt2", "t5", "phi3-longrope"],
+        [False, True],
+        ["none", "lookahead", "jacobi", "prompt-lookup"],
+    ),
+)
 def test_any_traffic_gets_the_texts_of_requests_alone(family: str, keep: bool, drafter: str) -> None:
     """Requests of all lengths that come, share fronts, are cancelled and go, while prompts are read."""
     model, rng = zoo.build(family), random.Random(f"{family}{keep}{drafter}")

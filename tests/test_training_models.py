@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from few import few
 from test_training import METHODS, OPTIONS, data_for, zoo_data
 from torch import nn
 from zoo import MEMBERS, construct
@@ -80,14 +81,21 @@ def test_what_cannot_be_trained_whole_is_refused(
 
 @pytest.mark.parametrize(
     ("method", "settings", "dtype", "mixed"),
-    [
-        ("medusa", {}, torch.bfloat16, False),
-        ("medusa", {"own_head": True}, torch.float16, False),
-        ("hidden-transfer", {}, torch.bfloat16, False),
-        ("hidden-transfer", {}, torch.float16, False),
-        ("bita", {}, torch.float16, True),
-        ("bita", {"prompting": "shallow"}, torch.float16, True),
-    ],
+    few(
+        [
+            ("medusa", {}, torch.bfloat16, False),
+            ("medusa", {"own_head": True}, torch.float16, False),
+            ("hidden-transfer", {}, torch.bfloat16, False),
+            ("hidden-transfer", {}, torch.float16, False),
+            ("bita", {}, torch.float16, True),
+            ("bita", {"prompting": "shallow"}, torch.float16, True),
+        ],
+        [
+            ("medusa", {}, torch.bfloat16, False),
+            ("hidden-transfer", {}, torch.float16, False),
+            ("bita", {}, torch.float16, True),
+        ],
+    ),
 )
 def test_drafters_are_trained_for_models_in_16_bits(
     method: str, settings: dict[str, Any], dtype: torch.dtype, mixed: bool, tmp_path: Path, answers: Answers

@@ -89,8 +89,7 @@ def test_trees_are_pruned_in_the_later_half() -> None:
     assert sum(request.stats.pruned for request in requests) > 0
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2-window"])
-@pytest.mark.parametrize("kind", ["lookahead", "hidden-transfer"])
+@pytest.mark.parametrize(("name", "kind"), crossed(["llama", "qwen2-window"], ["lookahead", "hidden-transfer"]))
 def test_strict_in_bfloat16(name: str, kind: str) -> None:
     rows = prompts(LENGTHS[:2])
     texts = {}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from drafters_for_tests import InModel, RandomTree, References
+from few import crossed
 from generate_driver import NEW, SAMPLED, hf, left_pad, prompts, references_of, same
 from zoo import MEMBERS, VOCABULARY, build, construct
 
@@ -80,9 +81,7 @@ MAKERS: dict[str, Callable[[References, Path], Drafter]] = {
 }
 
 
-@pytest.mark.parametrize("options", [{}, SAMPLED | {"seed": 4}], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("runner", ["hooked", "cpu"])
-@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize(("options", "runner", "kind"), crossed([{}, SAMPLED | {"seed": 4}], ["hooked", "cpu"], MAKERS))
 def test_ids_that_the_model_lacks_are_dropped(kind: str, runner: str, options: dict[str, Any], tmp_path: Path) -> None:
     model, rows = build("llama"), prompts()
     ids, mask = left_pad(rows)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from few import few
 from zoo import MEMBERS, VOCABULARY, build, construct
 
 import draftree
@@ -33,7 +34,7 @@ def prompts_of(demo, count):
     return [torch.tensor([encode_prompt(demo.tokenizer, p.text)]) for p in chosen]
 
 
-@pytest.mark.parametrize("size", DEMO_SIZES.values(), ids=DEMO_SIZES)
+@pytest.mark.parametrize("size", few(DEMO_SIZES, ["more of all"]))
 @torch.no_grad()
 def test_the_large_model_says_what_the_small_one_says(demo, size):
     large = inflate(demo.model, shape=size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from few import crossed
 from in_model_driver import MAKERS, make, randomised, recorded
 from zoo import VOCABULARY, build
 
@@ -42,8 +43,7 @@ def same_steps(small, large, vocabulary):
         assert (ours.candidates < vocabulary).all()
 
 
-@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(("size", "name"), crossed([*SIZES.values()], MAKERS))
 def test_every_method_drafts_the_same(name, size):
     model = build("llama")
     large = inflate(model, shape=size)
