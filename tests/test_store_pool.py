@@ -54,6 +54,8 @@ class Memory:
         self.held: dict[int, int] = {}
         self.most: int | None = None
         new_zeros = torch.Tensor.new_zeros
+        gc.collect()
+        gc.freeze()  # what other tests left would be looked through again and again
 
         def limited(like: torch.Tensor, *shape: Any, **options: Any) -> torch.Tensor:
             made = new_zeros(like, *shape, **options)

@@ -37,9 +37,10 @@ def prompts_of(demo, count):
 @pytest.mark.parametrize("size", few(DEMO_SIZES, ["more of all"]))
 @torch.no_grad()
 def test_the_large_model_says_what_the_small_one_says(demo, size):
-    large = inflate(demo.model, shape=size)
-    assert Size.of(large.config) == size
-    assert sum(p.numel() for p in large.parameters()) == size.parameters
+    shape = DEMO_SIZES[size]
+    large = inflate(demo.model, shape=shape)
+    assert Size.of(large.config) == shape
+    assert sum(p.numel() for p in large.parameters()) == shape.parameters
     for ids in prompts_of(demo, 3):
         logits, expected = large(ids).logits, demo.model(ids).logits
         torch.testing.assert_close(logits[..., :4096], expected, rtol=1e-4, atol=1e-3)
