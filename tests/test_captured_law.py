@@ -53,7 +53,7 @@ def test_token_ids_are_those_of_hugging_face(name: str, sampled: bool, batch: in
     assert tape(runner).replayed > 5 * (expected.shape[1] - ids.shape[1])
 
 
-@pytest.mark.parametrize("kind", few(MAKERS, [*MAKERS][::2]))
+@pytest.mark.parametrize("kind", MAKERS)
 def test_drafters_inside_the_model(kind: str) -> None:
     """Rows that enter as embeddings, join behind a layer or are only looked at, in a ragged batch."""
     model, rows = build("llama"), prompts(FIVE)

@@ -7,13 +7,12 @@ import copy
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 from typing import Any
 
 import pytest
 import torch
 import zoo
-from few import few
+from few import crossed, few
 from generate_driver import OF_DEMO, prompts
 from runner_driver import one_thread  # noqa: F401
 
@@ -64,10 +63,7 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-QUICK = [("lookahead", "auto"), ("medusa", "hooked"), ("hidden-transfer", "auto"), ("self-speculative", "hooked")]
-
-
-@pytest.mark.parametrize(("name", "runner"), few(product(DRAFTERS, ["auto", "hooked"]), QUICK))
+@pytest.mark.parametrize(("name", "runner"), crossed(DRAFTERS, ["auto", "hooked"]))
 def test_one_drafter_in_eight_threads(name: str, runner: str) -> None:
     model = fresh("demo")
     expected = [ours(model, prompt) for prompt in PROMPTS]

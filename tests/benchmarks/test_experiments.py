@@ -177,7 +177,6 @@ def test_an_inflated_model_accepts_what_the_small_one_does(prompts):
     assert merged(prompts) == merged(prompts, params="20M")
 
 
-@pytest.mark.slow
 def test_the_folder_of_an_inflated_model_takes_the_packages_drafters(prompts, demo, tmp_path):
     inflate(demo.model, params="20M").save_pretrained(tmp_path)
     demo.tokenizer.save_pretrained(tmp_path)

@@ -113,7 +113,6 @@ def test_an_engine_that_is_not_known_is_refused_before_any_work():
         run(experiments()["peers"], {"engines": ("onnx",)})
 
 
-@pytest.mark.slow
 def test_what_cannot_be_measured_stands_below_the_table(monkeypatch):
     def python_of(engine):
         if engine == "openvino":
@@ -141,7 +140,6 @@ def test_without_hugging_face_others_are_measured_all_the_same(fake, monkeypatch
         run(experiments()["peers"], given | {"engines": ("hugging_face",)}, prompts=prompts)
 
 
-@pytest.mark.slow
 def test_no_more_is_loaded_than_memory_holds(monkeypatch):
     monkeypatch.setattr(peers, "free_bytes", lambda device: 1000)
     prompts = [next(p for p in embedded_prompts() if p.set == "wikisql" and p.warm is warm) for warm in (False, True)]
