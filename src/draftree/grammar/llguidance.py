@@ -40,6 +40,8 @@ CHARACTERS = 1 << 20  # of a grammar's text
 STACK, STACK_A_CHARACTER = 16 << 20, 2 << 10  # bytes; the library descends as deep as texts go, at most 863 for each
 GBNF_WORK = 300_000_000  # rules and comments times characters; some seconds
 LEXER_STATES = 50_000  # of 1 to 2 kB each, so that a request stays below 100 MB
+OPTIONAL = 1_000  # properties of one object: each is four ways to go on from any, and a mask takes up to 20 ms then
+WAYS = 5_000  # that are followed at once
 FIXED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as json.dumps writes
 COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 WHITESPACE: dict[str, dict[str, Any]] = {"fixed": FIXED, "compact": COMPACT, "any": {"whitespace_flexible": True}}
@@ -96,12 +98,13 @@ def translate(kind: str, text: str, whitespace: str) -> str:
     matcher = library().LLMatcher
     try:
         if kind == "json_schema":
+            _refuse_many_optional(json.loads(text))
             return str(matcher.grammar_from_json_schema(text, overrides=WHITESPACE[whitespace]))
         if kind == "regex":
             return str(matcher.grammar_from_regex(text))
         if kind == "choice":
             options = " | ".join(json.dumps(option) for option in json.loads(text))
-            # One lexeme: of alternatives of a rule, the parser follows no more than 2,000 at once.
+            # One lexeme: of alternatives of a rule, the parser follows no more than `WAYS` at once.
             return str(matcher.grammar_from_lark(f"start: OPTION\nOPTION: {options}"))
         lark = text if _is_lark(text) else _in_time(kind, text, lambda: _from_gbnf(text))
         return str(matcher.grammar_from_lark(lark))
@@ -109,6 +112,24 @@ def translate(kind: str, text: str, whitespace: str) -> str:
         raise
     except Exception as error:
         raise GrammarError(f"The {NAMES[kind]} cannot be read ({_first_line(error)}): correct it.") from None
+
+
+def _refuse_many_optional(schema: Any) -> None:
+    """Refuse objects that the parser would give up in the middle of an answer, as it follows all that may come next."""
+    left = [schema]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            properties, required = part.get("properties"), part.get("required")
+            count = len(properties) if isinstance(properties, dict) else 0
+            if count - (len(required) if isinstance(required, list) else 0) > OPTIONAL:
+                raise GrammarError(
+                    f"An object of the schema has {count} properties, and at most {OPTIONAL} may be optional: require "
+                    "more of them, or put them into objects of their own."
+                )
+            left += part.values()
+        elif isinstance(part, list):
+            left += part
 
 
 def _is_lark(text: str) -> bool:
@@ -206,7 +227,7 @@ def check_pace(tokenizer: LLTokenizer, kind: str, text: str) -> None:
 
 
 def _limits() -> Any:
-    return library().LLParserLimits(max_lexer_states=LEXER_STATES, verbose_errors=False)
+    return library().LLParserLimits(max_items_in_row=WAYS, max_lexer_states=LEXER_STATES, verbose_errors=False)
 
 
 def _in_time(kind: str, text: str, work: Callable[[], Made]) -> Made:
