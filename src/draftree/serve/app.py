@@ -41,8 +41,6 @@ def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None =
     Raises:
         ValueError: an encoder-decoder.
     """
-    if engine.target.encoder_decoder:
-        raise ValueError("The server answers for decoder-only models: use draftree.generate for encoder-decoders.")
     server = Server(engine, tokenizer, settings or ServerSettings())
 
     @contextlib.asynccontextmanager

@@ -15,6 +15,7 @@ from draftree.engine import Engine
 from draftree.models import Placement, load_model
 from draftree.runner import pack_own
 from draftree.serve.app import create_app
+from draftree.serve.server import Server
 from draftree.serve.settings import ServerSettings
 
 log = logging.getLogger("draftree.serve")
@@ -48,7 +49,7 @@ class Launch:
         Raises:
             ValueError: a model, drafter or option that cannot be.
         """
-        made = self._made()
+        made = create_app(*self._made(), self.settings)
         # What was loaded stays for as long as the process does. Python's collector would go through it again and again,
         # and wait with what requests leave until that is a quarter as much; it learns by the second call what is left.
         gc.collect()
@@ -56,7 +57,8 @@ class Launch:
         gc.collect()
         return made
 
-    def _made(self) -> FastAPI:
+    def _made(self) -> tuple[Engine, Any]:
+        """The engine, and the model's tokenizer."""
         sys.setswitchinterval(SWITCH)
         if self.threads is not None:
             import torch
@@ -66,15 +68,17 @@ class Launch:
         pack_own(model, self.runner)
         parts, slots = self.parts(model, tokenizer), self.settings.slots
         engine = Engine(model, **parts, slots=slots, runner=self.runner, strict=self.strict, keep_prefixes=True)
-        return create_app(engine, tokenizer, self.settings)
+        return engine, tokenizer
 
     def check(self) -> None:
-        """Make the application once and drop it, for those who make it elsewhere and want to know before.
+        """Make what the application is of once and drop it, for those who make it elsewhere and want to know before.
+
+        FastAPI keeps the routes of an application, and with them the model, for as long as the process lasts.
 
         Raises:
             ValueError: as `app`.
         """
-        self._made().state.server.worker.close()
+        Server(*self._made(), self.settings).worker.close()
         import torch
 
         gc.collect()

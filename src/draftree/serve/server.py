@@ -53,9 +53,14 @@ class Server:
         engine: belongs to the server from now on.
         tokenizer: the model's.
         settings: names and limits.
+
+    Raises:
+        ValueError: an encoder-decoder.
     """
 
     def __init__(self, engine: Engine, tokenizer: Any, settings: ServerSettings) -> None:
+        if engine.target.encoder_decoder:
+            raise ValueError("The server answers for decoder-only models: use draftree.generate for encoder-decoders.")
         self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
         self.metrics = Metrics(engine)
         self.worker = Worker(engine, tokenizer, settings.queue)
