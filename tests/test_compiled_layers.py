@@ -111,7 +111,10 @@ def test_what_is_no_number_stays_none_in_bfloat16(inputs: int) -> None:
 
 @pytest.mark.parametrize("inputs", [64, 1024])
 def test_floats_times_bfloat16_are_as_exact_as_float32(inputs: int) -> None:
-    """Of weights that are held in 16 bits, by whatever the processor multiplies them with."""
+    """Of weights that are held in 16 bits, by whatever the processor multiplies them with.
+
+    Rounding after every addition is off by a few units of the sum of all sizes; numbers cut to 16 bits are by 2 ** -9.
+    """
     torch.manual_seed(inputs)
     linear = nn.Linear(inputs, 98, bias=False).bfloat16().float()
     packed = Packed([linear])
@@ -121,7 +124,7 @@ def test_floats_times_bfloat16_are_as_exact_as_float32(inputs: int) -> None:
         exact = x.double() @ linear.weight.detach().double().T
         size = x.double().abs() @ linear.weight.detach().double().abs().T
         found = multiply(packed, x, 2)
-        assert ((found - exact).abs() <= size * 2**-23).all(), rows
+        assert ((found - exact).abs() <= size * 2**-22).all(), rows
         added = multiply(packed, x, 1, torch.ones_like(found))
         assert torch.equal(added, 1 + found)
 
