@@ -39,13 +39,13 @@ def chat(
     ] = None,
 ) -> None:
     """Talk with MODEL; the drafter and what the model has read live on from turn to turn."""
-    from draftree.chat import Chat
-
     drafting = Drafting(drafter)
     drafting.check(trie)
     check_file(trie, "--trie", history=history)
     choosing.check()
     running.check()
+    from draftree.chat import Chat  # torch takes seconds, and a refusal none
+
     target, tokenizer = where.load(model)
     running.prepare(target)
     made = drafting.for_engine(target, tokenizer, trie)["drafter"]

@@ -56,8 +56,6 @@ def generate(
 
     The text is that of plain decoding, except with --bild.
     """
-    from draftree.engine.engine import Engine
-    from draftree.grammar import GrammarError
     from draftree.prompts import read_prompts
 
     if (prompt is None) == (prompts is None):
@@ -77,6 +75,9 @@ def generate(
     where.check()
     asked = [] if prompts is None else read_prompts(prompts)
     texts = [one.text for one in asked] or [read_prompt(prompt or "")]
+    from draftree.engine.engine import Engine  # torch takes seconds, and a refusal none
+    from draftree.grammar import GrammarError
+
     target, tokenizer = where.load(model)
     running.prepare(target)
     parts = drafting.for_engine(target, tokenizer, trie)

@@ -71,6 +71,8 @@ def serve(
     gpus: Annotated[float, typer.Option(min=0, help="GPUs of each replica; a part of one is shared.")] = 0.0,
 ) -> None:
     """Serve MODEL under the OpenAI API: chat, completions, streams, metrics; the text is that of plain decoding."""
+    drafting = drafting.under_grammars()
+    drafting.check(trie)
     try:
         from draftree.serve.launch import Launch
         from draftree.serve.logs import FORMATS, start_logging
@@ -78,8 +80,6 @@ def serve(
         from draftree.serve.stopping import GracefulServer
     except ImportError as error:
         raise ValueError(MISSING) from error
-    drafting = drafting.under_grammars()
-    drafting.check(trie)
     running.check()
     where.check()
     if log_format not in FORMATS:

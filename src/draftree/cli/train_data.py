@@ -31,14 +31,15 @@ def data(
     skip_long: Annotated[bool, "Leave out questions beyond the context."] = False,
 ) -> None:
     """Let the model answer QUESTIONS greedily; the answers are what its drafters train on."""
-    from draftree.cli.screen import DataBar, line_console
-    from draftree.training.answers import AnswerOptions, make_data
     from draftree.training.questions import SYSTEM, Template, read_questions
 
     if system is not None and template != "full":
         raise ValueError("--system belongs to the template 'full': add --template full, or leave --system out.")
     asked = read_questions(questions, limit, per_set)
     check_folder(out)
+    from draftree.cli.screen import DataBar, line_console
+    from draftree.training.answers import AnswerOptions, make_data  # torch takes seconds, and a refusal none
+
     target, tokenizer = where.load(model)
     how = Template(template, tokenizer, system or SYSTEM)
     options = AnswerOptions(max_new_tokens=max_new_tokens, slots=batch, skip_long=skip_long)
