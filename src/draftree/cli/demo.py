@@ -20,11 +20,10 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Show what drafting does on the embedded model, and prove that it changes no token."""
-    from draftree.by_name import check_drafter
+    from draftree.by_name import check_drafter, make_drafter
 
     check_drafter(drafter)
     from draftree import __version__, demo_model  # torch takes seconds, and a refusal none
-    from draftree.by_name import make_drafter
     from draftree.cli.demo_view import View
     from draftree.models import encode_prompt
     from draftree.quiet import Quiet

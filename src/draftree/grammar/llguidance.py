@@ -121,11 +121,11 @@ def _refuse_many_optional(schema: Any) -> None:
         part = left.pop()
         if isinstance(part, dict):
             properties, required = part.get("properties"), part.get("required")
-            count = len(properties) if isinstance(properties, dict) else 0
-            if count - (len(required) if isinstance(required, list) else 0) > OPTIONAL:
+            names = set(properties) if isinstance(properties, dict) else set()
+            if len(names - set(required if isinstance(required, list) else ())) > OPTIONAL:
                 raise GrammarError(
-                    f"An object of the schema has {count} properties, and at most {OPTIONAL} may be optional: require "
-                    "more of them, or put them into objects of their own."
+                    f"An object of the schema has {len(names)} properties, and at most {OPTIONAL} may be optional: "
+                    "require more of them, or put them into objects of their own."
                 )
             left += part.values()
         elif isinstance(part, list):
