@@ -10,11 +10,13 @@ static void product_any(const void *task, int64_t first, int64_t last);
 KERNELS(avx512, __attribute__((target(AVX512))), 16, product_any)
 
 #if HAS_DOTS
+TILES_OF(dots, __attribute__((target("avx512bf16," AVX512))), 16, DOTS)
+TILES_OF(dots, __attribute__((target("avx512vnni," AVX512))), 16, BYTES)
 __attribute__((target("avx512bf16," AVX512))) static void pairs_dots(const void *task, int64_t first, int64_t last) {
-    product_panels(task, first, last, LANES, DOTS);
+    product_panels(task, first, last, LANES, DOTS, tiles_dots_DOTS);
 }
 __attribute__((target("avx512vnni," AVX512))) static void bytes_dots(const void *task, int64_t first, int64_t last) {
-    product_panels(task, first, last, LANES, BYTES);
+    product_panels(task, first, last, LANES, BYTES, tiles_dots_BYTES);
 }
 __attribute__((target(AVX512))) static void in_pairs_dots(const void *task, int64_t first, int64_t last) {
     lay_tiles(task, first, last, MOST_ROWS(LANES), DOTS);

@@ -2,9 +2,10 @@
  *
  * The weights lie in panels of LANES outputs, [panels, in, LANES], so that one pass over a panel feeds every row: a
  * dozen rows cost little more than one while the matrix comes from memory. Weights are software-prefetched, as the
- * processor's own prefetcher ends with each page: with one tile of rows a page or half of one ahead, with several, or where
- * panels are short, the panels behind these, so that memory works while tiles compute. Every output is summed in the order of the
- * inputs whatever the number of rows and threads, so a row's result does not depend on the other rows. */
+ * processor's own prefetcher ends with each page: with one tile of rows a page or half of one ahead; with several, or where
+ * panels are short or come one at a time, the panels behind these, so that memory works while tiles compute. Every output
+ * is summed in the order of the inputs whatever the number of rows and threads, so a row's result does not depend on the
+ * other rows. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,10 +21,12 @@
 
 #if defined(__GNUC__)
 #define INLINE static inline __attribute__((always_inline))
+#define NOINLINE __attribute__((noinline))
 #define UNROLL _Pragma("GCC unroll 12")
 #define FETCH(address) __builtin_prefetch(address)
 #else
 #define INLINE static inline
+#define NOINLINE
 #define UNROLL
 #define FETCH(address)
 #endif
@@ -95,14 +98,30 @@ INLINE float rounded(float x, int on) { return on ? as_bfloat16(x) : x; }
 #define WITH(vector, name, ...) \
     ((vector) == 16 ? name##_16(__VA_ARGS__) : (vector) == 8 ? name##_8(__VA_ARGS__) : name##_4(__VA_ARGS__))
 
-/* A tile of n rows and `wide` panels; those that no product of such vectors has are not compiled, which takes most of a build. */
-#define TILE(n, wide)                                                                                 \
-    case n:                                                                                           \
-        if ((n) * (wide) <= MOST_IN_REGISTERS(vector) && (n) <= MOST_ROWS(vector))                    \
-            WITH(vector, product_tile, m, at, panel - t->before, n, wide, kind, ahead, step, result); \
-        break;
-#define TILES_TO_6(wide) TILE(1, wide) TILE(2, wide) TILE(3, wide) TILE(4, wide) TILE(5, wide) TILE(6, wide)
-#define TILES_TO_12(wide) TILES_TO_6(wide) TILE(7, wide) TILE(8, wide) TILE(9, wide) TILE(10, wide) TILE(11, wide) TILE(12, wide)
+/* A tile of a size, in a function of its own: within one for all sizes compilers do not find registers for all sums. */
+typedef void (*Tile)(const Matrix *m, const float *x, int64_t panel, const float *const *ahead, int64_t step, float *result);
+#define TILE_FUNCTION(n, wide, name, target, vector, kind)                                                               \
+    target NOINLINE static void tile_##name##_##kind##_##n##_##wide(                                                     \
+        const Matrix *m, const float *x, int64_t panel, const float *const *ahead, int64_t step, float *result) {        \
+        WITH(vector, product_tile, m, x, panel, n, wide, kind, ahead, step, result);                                     \
+    }
+#define TILE_ENTRY(n, wide, name, target, vector, kind) [wide / 2][n] = tile_##name##_##kind##_##n##_##wide,
+/* T(rows, panels side by side) for all sizes that products with such vectors have. */
+#define TO_6(T, wide, ...) \
+    T(1, wide, __VA_ARGS__) T(2, wide, __VA_ARGS__) T(3, wide, __VA_ARGS__) \
+    T(4, wide, __VA_ARGS__) T(5, wide, __VA_ARGS__) T(6, wide, __VA_ARGS__)
+#define TO_12(T, wide, ...) \
+    TO_6(T, wide, __VA_ARGS__) \
+    T(7, wide, __VA_ARGS__) T(8, wide, __VA_ARGS__) T(9, wide, __VA_ARGS__) \
+    T(10, wide, __VA_ARGS__) T(11, wide, __VA_ARGS__) T(12, wide, __VA_ARGS__)
+#define SIZES_16(T, ...) TO_12(T, 1, __VA_ARGS__) TO_12(T, 2, __VA_ARGS__) TO_6(T, 4, __VA_ARGS__)
+#define SIZES_8(T, ...) \
+    TO_6(T, 1, __VA_ARGS__) T(1, 4, __VA_ARGS__)
+#define SIZES_4 SIZES_8
+/* Tiles for weights of a kind, by panels side by side (1, 2, 4) and rows. */
+#define TILES_OF(name, target, vector, kind)                    \
+    SIZES_##vector(TILE_FUNCTION, name, target, vector, kind)   \
+    static const Tile tiles_##name##_##kind[3][13] = {SIZES_##vector(TILE_ENTRY, name, target, vector, kind)};
 
 /* Put a tile where it belongs; what lies behind the last output is dropped. Numbers are rounded where a bfloat16 model's are. */
 INLINE void put_tile(const Matrix *m, float *result, int64_t panel, int64_t rows, int64_t wide, int add, float *out) {
@@ -271,14 +290,15 @@ INLINE void join_parts(const float *sums, const Unit *units, int64_t rows, int64
     }
 }
 
-/* Panels [first, last) of a product. `vector`: floats of the processor's vectors; `kind`: of the weights; constants. */
-INLINE void product_panels(const Product *t, int64_t first, int64_t last, int vector, int kind) {
+/* Panels [first, last) of a product. `vector`: floats of the processor's vectors; `kind`: of the weights; constants. `sizes`:
+ * its tiles, as TILES_OF has them. */
+INLINE void product_panels(const Product *t, int64_t first, int64_t last, int vector, int kind, const Tile sizes[3][13]) {
     const Matrix *m = t->m;
     int64_t parts = parts_of(kind, m->rounds);
     int64_t registers = MOST_IN_REGISTERS(vector), most = MOST_ROWS(vector) / parts, tiles = tiles_of(t->rows, most);
     int64_t words = words_of(m), tallest = (t->rows < most ? t->rows : most) * parts;
     const Unit *units = units_of(t->x, t->rows, m->inputs, parts);
-    int usual = tallest * 4 <= registers ? 4 : tallest * 2 <= registers ? 2 : 1; /* panels side by side */
+    int usual = tallest * 4 <= registers ? 4 : vector == LANES && tallest * 2 <= registers ? 2 : 1; /* panels side by side */
     for (int64_t panel = first; panel < last;) {
         int wide = last - panel >= usual ? usual : 1;
         const float *at = t->x;
@@ -286,20 +306,20 @@ INLINE void product_panels(const Product *t, int64_t first, int64_t last, int ve
         for (int64_t i = 0, before = 0; i < tiles; i++) {
             int64_t height = height_of(t->rows, tiles, i), count = height * parts;
             const float *own = m->panels + (panel - t->before) * words * LANES;
-            const float *ahead[2] = {own + AHEAD * LANES, own + ((wide > 1 ? words : 0) + AHEAD) * LANES};
+            const float *next = t->soon ? t->soon : own + wide * words * LANES, *ahead[2] = {next, next};
             int64_t step = LANES;
-            if (tiles == 1 && wide == 2 && wide * words <= NEAR) { /* the panels behind these, line by line */
-                ahead[0] = own + wide * words * LANES, ahead[1] = ahead[0] + LANES;
-                step = wide * LANES;
+            if (wide == 1) { /* the next one, by halves, of which each tile takes its part */
+                step = LANES / tiles;
+                ahead[0] = next + i * step * (words / 2), ahead[1] = ahead[0] + words / 2 * LANES;
+            } else if (tiles > 1) {
+                if (!t->soon && i < wide) ahead[0] = ahead[1] = next + i * words * LANES;
+            } else if (wide == 2 && wide * words <= NEAR) { /* the panels behind these, line by line */
+                ahead[1] = next + LANES, step = wide * LANES;
+            } else {
+                ahead[0] = own + AHEAD * LANES, ahead[1] = own + (words + AHEAD) * LANES;
             }
-            if (tiles > 1) ahead[0] = ahead[1] = t->soon ? t->soon : own + (wide + (i < wide ? i : 0)) * words * LANES;
             float result[12 * 4 * LANES];
-            if (wide == 4)
-                switch (count) { TILES_TO_6(4) }
-            else if (wide == 2)
-                switch (count) { TILES_TO_12(2) }
-            else
-                switch (count) { TILES_TO_12(1) }
+            sizes[wide / 2][count](m, at, panel - t->before, ahead, step, result);
             if (kind == BYTES) {
                 float numbers[6 * 4 * LANES];
                 join_parts(result, units + before, height, parts, wide * LANES, numbers);

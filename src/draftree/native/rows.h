@@ -209,6 +209,10 @@ INLINE void t5_attending_share(const T5Attending *t, int64_t first, int64_t last
 /* All functions for one kind of processor, of which `target` is the compiler's name and `vector` the floats of its vectors;
  * `any` is the product of rows of every kind that it can lay. */
 #define KERNELS(name, target, vector, any)                                                                        \
+    TILES_OF(name, target, vector, FLOAT32)                                                                       \
+    TILES_OF(name, target, vector, BFLOAT16)                                                                      \
+    TILES_OF(name, target, vector, FLOAT16)                                                                       \
+    TILES_OF(name, target, vector, INT8)                                                                          \
     target static void product_##name(const void *task, int64_t first, int64_t last) {                            \
         const Product *t = task;                                                                                  \
         int64_t kind = t->kind;                                                                                   \
@@ -217,13 +221,13 @@ INLINE void t5_attending_share(const T5Attending *t, int64_t first, int64_t last
              (kind == FLOAT16 && product_expanded(t, first, last, vector, FLOAT16, product_##name))))             \
             return;                                                                                               \
         if (kind == BFLOAT16)                                                                                     \
-            product_panels(task, first, last, vector, BFLOAT16);                                                  \
+            product_panels(task, first, last, vector, BFLOAT16, tiles_##name##_BFLOAT16);                     \
         else if (kind == INT8)                                                                                    \
-            product_panels(task, first, last, vector, INT8);                                                      \
+            product_panels(task, first, last, vector, INT8, tiles_##name##_INT8);                             \
         else if (kind == FLOAT16)                                                                                 \
-            product_panels(task, first, last, vector, FLOAT16);                                                   \
+            product_panels(task, first, last, vector, FLOAT16, tiles_##name##_FLOAT16);                       \
         else                                                                                                      \
-            product_panels(task, first, last, vector, FLOAT32);                                                   \
+            product_panels(task, first, last, vector, FLOAT32, tiles_##name##_FLOAT32);                       \
     }                                                                                                             \
     target static void laying_##name(const void *task, int64_t first, int64_t last) {                             \
         lay_tiles(task, first, last, MOST_ROWS(vector), FLOAT32);                                                 \

@@ -28,8 +28,8 @@ INLINE VECTOR TILED(from_halves)(const HALVES *held) {
 
 /* `rows` x `wide` panels at once: x as Laying leaves it, result [rows, wide, LANES]; `kind` of weights; constants after
  * inlining. Four panels side by side keep memory busy by themselves under one row; under more the sums fill the processor's
- * queue, and what comes soon has to be prefetched. Elsewhere weights from `ahead` on will be read soon, `step` words further with
- * every word of an output; two streams of them, since that is how many panels wait for memory longest. */
+ * queue, and what comes soon has to be prefetched. Elsewhere weights from `ahead` on will be read soon, in two streams, since
+ * memory is read faster so: of two panels `step` words further in both with every word of an output, of one in each by turns. */
 INLINE void TILED(product_tile)(const Matrix *m, const float *x, int64_t panel, int rows, int wide, int kind,
                                 const float *const *ahead, int64_t step, float *result) {
     const float *soon = ahead[0], *also = ahead[1];
@@ -38,7 +38,11 @@ INLINE void TILED(product_tile)(const Matrix *m, const float *x, int64_t panel, 
     const float *weights = m->panels + panel * words * LANES;
     EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] = (VECTOR){0};
     for (int64_t k = 0; k < words; k++) {
-        if (wide < 4) {
+        if (wide == 1) {
+            const float *behind = soon + step;
+            FETCH(soon);
+            soon = also, also = behind;
+        } else if (wide < 4) {
             FETCH(soon);
             FETCH(also);
             soon += step, also += step;
