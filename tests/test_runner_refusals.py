@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tomllib
 import warnings
 from functools import partialmethod
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 import zoo
 from runner_driver import Run, Tree, one_thread  # noqa: F401
 from torch import Tensor, nn
@@ -31,7 +33,7 @@ from draftree.runner import open_runner
 from draftree.runner.cpu import t5
 from draftree.runner.hooked.runner import HookedRunner
 from draftree.runner.plan import PassResult
-from draftree.runner.target import inspect_model
+from draftree.runner.target import OLDEST_TRANSFORMERS, inspect_model
 from draftree.runner.weights.stock import alteration
 from draftree.tree import TokenTree
 
@@ -44,6 +46,22 @@ def _message(model: Any, kind: type[Exception]) -> str:
     assert "\n" not in message
     assert len(message) < 300
     return message
+
+
+@pytest.mark.parametrize("old", ["5.0.0", "5.17.3", f"{OLDEST_TRANSFORMERS}.0.dev0"])
+def test_versions_of_transformers_that_compute_otherwise(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = zoo.build("llama")
+    monkeypatch.setattr(transformers, "__version__", old)
+    message = _message(model, ValueError)
+    assert old in message
+    assert f"{OLDEST_TRANSFORMERS} or newer" in message
+    monkeypatch.setattr(transformers, "__version__", f"{OLDEST_TRANSFORMERS}.0")
+    inspect_model(model)
+
+
+def test_the_package_asks_for_the_same_version_of_transformers() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f"transformers>={OLDEST_TRANSFORMERS},<6" in project["dependencies"]
 
 
 @pytest.mark.parametrize("member", [m.id for m in zoo.RECURRENT])

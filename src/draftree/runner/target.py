@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
+from packaging.version import Version
 from torch import Tensor, nn
 
 from draftree.runner.layout.kinds import LayerKind
 from draftree.runner.weights.stock import alteration
 
+# Older ones compute some families otherwise than draftree does (gemma and xglm in 5.0, umt5 in 5.17), whose text would
+# change. pyproject.toml names the same version.
+OLDEST_TRANSFORMERS = "5.18"
 KINDS = ("full_attention", "sliding_attention", "chunked_attention")
 RECURRENT = ("linear", "conv", "mamba", "recurrent")  # in the names of layer types that keep a state
 MASK_4D = ("sdpa", "eager")  # attention implementations that take an explicit 4D mask
@@ -117,8 +122,14 @@ def inspect_model(model: Any) -> Target:
 
     Raises:
         TypeError: not a Hugging Face model with a decoder and a language-model head.
-        ValueError: a model that cannot hold trees, or not in its present state; the message says what to do.
+        ValueError: a model that cannot hold trees, or not in its present state, or transformers is too old; the message
+            says what to do.
     """
+    if Version(transformers.__version__) < Version(OLDEST_TRANSFORMERS):
+        raise ValueError(
+            f"With transformers {transformers.__version__} some models' text would change: draftree needs "
+            f"{OLDEST_TRANSFORMERS} or newer, so run pip install -U transformers."
+        )
     model = unwrapped(model)
     needed = ("config", "get_decoder", "can_generate")
     known = isinstance(model, nn.Module) and all(hasattr(model, name) for name in needed)
