@@ -211,7 +211,9 @@ def test_wrong_options(arguments: list[str], told: str) -> None:
 
 @pytest.mark.parametrize("option", ["--bild", "--early-head", "--lossless", "--raw"])
 def test_what_a_chat_has_not_is_no_option(option: str) -> None:
-    assert f"No such option: {option}" in talked(["Hi"], option).output
+    said = talked(["Hi"], option).output
+    assert "No such option" in said  # and behind it the option, as the version of click writes it
+    assert option in said
 
 
 def test_in_a_terminal(tmp_path: Path) -> None:
