@@ -13,7 +13,7 @@ typedef uint16_t HALVES __attribute__((vector_size(sizeof(VECTOR) / 2), aligned(
 /* Finite numbers of 16 bits, of five for the exponent. */
 INLINE VECTOR TILED(from_halves)(const HALVES *held) {
     VECTOR numbers;
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) /* which compiles it for vectors that a target has alone */
     if (sizeof(VECTOR) > 16) { /* whose processors have an instruction for it */
         __asm__("vcvtph2ps %1, %0" : "=v"(numbers) : "m"(*held));
         return numbers;
