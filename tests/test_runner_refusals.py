@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 import zoo
 from runner_driver import Run, Tree, one_thread  # noqa: F401
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from draftree.drafting.base import Context, Place, Step
 from draftree.engine import Engine, generate
-from draftree.runner import open_runner
+from draftree.runner import open_runner, target
 from draftree.runner.cpu import t5
 from draftree.runner.hooked.runner import HookedRunner
 from draftree.runner.plan import PassResult
@@ -51,11 +50,11 @@ def _message(model: Any, kind: type[Exception]) -> str:
 @pytest.mark.parametrize("old", ["5.0.0", "5.17.3", f"{OLDEST_TRANSFORMERS}.0.dev0"])
 def test_versions_of_transformers_that_compute_otherwise(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = zoo.build("llama")
-    monkeypatch.setattr(transformers, "__version__", old)
+    monkeypatch.setattr(target.transformers, "__version__", old)
     message = _message(model, ValueError)
     assert old in message
     assert f"{OLDEST_TRANSFORMERS} or newer" in message
-    monkeypatch.setattr(transformers, "__version__", f"{OLDEST_TRANSFORMERS}.0")
+    monkeypatch.setattr(target.transformers, "__version__", f"{OLDEST_TRANSFORMERS}.0")
     inspect_model(model)
 
 
