@@ -115,8 +115,7 @@ typedef void (*Tile)(const Matrix *m, const float *x, int64_t panel, const float
     T(7, wide, __VA_ARGS__) T(8, wide, __VA_ARGS__) T(9, wide, __VA_ARGS__) \
     T(10, wide, __VA_ARGS__) T(11, wide, __VA_ARGS__) T(12, wide, __VA_ARGS__)
 #define SIZES_16(T, ...) TO_12(T, 1, __VA_ARGS__) TO_12(T, 2, __VA_ARGS__) TO_6(T, 4, __VA_ARGS__)
-#define SIZES_8(T, ...) \
-    TO_6(T, 1, __VA_ARGS__) T(1, 4, __VA_ARGS__)
+#define SIZES_8(T, ...) TO_6(T, 1, __VA_ARGS__) T(1, 4, __VA_ARGS__)
 #define SIZES_4 SIZES_8
 /* Tiles for weights of a kind, by panels side by side (1, 2, 4) and rows. */
 #define TILES_OF(name, target, vector, kind)                    \

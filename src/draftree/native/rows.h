@@ -221,13 +221,13 @@ INLINE void t5_attending_share(const T5Attending *t, int64_t first, int64_t last
              (kind == FLOAT16 && product_expanded(t, first, last, vector, FLOAT16, product_##name))))             \
             return;                                                                                               \
         if (kind == BFLOAT16)                                                                                     \
-            product_panels(task, first, last, vector, BFLOAT16, tiles_##name##_BFLOAT16);                     \
+            product_panels(task, first, last, vector, BFLOAT16, tiles_##name##_BFLOAT16);                         \
         else if (kind == INT8)                                                                                    \
-            product_panels(task, first, last, vector, INT8, tiles_##name##_INT8);                             \
+            product_panels(task, first, last, vector, INT8, tiles_##name##_INT8);                                 \
         else if (kind == FLOAT16)                                                                                 \
-            product_panels(task, first, last, vector, FLOAT16, tiles_##name##_FLOAT16);                       \
+            product_panels(task, first, last, vector, FLOAT16, tiles_##name##_FLOAT16);                           \
         else                                                                                                      \
-            product_panels(task, first, last, vector, FLOAT32, tiles_##name##_FLOAT32);                       \
+            product_panels(task, first, last, vector, FLOAT32, tiles_##name##_FLOAT32);                           \
     }                                                                                                             \
     target static void laying_##name(const void *task, int64_t first, int64_t last) {                             \
         lay_tiles(task, first, last, MOST_ROWS(vector), FLOAT32);                                                 \
