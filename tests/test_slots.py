@@ -195,3 +195,34 @@ def test_what_free_slots_keep_outlives_growth_of_the_cache(demo: Any, monkeypatc
         engine.run()
     assert again.reused >= 95
     assert again.tokens == alone(model, [*first, *prompt(12, 5)])
+
+
+def test_dialogues_that_begin_alike_keep_a_slot_each() -> None:
+    model, front = zoo.build("llama"), prompt(1, 12)  # as a system prompt
+    with Engine(model, slots=4, keep_prefixes=True) as engine:
+        texts = [[*front, who, *prompt(who, 8)] for who in range(3)]
+        for turn in range(3):
+            for who, text in enumerate(texts):
+                request = engine.add(text, Rules(4))
+                engine.run()
+                assert request.reused == (len(text) - 6 if turn else len(front) * bool(who))
+                assert request.tokens == alone(model, text, 4)
+                texts[who] = [*text, *request.tokens, *prompt(10 * turn + who, 5)]
+
+
+def test_of_a_running_request_only_what_is_shared_is_copied() -> None:
+    model, front = zoo.build("llama"), prompt(1, 4)
+    with Engine(model, slots=2, keep_prefixes=True) as engine:
+        one = engine.add([*front, *prompt(2, 30)], Rules(20))
+        while not one.output:
+            engine.step()
+        columns: list[int | None] = []
+        move = engine.slots.cache.move
+        engine.slots.cache.move = lambda source, target, length=None: (
+            columns.append(length) or move(source, target, length)
+        )
+        two = engine.add([*front, *prompt(3, 5)], Rules(4))
+        engine.step()
+        assert (two.reused, columns) == (4, [4])
+        del engine.slots.cache.move
+        engine.run()

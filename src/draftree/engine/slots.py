@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from draftree.drafting.base import Place
 from draftree.engine.request import Request
+from draftree.errors import ModelChangedError
 from draftree.runner import Runner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
@@ -209,18 +210,33 @@ class Slots:
         }
         held |= {i: kept.tokens for i, kept in self._kept.items() if kept.scope == scope}
         common = {i: _common(tokens, prompt) for i, tokens in held.items()}
-        source = max(common, key=common.__getitem__, default=slot)
+        left = {i: kept.left for i, kept in self._kept.items()}
+        source = max(common, key=lambda i: (common[i], common[i] == len(held[i]), -left.get(i, -1)), default=slot)
         length = common.get(source, 0)
-        if length == 0:
-            source = slot
-        if length and source in self._kept:  # it moves in, and what was here moves out
+        victim = self._victim(slot, source if length else None, common)
+        if length and victim == source:  # it moves in, and what was here moves out
             self._kept.pop(source)
             self._swap_free(slot, source, length)
             return length
-        self._make_room(slot)
-        if length:
-            self.cache.move(source, slot)
+        if victim != slot and slot in self._kept:
+            self._keep_in(victim, slot)
+        self._kept.pop(slot, None)
+        if length and source != slot:
+            self.cache.move(source, slot, length)
         return length
+
+    def _victim(self, slot: int, source: int | None, common: dict[int, int]) -> int:
+        """Which free slot gives up what it keeps for a request that comes into `slot` and reuses `source`.
+
+        An empty one if there is one, else that which was left longest ago, unless `source` would lose fewer tokens.
+        `common` says with how many tokens of each slot the request begins.
+        """
+
+        def lost(i: int) -> int:
+            return len(self._kept[i].tokens) - common.get(i, 0) if i in self._kept else 0
+
+        oldest = min(range(slot, self.cache.slots), key=lambda i: self._kept[i].left if i in self._kept else -1)
+        return source if source is not None and source in self._kept and lost(source) <= lost(oldest) else oldest
 
     def _swap_free(self, slot: int, source: int, length: int) -> None:
         if slot == source:
@@ -232,20 +248,13 @@ class Slots:
         if kept is not None:
             self._kept[source] = kept
 
-    def _make_room(self, slot: int) -> None:
-        """What a free slot keeps goes to another that is empty, or that was left longer ago."""
-        kept = self._kept.pop(slot, None)
-        if kept is None:
-            return
-        free = range(slot + 1, self.cache.slots)
-        target = min(free, key=lambda i: self._kept[i].left if i in self._kept else -1, default=None)
-        if target is None or (target in self._kept and self._kept[target].left > kept.left):
-            return
-        self.cache.lengths[slot] = len(kept.tokens)
-        self._kept.pop(target, None)  # which the move overwrites
-        self.cache.move(slot, target)
-        self.cache.clear(target)
-        self._kept[target] = kept
+    def _keep_in(self, other: int, slot: int) -> None:
+        """Copy what a free slot keeps to another, whose own is gone then."""
+        kept = self._kept.pop(slot)
+        self._kept.pop(other, None)
+        self.cache.move(slot, other, len(kept.tokens))
+        self.cache.clear(other)
+        self._kept[other] = kept
 
     def check_model(self) -> None:
         """Refuse to answer as a model that has changed, and keep nothing that older weights computed.
@@ -253,16 +262,15 @@ class Slots:
         It takes as long as a step of decoding, so it is for a request that comes while none waits or runs.
 
         Raises:
-            ValueError: it has changed, or was put into a training mode in which no two passes agree.
+            ModelChangedError: it has changed.
+            ValueError: it was put into a training mode in which no two passes agree.
         """
         if self.just_compared:
             self.just_compared = False
             return
         self.runner.target.refuse_training()
         if self.runner.outdated:
-            raise ValueError(
-                "The model has changed since this engine was made, which would answer as it was: make a new Engine."
-            )
+            raise ModelChangedError
         weights = self._weights_in_place()
         if weights != self._read_by:
             self._kept.clear()

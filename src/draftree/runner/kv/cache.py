@@ -292,14 +292,15 @@ class SlotCache(Cache):
         self.lengths = [self.lengths[slot] for slot in index] + [0] * (slots - len(index))
         self.slots = slots
 
-    def move(self, source: int, target: int) -> None:
-        """Copy slot `source` over slot `target` (used to keep the live slots contiguous)."""
-        end = self.prefix_length + self.lengths[source]
+    def move(self, source: int, target: int, length: int | None = None) -> None:
+        """Copy the first `length` tokens of slot `source`, by default all of its context, over slot `target`."""
+        length = self.lengths[source] if length is None else length
+        end = self.prefix_length + length
         for store in (self._keys, self._values):
             for held in store:
                 if held is not None:
                     held[target, :, :end] = held[source, :, :end]
-        self.lengths[target] = self.lengths[source]
+        self.lengths[target] = length
 
     def exchange(self, one: int, other: int) -> None:
         """Let two slots change their contents."""
