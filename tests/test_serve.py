@@ -44,6 +44,8 @@ def test_a_stream_says_what_the_whole_answer_says(server: Running, client: opena
     assert whole.usage is not None
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     assert all(c.usage is None for c in chunks[:-1])
+    with server.http.stream("POST", "/v1/completions", json={"prompt": "The", "max_tokens": 2, "stream": True}) as sent:
+        assert sent.headers["x-accel-buffering"] == "no", "else nginx hands out an answer in lumps"
 
 
 def test_an_answer_goes_back_into_the_history_as_clients_hold_it(client: openai.OpenAI) -> None:

@@ -23,6 +23,8 @@ from serve_driver import MESSAGES, Running, serving
 from test_serve_grammar import TOOLS, talking
 
 import draftree
+from draftree.errors import ModelChangedError
+from draftree.grammar import GrammarBusyError
 from draftree.serve import worker as serve_worker
 from draftree.serve.app import Watch, create_app
 from draftree.serve.delivery import Answers
@@ -63,6 +65,24 @@ def test_a_failure_is_answered_counted_and_logged(
     assert "POST /v1/completions 500" in caplog.text
     assert SECRET not in caplog.text
     assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
+
+
+@pytest.mark.parametrize(
+    ("error", "wait"), [(ModelChangedError(), None), (GrammarBusyError(), "60"), (ValueError("No such prompt."), None)]
+)
+def test_what_is_no_fault_of_the_request_is_not_called_one(
+    server: Running, monkeypatch: pytest.MonkeyPatch, error: Exception, wait: str | None
+) -> None:
+    def refuses(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(draftree.Engine, "add", refuses)
+    response = server.http.post("/v1/completions", json={"prompt": "The sea", "max_tokens": 3})
+    own = type(error) is ValueError
+    assert response.status_code == (400 if own else 503)
+    found = response.json()["error"]
+    assert (found["type"], found["message"]) == ("invalid_request_error" if own else "server_error", str(error))
+    assert response.headers.get("Retry-After") == wait
 
 
 def test_a_refusal_leaves_nothing_to_the_garbage_collector(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:

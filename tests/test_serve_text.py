@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -18,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from draftree.detokenizer import Detokenizer
 from draftree.engine import Emitted, Rules
+from draftree.serve import answers
 from draftree.serve.answers import Call, NoAnswers, sse, stream
 from draftree.serve.errors import ApiError
 from draftree.serve.messages import MessageReader, chat_prompt, tools_of
@@ -346,6 +348,36 @@ def test_messages_reach_the_template_as_it_reads_them(demo: Any) -> None:
 
 def test_an_event_with_a_lone_surrogate_has_a_question_mark_in_its_place() -> None:
     assert sse({"text": "\ud800 é"}) == 'data: {"text":"? é"}\n\n'.encode()
+
+
+def test_scores_of_a_streamed_prompt_are_written_in_a_thread(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take long, and nobody else must wait for them; and whoever leaves meanwhile ends what runs."""
+    threads, cancelled = [], []
+
+    def echoed(*given: Any) -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        return echoing(*given)
+
+    class Running(NoAnswers):
+        def cancel(self) -> None:
+            cancelled.append(self)
+
+    echoing = answers._echoed
+    monkeypatch.setattr(answers, "_echoed", echoed)
+    body = Completion.model_validate({"prompt": [1, 2], "stream": True, "echo": True, "max_tokens": 1})
+    call = Call(body, "demo", demo.tokenizer)
+    call.echo = ["The"]
+
+    async def first() -> bytes:
+        chunks = stream(call, Running([Part([1, 2], Rules())]), 2)
+        chunk = await anext(chunks)
+        await chunks.aclose()
+        return chunk
+
+    assert b"The" in asyncio.run(first())
+    assert threads
+    assert threading.main_thread() not in threads
+    assert len(cancelled) == 1
 
 
 def test_usage_in_a_stream_counts_what_its_chunks_have_brought(demo: Any) -> None:

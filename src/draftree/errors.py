@@ -10,6 +10,15 @@ from typing import SupportsFloat, SupportsIndex
 LARGEST = 4096  # of what counts draft tokens in some way: more would only take memory and time
 
 
+class ModelChangedError(ValueError):
+    """A model is no longer the one that an engine was made for."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The model has changed since this engine was made, which would answer as it was: make a new Engine."
+        )
+
+
 def install(extra: str) -> str:
     """How the packages of an extra are installed, as long as draftree is used from a clone."""
     return f"pip install -e '.[{extra}]' in the clone of draftree"

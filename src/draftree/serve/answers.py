@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import time
@@ -14,9 +15,10 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from draftree.engine import Emitted
 from draftree.engine.request import StepTree, TokenScores
-from draftree.grammar import GrammarError
+from draftree.errors import ModelChangedError
+from draftree.grammar import GrammarBusyError, GrammarError
 from draftree.serve.delivery import Answers
-from draftree.serve.errors import ApiError, QueuedError, StoppingError
+from draftree.serve.errors import ApiError
 from draftree.serve.logs import log_failure
 from draftree.serve.messages import MessageReader
 from draftree.serve.parts import Delta, Part
@@ -228,8 +230,8 @@ async def stream(call: Call, answers: Answers | NoAnswers, prompts: int) -> Asyn
         for index, part in enumerate(parts):
             if call.chat:
                 yield event(_chat_choice(index, {"role": "assistant", "content": ""}, None, None))
-            elif call.echo:
-                yield event(_completion_choice(call, _echo(call, part, index), part))
+            elif call.echo:  # whose log-probabilities take long, and nobody else must wait for them
+                yield event(await asyncio.to_thread(_echoed, call, part, index))
         async for delta in answers.deltas(KEEP_ALIVE):
             if delta is None:
                 yield b": waiting\n\n"
@@ -255,7 +257,10 @@ async def stream(call: Call, answers: Answers | NoAnswers, prompts: int) -> Asyn
             last["draftree"] = statistics(parts)
         if last:
             yield sse(envelope | {"choices": []} | last)
-    except Exception as error:
+    except BaseException as error:
+        answers.cancel()  # also where the client goes away before the first of them is waited for
+        if not isinstance(error, Exception):
+            raise
         yield sse(api_error(error).body())
     yield b"data: [DONE]\n\n"
 
@@ -264,10 +269,12 @@ def api_error(error: BaseException) -> ApiError:
     """What the client is told of an error that has ended its answer; one that is the server's own is logged."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, GrammarBusyError):
+        return ApiError(str(error), status=503, retry_after=60)
+    if isinstance(error, ModelChangedError):
+        return ApiError(str(error), status=503)
     if isinstance(error, GrammarError):
         return ApiError(str(error))
-    if isinstance(error, StoppingError | QueuedError):
-        return ApiError(str(error), status=503, retry_after=1)
     log_failure(error)
     return ApiError("The server could not answer: its log says why.", status=500)
 
@@ -315,6 +322,10 @@ def _chat_choice(
 def _completion_choice(call: Call, delta: Delta, part: Part) -> dict[str, Any]:
     logprobs = _logprobs(call, delta, part)
     return {"index": delta.index, "text": delta.text, "logprobs": logprobs, "finish_reason": delta.finish}
+
+
+def _echoed(call: Call, part: Part, index: int) -> dict[str, Any]:
+    return _completion_choice(call, _echo(call, part, index), part)
 
 
 def _echo(call: Call, part: Part, index: int) -> Delta:

@@ -128,7 +128,7 @@ class Watch:
             await self._app(scope, receive, watched)
         except asyncio.CancelledError:  # by an ASGI server that stops, or that has lost the client
             alive = self._server.worker.alive
-            failed = GoneError() if alive else api_error(StoppingError())
+            failed = GoneError() if alive else StoppingError()
         except UnreadError:  # the answers end, and the connection breaks off
             status = 499
         except Exception as error:

@@ -50,23 +50,35 @@ class GoneError(ApiError):
         super().__init__("The client has gone away.", status=499)
 
 
-class QueuedError(TimeoutError):
+class QueuedError(ApiError):
     """The time of a request was over before it was begun."""
 
     def __init__(self) -> None:
-        super().__init__("The server was busy until the time of this request was over: send it again, or later.")
+        message = "The server was busy until the time of this request was over: send it again, or later."
+        super().__init__(message, status=503, retry_after=1)
 
 
-class StoppingError(RuntimeError):
+class LateError(ApiError):
+    """The time of a request was over before its prompt was scored."""
+
+    def __init__(self) -> None:
+        message = (
+            "The time was over before the prompt was scored: allow more by draftree.timeout, or shorten the prompt."
+        )
+        super().__init__(message, status=408, code="timeout")
+
+
+class StoppingError(ApiError):
     """The server is shutting down: nothing new is taken, and what has not ended in time is broken off."""
 
     def __init__(self) -> None:
-        super().__init__("The server is shutting down: send the request to another, or later.")
+        message = "The server is shutting down: send the request to another, or later."
+        super().__init__(message, status=503, retry_after=1)
 
 
-class FullError(Exception):
+class FullError(ApiError):
     """The queue is full; `retry_after` is in how many seconds it may not be."""
 
     def __init__(self, retry_after: int) -> None:
-        super().__init__(f"The server is busy: try again in {retry_after} seconds.")
-        self.retry_after = retry_after
+        message = f"The server is busy: try again in {retry_after} seconds."
+        super().__init__(message, status=429, code="queue_full", retry_after=retry_after)

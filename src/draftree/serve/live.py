@@ -7,7 +7,7 @@ from typing import Any
 from draftree.detokenizer import Detokenizer
 from draftree.engine.request import State
 from draftree.serve.delivery import Answers
-from draftree.serve.errors import QueuedError, StoppingError
+from draftree.serve.errors import ApiError
 from draftree.serve.parts import Delta
 from draftree.serve.text import StopStrings
 
@@ -68,7 +68,7 @@ class Live:
             ends = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": cancelled}
             if request.finish_reason == "eos" and not part.skip_special_tokens and request.output:
                 delta.end_token = self._special(request.output[-1].token)
-            own = isinstance(request.error, StoppingError | QueuedError)
+            own = isinstance(request.error, ApiError)
             ended = "error" if own else str(request.finish_reason)
             delta.finish = "stop" if self.stops.found is not None else ends.get(ended, "error")
         delta.text = "".join(texts)

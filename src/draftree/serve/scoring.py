@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from draftree.engine.request import TokenScores
 from draftree.engine.scoring import score_prompt
 from draftree.runner import Runner
+from draftree.serve.errors import LateError
 
 Scores = list[list[TokenScores]]
-LATE = "The time was over before the prompt was scored: allow more by draftree.timeout, or shorten the prompt."
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +57,7 @@ class Scorer:
         now = time.monotonic()
         for scoring, _ in self._queue:
             if now > scoring.deadline:
-                fail(scoring, TimeoutError(LATE))
+                fail(scoring, LateError())
         self._tidy()
         if not self._queue:
             return

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -19,6 +18,8 @@ from draftree.drafting.lookahead import Lookahead
 from draftree.drafting.merge import parts_of
 from draftree.engine import Engine
 from draftree.engine.request import TokenScores
+from draftree.errors import ModelChangedError
+from draftree.grammar import GrammarBusyError
 from draftree.serve.answers import (
     Call,
     NoAnswers,
@@ -34,7 +35,7 @@ from draftree.serve.answers import (
 from draftree.serve.bodies import Body, read_body, while_there, whole_body
 from draftree.serve.calls import CallReader
 from draftree.serve.delivery import Answers
-from draftree.serve.errors import ApiError, FullError, StoppingError
+from draftree.serve.errors import ApiError
 from draftree.serve.grammars import may_compile
 from draftree.serve.metrics import Metrics
 from draftree.serve.parts import Delta, Part
@@ -43,6 +44,7 @@ from draftree.serve.settings import ServerSettings
 from draftree.serve.worker import Worker
 
 Read = TypeVar("Read")
+NOT_HELD_BACK = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # by what is in between, such as nginx
 GRAMMARS = 2  # requests whose grammars are compiled at once, so that cores are left for the engine
 
 
@@ -126,12 +128,13 @@ class Server:
         """
         scope = parts[0].rules.scope
         try:
-            with _refusals():
-                self.worker.make_sure_of_room(len(parts))
-                for drafter in self._tries:
-                    if not drafter.has_trie(scope):  # which is made outside of the engine's thread
-                        await asyncio.to_thread(drafter.trie_of, scope)
-                return await self.worker.start(parts, timeout, whole=whole)
+            self.worker.make_sure_of_room(len(parts))
+            for drafter in self._tries:
+                if not drafter.has_trie(scope):  # which is made outside of the engine's thread
+                    await asyncio.to_thread(drafter.trie_of, scope)
+            return await self.worker.start(parts, timeout, whole=whole)
+        except (GrammarBusyError, ModelChangedError) as error:
+            raise api_error(error) from None
         except ValueError as error:
             raise ApiError(str(error)) from None
 
@@ -147,8 +150,7 @@ class Server:
         Raises:
             ApiError: the queue is full, the server is stopping, or the time is over.
         """
-        with _refusals():
-            found = await self.worker.score([part.prompt for part in parts[::tries]], count, timeout)
+        found = await self.worker.score([part.prompt for part in parts[::tries]], count, timeout)
         return [scores for scores in found for _ in range(tries)]
 
     async def answer(self, request: Request, call: Call, parts: list[Part]) -> Response:
@@ -163,7 +165,7 @@ class Server:
         if body.max_tokens != 0:
             answers = await self.start(parts, deadline - time.monotonic(), whole=not body.stream)
         if body.stream:
-            return EventSourceResponse(stream(call, answers, prompts), headers={"Cache-Control": "no-cache"})
+            return EventSourceResponse(stream(call, answers, prompts), headers=NOT_HELD_BACK)
         whole = await self._whole(request, answers)
         kept = whole
         if tries > n:
@@ -173,7 +175,8 @@ class Server:
             return [whole_choice(call, delta, number, parts[delta.index]) for number, delta in enumerate(kept)]
 
         # Texts of single tokens take long, and nobody else must wait for them.
-        choices = chosen() if call.logprobs is None else await asyncio.to_thread(chosen)
+        slow = call.logprobs is not None or body.own.trees
+        choices = await asyncio.to_thread(chosen) if slow else chosen()
         found = call.envelope(chunk=False) | {"choices": choices, "usage": usage(parts, prompts, call.prediction)}
         if body.own.stats:
             found["draftree"] = statistics(parts)
@@ -188,16 +191,3 @@ class Server:
             if not isinstance(error, Exception):
                 raise
             raise api_error(error) from None
-
-
-@contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    """What the worker refuses, as clients are told."""
-    try:
-        yield
-    except FullError as error:
-        raise ApiError(str(error), status=429, code="queue_full", retry_after=error.retry_after) from None
-    except StoppingError as error:
-        raise api_error(error) from None
-    except TimeoutError as error:
-        raise ApiError(str(error), status=408, code="timeout") from None

@@ -17,7 +17,7 @@ from draftree.engine import Engine
 from draftree.engine.request import Request, Rules, State
 from draftree.serve.condition import Condition
 from draftree.serve.delivery import Answers, hand_over
-from draftree.serve.errors import FullError, QueuedError, StoppingError
+from draftree.serve.errors import ApiError, FullError, QueuedError, StoppingError
 from draftree.serve.live import Live
 from draftree.serve.parts import Delta, Part
 from draftree.serve.scoring import Scorer, Scores, Scoring, fail
@@ -109,7 +109,7 @@ class Worker:
         Raises:
             FullError: too many prompts and answers wait already.
             StoppingError: the server is shutting down.
-            TimeoutError: it took too long.
+            LateError: it took too long.
         """
         scoring = Scoring(prompts, count, time.monotonic() + timeout)
         self._put(lambda: self._add_scoring(scoring))
@@ -201,7 +201,7 @@ class Worker:
     def _add_scoring(self, scoring: Scoring) -> None:
         try:
             self.make_sure_of_room(len(scoring.prompts))
-        except (FullError, StoppingError) as error:
+        except ApiError as error:
             fail(scoring, error)
         else:
             self._scorer.add(scoring)

@@ -13,7 +13,7 @@ from typing import Any
 
 from draftree.drafting.base import ByRequest, Capabilities, Context, Drafter
 from draftree.drafting.lookahead.trie import Trie
-from draftree.drafting.lookahead.twins import MODES, SOURCES, checked_ids, chosen
+from draftree.drafting.lookahead.twins import MAX_TOKEN, MODES, SOURCES, checked_ids, chosen
 from draftree.runner.target import Target
 from draftree.tree import Draft, TokenTree
 
@@ -142,7 +142,7 @@ class Lookahead(Drafter):
             trie.extend(request.id, self._news(request))
         drafts: list[Draft] = []
         for trie, request, budget in zip(tries, requests, budgets, strict=True):
-            depth = request.room - 1
+            depth = min(request.room - 1, MAX_TOKEN)  # a model without a limit of its own may have any room
             if budget < 1 or depth < 1:
                 drafts.append(([], [], [], 0))
             else:
