@@ -12,14 +12,16 @@ from runner_driver import one_thread
 from zoo import MEMBERS, build, construct
 
 import draftree
-from draftree.drafting import SelfSpeculative
+from draftree.drafting import SelfSpeculative, self_speculative
 from draftree.drafting.base import Context, Place
 from draftree.drafting.folder import base_of, load_drafter
+from draftree.drafting.self_speculative import run_chains
 from draftree.engine.engine import Engine
 from draftree.engine.request import Rules
 from draftree.runner import CpuRunner, EagerRunner, HookedRunner, Runner, inspect_model
 from draftree.runner.layout.skip import Skip
 from draftree.runner.plan import Plan
+from draftree.runner.preparing import note_preparation
 from draftree.shaping import Fixed
 
 __all__ = ["one_thread"]
@@ -121,6 +123,41 @@ def test_the_chain_is_what_the_rest_of_the_model_says() -> None:
         )
         said.append(int(runner.run(plan, cache).logits[0, -1].argmax()))
     assert chain == said
+
+
+def test_nothing_is_looked_for_beyond_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def run(place: Place, last: list[int], reaches: list[int], *rest: Any, **options: Any) -> Any:
+        asked.append(max(reaches))
+        return run_chains(place, last, reaches, *rest, **options)
+
+    monkeypatch.setattr(self_speculative, "run_chains", run)
+    drafter = SelfSpeculative(exit_layer=2, confidence=0, num_draft_tokens=6)
+    ids = torch.tensor(prompts((12,)))
+    draftree.generate(build("llama"), ids, drafter=drafter, shape=Fixed(2), max_new_tokens=16)
+    assert set(asked) == {1, 2}
+
+
+@pytest.mark.parametrize("prepares", [False, True])
+def test_passes_that_prepare_later_ones_are_not_timed(prepares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the recording of a pass, which takes many times as long."""
+    model, timed = build("llama"), list[float]()
+    drafters = SelfSpeculative(exit_layer=2, confidence=0), draftree.DraftModel(build("llama"), confidence=0)
+    run = HookedRunner.run
+
+    def running(self: HookedRunner, *given: Any) -> Any:
+        if prepares:
+            note_preparation()
+        return run(self, *given)
+
+    monkeypatch.setattr(HookedRunner, "run", running)
+    for drafter in drafters:
+        monkeypatch.setattr(drafter._times, "passed", timed.append)
+        drafter._choice = "hooked"
+        ids = torch.tensor(prompts((12,)))
+        draftree.generate(model, ids, drafter=drafter, shape=Fixed(4), max_new_tokens=8, runner="hooked")
+        assert bool(timed) is not prepares
 
 
 def test_where_a_chain_ends() -> None:

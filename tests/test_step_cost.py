@@ -18,6 +18,8 @@ def test_between_and_beyond_known_points() -> None:
     cost = StepCost((1, 4, 8), (1.0, 4.0, 6.0))
     assert cost.of([1, 2, 4, 6, 8, 12]).tolist() == pytest.approx([1, 2, 4, 5, 6, 8])
     assert cost.table[[1, 2, 12]].tolist() == pytest.approx([1, 2, 8])
+    assert cost.look_up(np.array([1, 12])).tolist() == pytest.approx([1, 8])
+    assert cost.look_up(np.array([1, 4000])).tolist() == pytest.approx([1, 2002])  # a table does not hold as many
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from generate_driver import NEW, SAMPLED, hf, left_pad, prompts, references_of, 
 from zoo import MEMBERS, VOCABULARY, build, construct
 
 from draftree.acceptance import LossyTypical
-from draftree.drafting import Drafter, DraftModel, Jacobi, Lookahead, Merge, PromptLookup
+from draftree.drafting import Drafter, DraftModel, Jacobi, Lookahead, Merge, PromptLookup, draft_model
 from draftree.engine import Recorder, generate
 from draftree.pruning import EarlyHead, EarlyPruning
 from draftree.shaping import DynamicTree, Fixed
@@ -128,6 +129,48 @@ def test_a_source_of_another_vocabulary() -> None:
     for token in expected[0].tolist():
         trie.warm([[token, 60, 61], [token, 5, 39]])
     same(generate(model, ids, drafter=trie, shape=Fixed(8), max_new_tokens=NEW).sequences, expected)
+
+
+def padded(model: Any, more: int) -> Any:
+    """A copy of a model whose tables have rows more, which any tokenizer leaves unused, or fewer; head not tied."""
+    made = construct(MEMBERS["llama"], vocab_size=VOCABULARY + more, tie_word_embeddings=False)
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        rows = made.state_dict()[name].clone()
+        both = min(VOCABULARY, VOCABULARY + more)
+        rows[:both] = weights[name][:both]
+        weights[name] = rows
+    made.load_state_dict(weights)
+    return made
+
+
+@pytest.mark.filterwarnings("ignore:The small model is no smaller")
+@pytest.mark.parametrize("more", [40, -7])
+@pytest.mark.parametrize("options", [{}, SAMPLED])
+def test_a_draft_model_may_be_padded_to_another_size(
+    more: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_model, "PADDING", 0.5)
+    model, rows = build("llama"), [*prompts(), [5, VOCABULARY - 1, 6]]
+    ids, mask = left_pad(rows)
+    given = options | {"max_new_tokens": NEW, "seed": 3}
+    drafter = DraftModel(padded(model, more), confidence=0)
+    out = generate(model, ids, mask, drafter=drafter, shape=Fixed(8), **given)
+    same(out.sequences, generate(model, ids, mask, **given).sequences if options else hf(model, ids, mask))
+    assert out.stats.total.accepted > 0
+    assert [stats.drafted == 0 for stats in out.stats.requests][-1] == (more < 0), "it cannot read the last prompt"
+
+
+def test_how_far_sizes_may_differ() -> None:
+    def sized(rows: int) -> Any:
+        return SimpleNamespace(vocab_size=rows)
+
+    drafter = DraftModel(build("llama"))
+    for small, large in ((151_936, 152_064), (50_304, 50_688), (32_001, 32_000), (97, 97)):
+        drafter.check_vocabulary(sized(small), sized(large))
+    for small, large in ((32_000, 32_768), (128_256, 126_000)):
+        with pytest.raises(ValueError, match=f"vocabulary of {small} and the large one of {large}"):
+            drafter.check_vocabulary(sized(small), sized(large))
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused() -> None:

@@ -23,7 +23,8 @@ from draftree.drafting.base_model import model_hash
 from draftree.drafting.second_model import SecondModel
 from draftree.drafting.times import OwnTimes, check_confidence
 from draftree.errors import check_least
-from draftree.runner import inspect_model
+from draftree.runner import Target, inspect_model
+from draftree.runner.preparing import preparations
 from draftree.runner.top_tokens import top_tokens
 from draftree.tree import Draft, TokenTree
 
@@ -31,6 +32,7 @@ PRICE_FIRST = 0.25  # a pass of the small model against a step of the large one,
 BEAM = 4  # nodes of a depth that are read, where a pass for each depth is needed
 WORTH = 2.0  # accepted tokens that a pass of the small model has to promise, per time of a step of the large one
 SHORT = 16  # rows of a pass or run that is timed; prompts take longer
+PADDING = 1 / 64  # of a vocabulary: by more do tables of one tokenizer not differ where models pad them otherwise
 RATE = 0.1  # weight of a step in what `Cutoff` learns
 
 
@@ -74,6 +76,16 @@ class DraftModel(SecondModel):
 
     # ---------------------------------------------------------------- the drafter's contract
 
+    def check_vocabulary(self, small: Target, large: Target) -> None:
+        """See `SecondModel.check_vocabulary`: tables that are padded to different sizes may differ.
+
+        What it drafts is verified, so that ids which only one of them has cost speed at most: the engine drops draft
+        tokens that the large model does not have, and no text with an id that the small one does not have is drafted.
+        """
+        sizes = small.vocab_size, large.vocab_size
+        if max(sizes) - min(sizes) > PADDING * max(sizes):
+            super().check_vocabulary(small, large)
+
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         trees = super().draft(requests, budgets)
         self._cutoff.drafted(requests, trees)
@@ -104,7 +116,7 @@ class DraftModel(SecondModel):
                 frontiers = self._frontiers(growths, [reach > depth for reach in reaches])
                 if not any(frontiers):
                     break
-            begin = time.perf_counter()
+            prepared, begin = preparations(), time.perf_counter()
             if depth == 0:
                 texts = [request.tokens if own else None for request, own in zip(requests, frontiers, strict=True)]
                 newest, rows = self._small.read(ids, texts)
@@ -113,7 +125,7 @@ class DraftModel(SecondModel):
                 nodes = [growth.read(frontier) for growth, frontier in zip(growths, frontiers, strict=True)]
                 logits = self._small.grow(ids, [n[0] for n in nodes], [n[1] for n in nodes], depth)
             self._offer(growths, frontiers, logits)
-            if rows <= SHORT or depth > 0:
+            if (rows <= SHORT or depth > 0) and preparations() == prepared:
                 self._times.passed(time.perf_counter() - begin)
         drafts: list[Draft] = [(growth.tokens, growth.parents, growth.logp, self.source) for growth in growths]
         return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)

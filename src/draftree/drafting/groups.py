@@ -22,7 +22,7 @@ from draftree.drafting.in_model import InModelDrafter
 from draftree.errors import check_least
 from draftree.tree import TokenTree
 
-KEPT = 512  # most layouts in the cache
+KEPT = 16  # layouts; each of a tree with rows at all nodes may hold a megabyte
 
 
 class GroupNodes(NamedTuple):
@@ -108,7 +108,7 @@ class GroupDrafter(InModelDrafter):
         """What `lay_out` makes of these trees; the same object again for the same structure and nodes with groups."""
         chosen = self._nodes(trees, attach_to)
         ancestors, nodes = trees.ancestors, chosen.nodes
-        # Decoding meets the same few structures over and over, and those share their tensors.
+        # A static tree has one structure, and what the root's rows see few.
         key: tuple[Any, ...] = (ancestors.shape, ancestors.device, dtype)
         if chosen.depth.shape[1] > 1:  # what the root's rows see is the same in all trees of a size
             key += (ancestors.data_ptr(), ancestors.stride())
@@ -119,7 +119,7 @@ class GroupDrafter(InModelDrafter):
         found = self._made.get(key)
         if found is None:
             if len(self._made) >= KEPT:
-                self._made.clear()
+                self._made.pop(next(iter(self._made), key), None)  # another thread may have been faster
             # The tensor is kept along, so that its memory, and with it the key, is not given to another one.
             found = self._made[key] = (ancestors, self.lay_out(chosen, dtype))
         return found[1]

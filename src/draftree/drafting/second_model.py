@@ -93,7 +93,8 @@ class SecondModel(Drafter):
         with self._lock:
             runner = open_runner(self.model, self._choice)
             small = runner.target
-            check_pair(small, target)
+            check_sources(small, target)
+            self.check_vocabulary(small, target)
             if self._met() is not target.model:  # engines come and go, one for each call of `generate`
                 self._met = weakref.ref(target.model)
                 warn_of_size(small, target, stacklevel=5)
@@ -101,6 +102,14 @@ class SecondModel(Drafter):
                 self._small = SmallModel(runner)
                 for request, source in self._live.items():
                     self._small.begin(request, source)
+
+    def check_vocabulary(self, small: Target, large: Target) -> None:
+        """Refuse a small model whose draft tokens mean something else to the large one.
+
+        Raises:
+            ValueError: their vocabularies differ in size.
+        """
+        check_vocabulary(small, large)
 
     def begin(self, request: Context) -> None:
         """See `Drafter.begin`.
@@ -129,13 +138,28 @@ class SecondModel(Drafter):
         """A tree for each request, with at most `budgets[b]` draft tokens."""
 
     def _reach(self, request: Context, depth: int) -> int:
-        """How far ahead of a request's text to look: `depth`, or as far as it and the small model have room."""
+        """How far ahead of a request's text to look: `depth`, or as far as it and the small model have room.
+
+        0 where the text holds an id that the small model does not have.
+        """
+        if not self._small.knows(request.id, request.tokens):
+            return 0
         limit = self._small.runner.target.max_positions or math.inf
         return max(int(min(depth, request.room - 1, limit - len(request.tokens) + 1)), 0)
 
 
 def check_pair(small: Target, large: Target) -> None:
     """Refuse a pair of which one reads a source and the other does not, or with two vocabularies.
+
+    Raises:
+        ValueError: such a pair.
+    """
+    check_sources(small, large)
+    check_vocabulary(small, large)
+
+
+def check_sources(small: Target, large: Target) -> None:
+    """Refuse a pair of which one reads a source and the other does not.
 
     Raises:
         ValueError: such a pair.
@@ -150,6 +174,14 @@ def check_pair(small: Target, large: Target) -> None:
             f"The small model is an encoder-decoder ('{small.model_type}') and the large one has no source for it to "
             "read: give a causal language model."
         )
+
+
+def check_vocabulary(small: Target, large: Target) -> None:
+    """Refuse vocabularies of different sizes.
+
+    Raises:
+        ValueError: such a pair.
+    """
     if small.vocab_size != large.vocab_size:
         raise ValueError(
             f"The small model has a vocabulary of {small.vocab_size} and the large one of {large.vocab_size}: "

@@ -24,6 +24,7 @@ from draftree.drafting.times import OwnTimes, check_confidence
 from draftree.errors import check_least
 from draftree.runner.layout.skip import Skip
 from draftree.runner.plan import Plan
+from draftree.runner.preparing import preparations
 from draftree.runner.target import Target, inspect_model
 from draftree.runner.top_tokens import top_tokens
 from draftree.tree import Draft, TokenTree
@@ -131,9 +132,10 @@ class SelfSpeculative(Trained, Drafter):
         if not any(reaches):
             last = [request.tokens[-1] for request in requests]
             return TokenTree.roots(torch.tensor(last, dtype=torch.long, device="cpu"))
-        begin = time.perf_counter()
+        prepared, begin = preparations(), time.perf_counter()
         tokens, logp = self._run(requests, reaches)
-        self._times.passed((time.perf_counter() - begin) / tokens.shape[1])
+        if preparations() == prepared:
+            self._times.passed((time.perf_counter() - begin) / tokens.shape[1])
         drafts = [
             self._with_leaves(tokens[b, :reach], logp[b, :reach], request.eos_token_ids)
             for b, (request, reach) in enumerate(zip(requests, reaches, strict=True))
@@ -152,7 +154,7 @@ class SelfSpeculative(Trained, Drafter):
         if place is None or budget < 1 or place.committed != len(request.tokens) - 1:
             return 0
         limit = place.runner.target.max_positions or math.inf
-        return max(int(min(self.num_draft_tokens, request.room - 1, limit - len(request.tokens) + 1)), 0)
+        return max(int(min(self.num_draft_tokens, budget, request.room - 1, limit - len(request.tokens) + 1)), 0)
 
     def _run(self, requests: Sequence[Context], reaches: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Chains of all requests at once; what lies beyond a request's reach is of no use."""

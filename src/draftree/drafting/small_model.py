@@ -30,8 +30,7 @@ class Branches:
     certain: int = 0  # tokens of the text read, from its start
     tokens: list[int] = field(default_factory=list)  # nodes read behind them, in the order of their columns
     parents: list[int] = field(default_factory=list)  # node above each, -1 where that is the newest certain token
-    # For each node a bool array over those before it and itself, True for its ancestors and itself; none of a path that
-    # was run ahead, which no tree grows from.
+    # For each node a bool array over those before it and itself, True for its ancestors and itself.
     seen: list[np.ndarray] = field(default_factory=list)
 
     def path_of(self, tokens: Sequence[int]) -> list[int]:
@@ -118,14 +117,20 @@ class SmallModel:
         self._slots[slot] = self._slots[last]
         self._slots.pop()
 
+    def knows(self, request: int, text: Sequence[int]) -> bool:
+        """Whether the small model has all tokens of `text` behind what it has read of it."""
+        most = self.runner.target.model.get_input_embeddings().weight.shape[0]
+        return max(text[self._read[request].certain :], default=0) < most
+
     def first_slot(self, requests: Sequence[int]) -> int:
         """The first of neighbouring slots that hold `requests` in this order; slots are exchanged where they do not."""
-        first = self._slots.index(requests[0])
-        if self._slots[first : first + len(requests)] != list(requests):
-            chosen = set(requests)
-            order = [*requests, *(r for r in self._slots if r not in chosen)]
-            self._arrange([self._slots.index(r) for r in order], self._cache.slots)
-            self._slots, first = order, 0
+        first = min(self._slots.index(requests[0]), len(self._slots) - len(requests))
+        for slot, request in enumerate(requests, first):
+            other = self._slots.index(request)
+            if other != slot:
+                for store in self._stores:
+                    store.exchange(slot, other)
+                self._slots[slot], self._slots[other] = self._slots[other], self._slots[slot]
         return first
 
     def read(self, requests: Sequence[int], texts: Sequence[Sequence[int] | None]) -> tuple[Tensor, int]:

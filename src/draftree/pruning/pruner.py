@@ -129,6 +129,8 @@ class _Cut:
     visible: Tensor
 
     def __call__(self, hidden: Tensor) -> Tensor | None:
+        if hidden.is_cuda:
+            torch.cuda.synchronize(hidden.device)  # what is still queued are the layers before: not this look's time
         began = self.pruner.clock()
         nodes = self.tokens.shape[1]
         states = hidden[:, :nodes].to(self.tokens.device)  # the layer before may lie on another one

@@ -181,7 +181,7 @@ class DynamicSizer(Sizer):
         held = self._seconds_of.get((kind, batch, attach_to))
         if held is None or held[0] is not table:
             rows = self._rows(kind, batch, np.arange(batch * (1 + self._max_nodes) + 1), attach_to or None)
-            held = table, table[np.minimum(rows, len(table) - 1)].tolist()
+            held = table, self._times.curve(batch, kind).look_up(rows).tolist()
             self._seconds_of[kind, batch, attach_to] = held
         return held[1]
 
@@ -208,8 +208,7 @@ class DynamicSizer(Sizer):
         """
         batch, width = trees.batch, trees.width
         rows = self._rows(Kind.ATTACHED, batch, np.full(width, batch * width), np.arange(1, width + 1))
-        table = self._times.curve(batch, Kind.ATTACHED).table
-        seconds = table[np.minimum(rows, len(table) - 1)]
+        seconds = self._times.curve(batch, Kind.ATTACHED).look_up(rows)
         return int(np.count_nonzero(seconds <= (1 + HARDLY) * seconds[0]))
 
     # ---------------------------------------------------------------- what is learned
