@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import weakref
 from typing import Any
 
@@ -132,7 +133,7 @@ def test_a_cache_that_grows_drops_what_reads_the_old_one() -> None:
             run.commit(trees, [list(range(16))] * 2, result)
         capacities.add(runs[1].cache.capacity)
     assert len(capacities) > 1
-    held = runs[1].cache.notes[passes(captured)]
+    held = runs[1].cache.notes[passes(captured)._key]
     assert len(held) == 1
     assert passes(captured).recorded == 2 + len(capacities)  # two prompts, and a tree for each
 
@@ -143,7 +144,7 @@ def test_what_is_not_used_for_longest_goes_first(monkeypatch: pytest.MonkeyPatch
     run = Run(captured, (19,)).prefill()
     for size in (1, 2, 4, 1, 8):  # 2 is the oldest when 8 comes
         run.step([Tree.random(size, size)])
-    held = run.cache.notes[passes(captured)]
+    held = run.cache.notes[passes(captured)._key]
     assert sorted(frame.rows for frame in held) == [1, 4, 8]
     run.step([Tree.random(2, 1)])
     assert passes(captured).recorded == 1 + 5  # the prompt, and the trees
@@ -179,7 +180,7 @@ def test_stores_are_kept_for_few_caches() -> None:
     runs = [Run(captured, (20 + n,)).prefill() for n in range(4)]
     for run in runs:
         run.step(trees)
-    gone = [weakref.ref(run.cache.notes[passes(captured)]) for run in runs]
+    gone = [weakref.ref(run.cache.notes[passes(captured)._key]) for run in runs]
     one = runs[0].cache.nbytes
     del runs, run
     gc.collect()
@@ -349,6 +350,20 @@ def test_a_recording_keeps_nothing_of_its_last_layer(monkeypatch: pytest.MonkeyP
     run.step([Tree.random(6, 1)])
     assert len(left) >= 2 * len(runner.target.layers)
     assert not any(one() is not None for one in left)
+
+
+def test_recordings_multiply_as_torch_is_set_now() -> None:
+    """A recording keeps the precision of float32 products that it was made with, which CUDA rounds to TF32."""
+    runner = CudaGraphRunner(inspect_model(build("llama")))
+    run, captured, made = Run(runner, (21,)).prefill(), runner._captured, list[int]()
+    try:
+        for precision in ("highest", "highest", "high", "high", "highest"):
+            torch.set_float32_matmul_precision(precision)
+            run.step([Tree(BUSHY, 2)])
+            made.append(captured.recorded)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert [new > old for old, new in itertools.pairwise(made)] == [False, True, False, True]
 
 
 def test_a_model_that_is_too_large_to_copy_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:

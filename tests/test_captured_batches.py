@@ -91,7 +91,7 @@ def test_no_cache_grows_for_what_pads(lengths: tuple[int, ...]) -> None:
     expected, found = (run.step(trees).logits for run in runs)
     assert difference(found, expected) < 2e-5
     assert runs[1].cache.capacity == 256
-    (frame,) = (frame for frame in runs[1].cache.notes[passes(runners[1])] if frame.batch > 1)
+    (frame,) = (frame for frame in runs[1].cache.notes[passes(runners[1])._key] if frame.batch > 1)
     assert frame.batch == (6 if min(lengths) < 100 else 5)
 
 

@@ -178,7 +178,7 @@ def test_recordings_go_when_too_many_and_when_stores_move(monkeypatch: pytest.Mo
             one.commit(trees, [list(range(trees[0].size))], result)
     assert run.cache.capacity > 300
     assert runner._captured.recorded > 5
-    held = run.cache.notes[runner._captured]
+    held = run.cache.notes[runner._captured._key]
     assert 0 < len(held) <= 3
 
 

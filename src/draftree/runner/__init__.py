@@ -87,12 +87,13 @@ def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
         held = _runners.setdefault(model, {})
         known = held.get(choice)
         if known is None or known.outdated:
+            known = None
+            if any(runner.outdated for runner in held.values()):
+                held.clear()  # first of all, as their copies of the weights take memory that new ones need
             with lock_of(unwrapped(model)):  # no pass of another thread may have its hooks there while it is looked at
                 target = inspect_model(model)
                 state = state_of(target.model)
             way = choose(target, choice)
-            if known is not None or (way.name in held and held[way.name].outdated):
-                held.clear()
             if way.name not in held:
                 forget_changed_anatomy(target.model)
                 held[way.name] = _open(target, way)

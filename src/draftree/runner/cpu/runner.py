@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from draftree.native import ABI, load_library
 from draftree.runner.cpu.layers import CompiledAngles, CompiledHead, CompiledLayer, CompiledStack
 from draftree.runner.eager.parts import Parts, products_of
+from draftree.runner.eager.product import may_copy
 from draftree.runner.eager.rows import SegmentRows
-from draftree.runner.eager.runner import EagerRunner, may_copy_or_has
+from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.layout.kinds import LayerKind
 from draftree.runner.layout.skip import Skip
@@ -24,7 +25,7 @@ from draftree.runner.layout.surgery import logit_slice
 from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.target import Target
-from draftree.runner.weights.packed import misfit
+from draftree.runner.weights.packed import misfit, packed
 
 TYPES = (torch.float32, torch.bfloat16)
 
@@ -64,7 +65,7 @@ class CpuRunner(EagerRunner):
         reason = misfit([*products_of(target), [target.model.get_output_embeddings()]])
         if reason is not None:
             return f"This model does not qualify for runner='cpu', as {reason}: use runner='auto'."
-        if not may_copy_or_has(target, much_faster=True):
+        if not packed(target.model) and not may_copy(target.model, target.device, much_faster=True):
             return (
                 "There is too little free memory for the copy of the weights that runner='cpu' reads: call "
                 "draftree.pack_weights(model) first, or use runner='in_place'."
@@ -106,8 +107,8 @@ class CpuRunner(EagerRunner):
         real = (
             torch.arange(plan.width, device="cpu") < torch.tensor(plan.sizes, dtype=torch.long, device="cpu")[:, None]
         )
-        packed = Segment(0, None, plan.positions[real][None], plan.visible)  # for the angles alone
-        angles = self.tables.of(packed, (), self.target.dtype, cache, self.target.kinds[0])
+        turned = Segment(0, None, plan.positions[real][None], plan.visible)  # for the angles alone
+        angles = self.tables.of(turned, (), self.target.dtype, cache, self.target.kinds[0])
         x = self._embedding(plan.tokens[real])[None].float()
         self.stack.run(0, len(self._layers), x, CompiledAngles(angles, segment, self.stack, plan.sizes))
         made = self._head(x)[0]

@@ -106,17 +106,17 @@ class CapturedPasses:
     """Runs passes by recordings, as far as they fit one.
 
     Args:
-        scorer: what results of passes name as theirs.
         recorded: what is recorded.
         capture: makes recordings.
     """
 
-    def __init__(self, scorer: Scorer, recorded: Recorded, capture: Capture) -> None:
-        self._scorer, self._model, self._capture = scorer, recorded, capture
+    def __init__(self, recorded: Recorded, capture: Capture) -> None:
+        self._model, self._capture = recorded, capture
         self._buffers = Buffers(capture, recorded.target.device)
         # By cache and frame, what was used last at the end. Recordings belong to caches and go when their memory does.
         self._used: OrderedDict[tuple[int, Frame], weakref.ref[_Recordings]] = OrderedDict()
-        self._weights: list[int] = []
+        self._recorded_of: list[Any] = []
+        self._key = object()  # of these recordings among a cache's notes: not `self`, which keeps caches' stores
         self._columns = torch.arange(0, device=recorded.target.device)
         self._lock = threading.RLock()
         self.pool = StorePool()
@@ -152,13 +152,13 @@ class CapturedPasses:
 
     # ---------------------------------------------------------------- a pass
 
-    def run(self, plan: Plan, cache: SlotCache, first: int) -> PassResult:
-        """As `Runner.run`, of a plan that `takes` took. What comes out is the caller's own."""
+    def run(self, plan: Plan, cache: SlotCache, first: int, scorer: Scorer) -> PassResult:
+        """As `Runner.run` of `scorer`, of a plan that `takes` took. What comes out is the caller's own."""
         with self._lock:
-            return self._run(plan, cache, first)
+            return self._run(plan, cache, first, scorer)
 
-    def _run(self, plan: Plan, cache: SlotCache, first: int) -> PassResult:
-        self._forget_old_weights()
+    def _run(self, plan: Plan, cache: SlotCache, first: int, scorer: Scorer) -> PassResult:
+        self._forget_outdated()
         self._capture.keep_order()
         most = bucket_of(plan.width + plan.appended)
         assert most is not None
@@ -196,7 +196,7 @@ class CapturedPasses:
         own_first = plan.first_logit_row if made.logits.shape[1] == made.leaving.shape[1] else 0
         logits = made.logits[: plan.batch, own_first : own_first + last - plan.first_logit_row].clone()
         # Capped scores are multiplied by torch, over a band that is wider or narrower in other passes.
-        return PassResult(logits, segments, hidden, self._scorer, attends_apart=self._model.cap is None)
+        return PassResult(logits, segments, hidden, scorer, attends_apart=self._model.cap is None)
 
     def _replay(
         self,
@@ -265,10 +265,10 @@ class CapturedPasses:
     # ---------------------------------------------------------------- recordings
 
     def _recording(self, frame: Frame, cache: SlotCache) -> Recording:
-        held: _Recordings | None = cache.notes.get(self)
+        held: _Recordings | None = cache.notes.get(self._key)
         if held is None:
             self._allocate(cache)  # which forgets notes, so it comes first
-            held = cache.notes[self] = _Recordings()
+            held = cache.notes[self._key] = _Recordings()
         found = held.get(frame)
         if found is None:
             found = held[frame] = self._new_recording(frame, cache)
@@ -335,16 +335,25 @@ class CapturedPasses:
             if logits is not None:
                 if frame.heads < frame.rows:
                     x = x.index_select(1, (inputs.head_start + head_rows).clamp(max=frame.rows - 1))
-                logits.copy_(self._model.head(x))
+                logits.copy_(model.head(x))
             slots.end()
 
         return Recording(run, packed, inputs, entering, leaving, taps, logits)
 
-    def _forget_old_weights(self) -> None:
-        """Drop recordings that read weights which are no longer the model's."""
+    def _forget_outdated(self) -> None:
+        """Drop recordings that read weights which are no longer the model's, or multiply as torch was set before."""
         parameters = (parameter for held in self._model.watched for parameter in held.values())
-        now = [parameter.data_ptr() for parameter in parameters if parameter is not None]
-        if now != self._weights:
-            self._weights = now
+        now = [_precision(), *(parameter.data_ptr() for parameter in parameters if parameter is not None)]
+        if now != self._recorded_of:
+            self._recorded_of = now
             while self._used:
                 self._drop(*self._used.popitem())
+
+
+def _precision() -> tuple[str, ...]:
+    """How torch multiplies in float32 on CUDA, which a recording keeps."""
+    matmul = torch.backends.cuda.matmul
+    if hasattr(matmul, "fp32_precision"):  # since torch 2.9, which refuses the older question after a newer setting
+        backends: Any = torch.backends
+        return matmul.fp32_precision, backends.fp32_precision
+    return (torch.get_float32_matmul_precision(),)

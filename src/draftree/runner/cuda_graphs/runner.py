@@ -82,7 +82,7 @@ class CudaGraphRunner(EagerRunner):
         modules = [self._embedding] if self.copied.nbytes else target.model.modules()
         watched = [module._parameters for module in modules if module._parameters]
         recorded = Recorded(target, layers, head, self._embedding, self.tables, watched, self._cap, kernel)
-        self._captured = CapturedPasses(self, recorded, capture_for(target.device))
+        self._captured = CapturedPasses(recorded, capture_for(target.device))
 
     @property
     def plan_device(self) -> torch.device:
@@ -104,7 +104,7 @@ class CudaGraphRunner(EagerRunner):
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         if self._captured.takes(plan, cache, first):
-            return self._captured.run(plan, cache, first)
+            return self._captured.run(plan, cache, first, self)
         if plan.row_by_row and self.target.dtype != torch.float32:  # other products and bands than in recorded passes
             raise ValueError(
                 f"strict=True cannot be kept in passes of more than {BUCKETS[-1]} rows: draft fewer tokens a step."

@@ -95,11 +95,12 @@ class EagerRunner(Runner):
             cap: logits are bent to stay within -cap .. cap; None where they are not.
         """
         product = StockProduct
-        if self.fuses and may_copy_or_has(self.target, much_faster=False):
+        model = self.target.model
+        if self.fuses and not packed(model) and may_copy(model, self.target.device, much_faster=False):
             product, self.copied.nbytes = FusedProduct, linear_bytes(self.target)
         else:
             # Angles, and norms that are stored less one, are made of the model's numbers; these are read as they lie.
-            live = (m for m in self.target.model.modules() if isinstance(m, nn.Linear | nn.Embedding | PackedLinear))
+            live = (m for m in model.modules() if isinstance(m, nn.Linear | nn.Embedding | PackedLinear))
             held = (tensor for m in live for tensor in (*m._parameters.values(), *m._buffers.values()))
             self.copied.in_place = {span_of(tensor) for tensor in held if tensor is not None}
         self._layers = [TensorLayer(part, product) for part in parts]
@@ -203,8 +204,3 @@ class InPlaceRunner(EagerRunner):
 
     name = "in_place"
     fuses = False
-
-
-def may_copy_or_has(target: Target, *, much_faster: bool) -> bool:
-    """Whether the weights may be copied into a faster layout, or lie in it already."""
-    return packed(target.model) or may_copy(target.model, target.device, much_faster=much_faster)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +31,8 @@ class HookedRunner(Runner):
         super().__init__(target)
         self.lock = lock_of(target.model)
         self._stock = StockModel.of(target)
-        self.bypass = Bypass(target, self._one_row)
+        # Held weakly: a runner in a circle would keep the weights of a model that is gone until garbage is collected.
+        self.bypass = Bypass(target, partial(HookedRunner._one_row, weakref.proxy(self)))
 
     def _one_row(self, cache: SlotCache | None = None, taps: tuple[int, ...] = ()) -> PassResult:
         """Pass one row through the model, for those that watch."""
