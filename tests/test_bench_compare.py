@@ -1,5 +1,6 @@
 """`draftree bench compare`: Spec-Bench's files in and out, turns, batches, draws, the page."""
 
+import copy
 import json
 import sys
 from html import unescape
@@ -22,12 +23,14 @@ from draftree.bench.methods import Draftree, HuggingFace
 from draftree.bench.names import LABELS, check_name
 from draftree.bench.report import number
 from draftree.bench.samples import Sampling
+from draftree.bench.verdict import verdict
 from draftree.cli import app, main
 from draftree.drafter_names import TRAINED, UNTRAINED
 from draftree.drafting import Lookahead, PromptLookup
 from draftree.models import encode_prompt
 from draftree.progress import Watcher
 from draftree.prompts import embedded_prompts, read_prompts
+from draftree.tuning.record import Record
 
 QUESTIONS = [
     {"question_id": 81, "category": "writing", "turns": ["List all files.", "Now also the hidden ones."]},
@@ -98,6 +101,39 @@ def test_sampled_answers_equal_hugging_faces_and_its_drafting_says_that_it_draws
     assert theirs.same_draws
     lookup = HuggingFace("l", demo.model, 16, sampling=sampling, prompt_lookup_num_tokens=3)
     assert not lookup.same_draws
+
+
+def test_a_model_whose_own_config_samples_is_measured_greedily(demo):
+    """As every case that samples says so, and Hugging Face's side is asked for no draws."""
+    model = copy.copy(demo.model)
+    model.generation_config = copy.deepcopy(model.generation_config)
+    model.generation_config.update(do_sample=True, temperature=3.0)
+    ids = encode_prompt(demo.tokenizer, embedded_prompts()[0].text)
+    greedy = HuggingFace("hf", demo.model, 12).answer(ids).ids
+    assert Draftree("d", model, 12, Lookahead).answer(ids).ids == greedy
+    assert HuggingFace("hf", model, 12).answer(ids).ids == greedy
+    assert Record(model, 12, {})._plain(ids) == greedy
+
+
+@pytest.mark.parametrize(
+    ("names", "settings", "reference"),
+    [
+        (["lookahead-cold", "prompt-lookup"], {}, "lookahead-cold"),
+        (
+            ["hf-generate", "lookahead-cold", "jacobi"],
+            {"batch": 2, "sampling": Sampling(0.8, seed=1)},
+            "lookahead-cold",
+        ),
+        (["hf-generate"], {"batch": 2, "sampling": Sampling(0.8, seed=1)}, "draftree-hooked"),
+    ],
+)
+def test_without_plain_decoding_methods_are_compared_with_one_another(demo, names, settings, reference):
+    prompts = [p for p in embedded_prompts() if p.set == "tldr_shell" and not p.warm][:2]
+    given = Settings(2, 6, 1, 0, compiled=False, **settings)
+    result = run_case(Kit(Subject(*demo), given), encode_all(Subject(*demo), prompts, given), names, Watcher())
+    assert result.baselines.reference == reference
+    assert all(row.differing == [] for row in result.rows.values())
+    assert "was not measured" in verdict(result)
 
 
 def test_encoder_decoders_are_sampled_as_hugging_face_samples_them():

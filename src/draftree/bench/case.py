@@ -122,9 +122,10 @@ def run_case(
     plain = PLAIN if PLAIN in measured else HOOKED
     # Hugging Face draws a batch from one stream of noise, so that only draftree's own answers can be compared.
     one_stream = settings.sampling is not None and settings.batch > 1
-    reference = REFERENCE if REFERENCE in measured and not one_stream else plain
     other_draws = {method.name for method in usable if not method.same_draws}
     other_draws |= {REFERENCE, COMPILED} & measured if one_stream else set()
+    compared = [method.name for method in usable if method.name not in other_draws]
+    reference = next((name for name in (REFERENCE, PLAIN, HOOKED, *compared) if name in compared), plain)
     rows = summarise(samples, tasks, (REFERENCE, plain), batch=settings.batch)
     comparable = [sample for sample in samples if sample.method not in other_draws]
     find_differences(rows, comparable, tasks, reference, kit.model)

@@ -7,6 +7,7 @@ prints its peak.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import subprocess
@@ -16,15 +17,34 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from draftree.bench.inputs import Subject
+from draftree.bench.methods import Draftree
+from draftree.drafting import Lookahead
+from draftree.engine import Engine
 from draftree.models import Placement
+from draftree.runner.target import device_of
+from draftree.shaping import Fixed
 
 DECODING_LENGTH = 64
 PROMPTS = 8  # enough for the caches to have grown; each way answers them in a second or two
 TIMEOUT = 300  # seconds
 
 
-def peak_bytes() -> int:
-    """Most memory this process has had resident."""
+def reset_peak(device: torch.device) -> None:
+    """Let `peak_bytes` count from now on, where the system allows that."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # the kernel's mark of the most that was resident
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Most memory this process has had since `reset_peak`: of a GPU what tensors took, else what was resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
     try:
         # The kernel's own mark of this address space. getrusage, the portable way, also counts what the parent
         # held before exec.
@@ -48,8 +68,9 @@ def compare_memory(
 ) -> dict[str, Any]:
     """Peak memory of plain and drafted decoding of `prompts` (token ids), Lookahead at `decoding_length`.
 
-    The model is loaded for `placement`, and inflated to `params` where that is given. Returns `plain_bytes`,
-    `drafted_bytes` and `overhead` (drafted / plain - 1); or `why`, where it could not be measured.
+    It is that of whole processes while they decode, the model included; what loading took at most is not. The model is
+    loaded for `placement`, and inflated to `params` where that is given. Returns `plain_bytes`, `drafted_bytes` and
+    `overhead` (drafted / plain - 1); or `why`, where it could not be measured.
     """
     chosen = [list(ids) for ids in prompts[:PROMPTS]]
     job = {"prompts": chosen, "max_new_tokens": max_new_tokens, "threads": threads, "model": model, "params": params}
@@ -83,22 +104,18 @@ def _peak(job: dict[str, Any]) -> int:
 
 
 def _run(job: dict[str, Any]) -> int:
-    """Answer the prompts of a job, plainly where its decoding length is None; the peak of this process."""
-    import torch
-
-    from draftree.bench.inputs import Subject
-    from draftree.bench.methods import Draftree
-    from draftree.drafting import Lookahead
-    from draftree.shaping import Fixed
-
+    """Answer the prompts of a job, plainly where its decoding length is None; the peak of this process meanwhile."""
     torch.set_num_threads(job["threads"])
     model = Subject.load(job["model"], Placement(**job["placement"])).inflated(job["params"]).model
     length = job["decoding_length"]
     drafted: Any = () if length is None else ((lambda: Lookahead(length)), (lambda: Fixed(length)))
     method = Draftree("", model, job["max_new_tokens"], *drafted)
+    Engine(model)  # which may hold the weights in another form from then on
+    device = device_of(model)
+    reset_peak(device)
     for ids in job["prompts"]:
         method.answer(ids)
-    return peak_bytes()
+    return peak_bytes(device)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import CompileConfig, StoppingCriteria, StoppingCriteriaList
 
-from draftree.bench.samples import Answer, Sampling
+from draftree.bench.samples import Answer, Sampling, decoding_options
 from draftree.drafting import Drafter
 from draftree.drafting.base import Context
 from draftree.engine import Engine, Request
@@ -80,8 +80,7 @@ class HuggingFace(Method):
             options["stopping_criteria"] = StoppingCriteriaList([self._texts])
             self.optional = True  # not every model can drop draft tokens from its cache
             self.same_draws = sampling is None
-        drawn = {"do_sample": False} if sampling is None else sampling.options()
-        self._options = {"max_new_tokens": max_new_tokens, **drawn, **options}
+        self._options = {"max_new_tokens": max_new_tokens, **decoding_options(sampling), **options}
         self._ends = set(eos_token_ids(model))
 
     def answers(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
@@ -221,7 +220,7 @@ class Draftree(Method):
     def _requests(self, prompts: Sequence[Sequence[int]]) -> tuple[Engine, list[Request]]:
         """An engine with a slot for each prompt, and the prompts in it."""
         sampling = self._sampling
-        options: dict[str, Any] = {"max_new_tokens": self._new} | ({} if sampling is None else sampling.options())
+        options = {"max_new_tokens": self._new} | decoding_options(sampling)
         starts: Sequence[Sequence[int]] = prompts
         sources: list[torch.Tensor | None] = [None] * len(prompts)
         if self._model.config.is_encoder_decoder:

@@ -25,11 +25,14 @@ class Sampling:
     # Of the noise; prompt b of a batch has seed + b in draftree, while Hugging Face draws all from one stream.
     seed: int = 0
 
-    def options(self) -> dict[str, Any]:
-        """The options of Hugging Face's `generate`, without the seed."""
-        # Nothing is cut off where nothing is asked for, whatever a model's own config says.
-        cuts = {"top_k": self.top_k or 0, "top_p": 1.0 if self.top_p is None else self.top_p}
-        return {"do_sample": True, "temperature": self.temperature} | cuts
+
+def decoding_options(sampling: Sampling | None) -> dict[str, Any]:
+    """The options of Hugging Face's `generate`, without the seed; greedy for None, whatever a config says."""
+    if sampling is None:
+        return {"do_sample": False}
+    # Nothing is cut off where nothing is asked for, whatever a model's own config says.
+    cuts = {"top_k": sampling.top_k or 0, "top_p": 1.0 if sampling.top_p is None else sampling.top_p}
+    return {"do_sample": True, "temperature": sampling.temperature} | cuts
 
 
 def samplings_of(

@@ -105,7 +105,7 @@ def figures_of(steps: Steps, case: Result) -> list[dict[str, Any]]:
     if names.COMPILED in case.rows:
         add(OVER_COMPILED, case.rows[names.COMPILED].over[names.PLAIN].inverse())
     add(STEP_FLOOR, timed[LOOP, 1]["floor_share"])
-    plain = _decoding_speed(case.samples, names.PLAIN)
+    plain, _ = _behind_prompts(case.samples, names.PLAIN)
     if plain:
         add(TOKEN_FLOOR, steps.floor["seconds"] * plain)
     for method, whose in ((LOOP, ""), (HF, ", HF forward")):
@@ -117,7 +117,8 @@ def figures_of(steps: Steps, case: Result) -> list[dict[str, Any]]:
         stats, length = limited.stats, limited.stats.acceptance_length
         add(EFFICIENCY, limited.over[names.PLAIN].times(1 / length), f"acceptance length {length:.2f}")
         if plain:
-            add(EFFICIENCY_BEHIND, _decoding_speed(case.samples, names.LIMITED) / plain / length)
+            speed, behind = _behind_prompts(case.samples, names.LIMITED)
+            add(EFFICIENCY_BEHIND, speed / plain / behind)
             prompts = sum(sample.answer.prompt_verify for sample in case.samples if sample.method == names.LIMITED)
             outside = sum(stats.seconds[stage] for stage in OUTSIDE)
             add(SHARE, outside / (outside + stats.seconds["verify"] - prompts))
@@ -131,11 +132,12 @@ def figures_of(steps: Steps, case: Result) -> list[dict[str, Any]]:
     return found
 
 
-def _decoding_speed(samples: Sequence[Sample], method: str) -> float:
-    """Tokens a second of a method of draftree, without the prompt's pass and its token; 0 where there is no other."""
+def _behind_prompts(samples: Sequence[Sample], method: str) -> tuple[float, float]:
+    """Tokens a second and a step of a method of draftree, without prompts' passes; zeros where that leaves none."""
     answers = [sample.answer for sample in samples if sample.method == method]
-    tokens = sum(len(answer.ids) - 1 for answer in answers)
-    return tokens / sum(answer.seconds - answer.prompt_verify for answer in answers) if tokens else 0.0
+    emitted = [step for answer in answers for step in answer.lengths[1:]]
+    seconds = sum(answer.seconds - answer.prompt_verify for answer in answers)
+    return (sum(emitted) / seconds, sum(emitted) / len(emitted)) if emitted else (0.0, 0.0)
 
 
 def step_table(steps: Steps) -> Table:

@@ -161,7 +161,7 @@ def clock_of(device: torch.device) -> Callable[[], float]:
 
 def timed(step: Callable[[], Any], device: torch.device) -> float:
     """Seconds that `step` takes on `device`, whose queue is empty before and after."""
-    clock, wait = clock_of(device), torch.cuda.synchronize if device.type == "cuda" else lambda _: None
+    clock, wait = clock_of(device), (lambda _: None) if device.type == "cpu" else torch.accelerator.synchronize
     wait(device)
     start = clock()
     step()

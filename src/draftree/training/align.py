@@ -118,11 +118,11 @@ def align(
     constant = {"optim": name, "lr_scheduler_type": "constant"}
     session = Session(out, made_of, rows, options, large.device, rate, **constant)
     scores: dict[str, float] = {}
+    if exam is not None:
+        scores = {"large": exam.bleu(large), "before": exam.bleu(small)}
+        found = f"large model {scores['large']}, small one {scores['before']}"
+        report(f"BLEU on {len(exam.questions)} questions: {found}")
     with in_float32(small):
-        if exam is not None:
-            scores = {"large": exam.bleu(large), "before": exam.bleu(small)}
-            found = f"large model {scores['large']}, small one {scores['before']}"
-            report(f"BLEU on {len(exam.questions)} questions: {found}")
         scored = session.fit(AlignObjective(small.train()), None, report)
     small.eval()
     if exam is not None:

@@ -20,8 +20,7 @@ from draftree.bench.samples import Task
 from draftree.drafting import Drafter
 from draftree.drafting.base import Context, Step
 from draftree.drafting.in_model import InModelDrafter
-from draftree.engine import Engine, Rules
-from draftree.engine.limits import eos_token_ids
+from draftree.engine import Engine
 from draftree.engine.request import State
 from draftree.runner import open_runner
 from draftree.runner.step_cost import StepCost, cached_cost
@@ -94,7 +93,7 @@ class Record:
         """
         capacity = max(CAPACITY, len(ids) + self.new + 64)
         engine = Engine(self.model, slots=1, runner=self._runner, capacity=capacity, **parts)
-        request = engine.add(ids, Rules(self.new, eos_token_ids(self.model)))
+        request = engine.add(ids, max_new_tokens=self.new, do_sample=False)
         seconds: dict[int, list[float]] = defaultdict(list)
         while request.state is not State.FINISHED:
             drafted, drafting = request.stats.drafted, request.stats.seconds["draft"]
