@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+import torch
 import typer
 from rich.console import Console
 from typer.testing import CliRunner
@@ -22,6 +23,7 @@ import draftree
 from draftree.by_name import DRAFTERS
 from draftree.cli import app, main, options, screen
 from draftree.cli.options import check_file, check_folder, complete_drafter, grouped
+from draftree.models import load_model
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,37 @@ def test_errors_of_files_name_the_file(monkeypatch: pytest.MonkeyPatch, capsys: 
         main()
     assert stopped.value.code == 2
     assert capsys.readouterr().err == "draftree: 'answers.jsonl' cannot be used: No space left on device.\n"
+
+
+def test_weights_that_are_cut_off_are_one_sentence(demo: Any, tmp_path: Path) -> None:
+    demo.model.save_pretrained(tmp_path)
+    demo.tokenizer.save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size // 2)
+    with pytest.raises(ValueError, match=r"weights of .* cannot be read \(.*\): copy or download") as raised:
+        load_model(str(tmp_path))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("[enforce fail] can't allocate memory: 9 bytes."), torch.OutOfMemoryError("CUDA out of memory.")],
+)
+def test_memory_that_is_full_is_one_sentence(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("draftree.models.load_model", fails)
+    monkeypatch.setattr(sys, "argv", ["draftree", "generate", "hello"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"draftree: There is not enough memory ({str(error).rstrip('.')}): close")
+    error.args = ("something else",)
+    with pytest.raises(RuntimeError, match="something else"):
+        main()
 
 
 def test_version() -> None:

@@ -243,10 +243,41 @@ def test_large_models_are_copied_where_memory_is_plenty(free, form, monkeypatch)
     assert open_runner(model, "cpu").form.startswith("cpu"), "a packed model needs no copy"
 
 
+def test_the_eager_runner_reads_panels_as_they_lie():
+    model = packed_copy("llama")
+    runner = open_runner(model, "eager")
+    assert runner.copied.nbytes == 0
+    assert type(runner._layers[0]._qkv) is product.StockProduct, "which unpacks nothing"
+
+
 def test_free_memory_is_known_here():
     assert models.free_bytes(torch.device("meta")) is None
     free = models.free_bytes(torch.device("cpu"))
     assert free is None or 2**20 < free < 2**50
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"memory.max": 900, "memory.current": 500, "memory.stat": "anon 300\ninactive_file 150"},
+        {
+            "memory/memory.limit_in_bytes": 900,
+            "memory/memory.usage_in_bytes": 500,
+            "memory/memory.stat": "cache 150\ntotal_inactive_file 150",
+        },
+    ],
+)
+def test_free_memory_ends_where_the_containers_does(files, monkeypatch, tmp_path):
+    if models.free_bytes(torch.device("cpu")) is None:
+        pytest.skip("this system does not tell")
+    (tmp_path / "memory").mkdir()
+    for name, content in files.items():
+        (tmp_path / name).write_text(f"{content}\n")
+    monkeypatch.setattr(models, "CONTROL_GROUP", tmp_path)
+    assert models.free_bytes(torch.device("cpu")) == 900 - 500 + 150
+    limit = next(name for name in files if "max" in name or "limit" in name)
+    (tmp_path / limit).write_text("max\n")
+    assert models.free_bytes(torch.device("cpu")) > 2**20
 
 
 def test_what_cannot_be_packed_is_refused(monkeypatch):

@@ -297,6 +297,16 @@ def test_command_records_replays_and_writes_a_page(tmp_path):
     assert "step 3:" not in few.output
 
 
+def test_command_says_what_ended_an_answer(monkeypatch, tmp_path):
+    def fails(*_):
+        raise ValueError("No drafts today.")
+
+    monkeypatch.setattr("draftree.Lookahead.begin", fails)
+    done = CliRunner().invoke(app, ["trace", "The sea", "--max-new-tokens", "4", "--out", str(tmp_path / "t.jsonl")])
+    assert str(done.exception) == "No drafts today."
+    assert not list(tmp_path.iterdir())
+
+
 def test_command_records_lossy_runs_and_says_so(tmp_path):
     out = tmp_path / "run.jsonl"
     done = run("Describe the restaurant: name[Aromi]", "--bild", "demo", "--max-new-tokens", "16", "--out", out)

@@ -9,11 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from draftree.errors import did_you_mean, install
+from draftree.errors import brief, did_you_mean, install
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZED = ("int8",)
 SMALL = 2_000_000_000  # parameters below which a CPU computes in float32 what is stored in 16 bits
+CONTROL_GROUP = Path("/sys/fs/cgroup")  # of the container, within one
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +127,30 @@ def free_bytes(device: Any) -> int | None:
         return None
     try:
         facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(facts["MemAvailable"].split()[0]) * 1024
+        free = int(facts["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return None
+    left = _left_in_container()
+    return free if left is None else min(free, left)
+
+
+def _left_in_container() -> int | None:
+    """Bytes up to the limit of the container (Linux's control group) that this process is in; None without a limit.
+
+    Pages of files count as used there, though the kernel takes back those that are not in use before it ends a process.
+    """
+    for folder, limit, used, pages in (
+        ("", "memory.max", "memory.current", "inactive_file"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        group = CONTROL_GROUP / folder
+        try:
+            facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            held = int((group / used).read_text()) - int(facts[pages])
+            return max(0, int((group / limit).read_text()) - held)
+        except (OSError, KeyError, ValueError):  # another version of control groups, or no limit ("max")
+            continue
+    return None
 
 
 def load_model(
@@ -167,6 +189,7 @@ def load_model(
 
 def _loaded(name: str, placement: Placement, dtype: str) -> Any:
     """A model as Hugging Face loads it, quantised and spread already."""
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     given: dict[str, Any] = {"dtype": dtype}
@@ -178,11 +201,16 @@ def _loaded(name: str, placement: Placement, dtype: str) -> Any:
 
         given["quantization_config"] = TorchAoConfig(Int8WeightOnlyConfig())
     try:
-        return AutoModelForCausalLM.from_pretrained(name, **given)
-    except ValueError as error:
-        if "AutoModelForCausalLM" not in str(error):  # it is one, and something else is wrong
-            raise
-        return AutoModelForSeq2SeqLM.from_pretrained(name, **given)
+        try:
+            return AutoModelForCausalLM.from_pretrained(name, **given)
+        except ValueError as error:
+            if "AutoModelForCausalLM" not in str(error):  # it is one, and something else is wrong
+                raise
+            return AutoModelForSeq2SeqLM.from_pretrained(name, **given)
+    except SafetensorError as error:
+        raise ValueError(
+            f"The weights of {name!r} cannot be read ({brief(error)}): copy or download the model again."
+        ) from error
 
 
 def _tokenizer(path: str, name: str) -> Any:

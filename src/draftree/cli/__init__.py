@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated
 
 import typer
 
 from draftree.cli import bench, chat, demo, generate, serve, trace, train, tune
+from draftree.errors import brief
 
 app = typer.Typer(name="draftree", no_args_is_help=True, pretty_exceptions_enable=False)
 app.command("demo")(demo.demo)
@@ -46,6 +48,12 @@ def main() -> None:
         app()
     except (ValueError, TypeError, OSError) as error:
         print(f"draftree: {_sentence(error)}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not re.search("out of memory|can't allocate memory", str(error)):
+            raise
+        advice = "close what else takes it, or use a smaller model, shorter texts or fewer at once"
+        print(f"draftree: There is not enough memory ({brief(error)}): {advice}.", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -88,9 +88,11 @@ def trace(
         strict=running.strict,
         recorder=recorder,
     )
-    for b, text in enumerate(texts):
-        ask(engine, tokenizer, text, asking, max_new_tokens, grammar, b)
+    requests = [ask(engine, tokenizer, text, asking, max_new_tokens, grammar, b) for b, text in enumerate(texts)]
     engine.run()
+    for request in requests:
+        if request.error is not None:
+            raise request.error
     recorded = read_trace(write_trace(recorder, out, tokenizer))
     outline(recorded, console)
     written = [out]
