@@ -256,30 +256,6 @@ def test_free_memory_is_known_here():
     assert free is None or 2**20 < free < 2**50
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"memory.max": 900, "memory.current": 500, "memory.stat": "anon 300\ninactive_file 150"},
-        {
-            "memory/memory.limit_in_bytes": 900,
-            "memory/memory.usage_in_bytes": 500,
-            "memory/memory.stat": "cache 150\ntotal_inactive_file 150",
-        },
-    ],
-)
-def test_free_memory_ends_where_the_containers_does(files, monkeypatch, tmp_path):
-    if models.free_bytes(torch.device("cpu")) is None:
-        pytest.skip("this system does not tell")
-    (tmp_path / "memory").mkdir()
-    for name, content in files.items():
-        (tmp_path / name).write_text(f"{content}\n")
-    monkeypatch.setattr(models, "CONTROL_GROUP", tmp_path)
-    assert models.free_bytes(torch.device("cpu")) == 900 - 500 + 150
-    limit = next(name for name in files if "max" in name or "limit" in name)
-    (tmp_path / limit).write_text("max\n")
-    assert models.free_bytes(torch.device("cpu")) > 2**20
-
-
 def test_what_cannot_be_packed_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="'gpt2' model does not qualify"):
         pack_weights(build("gpt2"))

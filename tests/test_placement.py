@@ -270,3 +270,27 @@ def test_what_the_hub_may_have_is_loaded_by_hugging_face(monkeypatch: pytest.Mon
     hub = Hub(monkeypatch, *answers)
     assert models.known_folder("some/model") == "some/model"
     assert hub.asked == len(answers)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"memory.max": 900, "memory.current": 500, "memory.stat": "anon 300\ninactive_file 150"},
+        {
+            "memory/memory.limit_in_bytes": 900,
+            "memory/memory.usage_in_bytes": 500,
+            "memory/memory.stat": "cache 150\ntotal_inactive_file 150",
+        },
+    ],
+)
+def test_free_memory_ends_where_the_containers_does(files, monkeypatch, tmp_path):
+    if models.free_bytes(torch.device("cpu")) is None:
+        pytest.skip("this system does not tell")
+    (tmp_path / "memory").mkdir()
+    for name, content in files.items():
+        (tmp_path / name).write_text(f"{content}\n")
+    monkeypatch.setattr(models, "CONTROL_GROUP", tmp_path)
+    assert models.free_bytes(torch.device("cpu")) == 900 - 500 + 150
+    limit = next(name for name in files if "max" in name or "limit" in name)
+    (tmp_path / limit).write_text("max\n")
+    assert models.free_bytes(torch.device("cpu")) > 2**20
