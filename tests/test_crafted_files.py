@@ -4,14 +4,12 @@ The cases are those of crafted_formats.py, each loaded in a process of its own; 
 """
 
 import json
-import subprocess
-import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
+from crafted_driver import outcomes
 from crafted_formats import trie_file
 from few import few
 
@@ -19,20 +17,16 @@ from draftree.drafting import Lookahead
 from draftree.drafting.lookahead import Trie
 from draftree.tree.static import choices_named
 
-HERE = Path(__file__).parent
 FORMATS = {"trie": 920, "folder": 600, "trace": 800, "tuned": 600, "data": 800}  # and the cases of the slow suite
 
 
 def check(name: str, seed: int, cases: int) -> None:
-    command = [sys.executable, str(HERE / "crafted_driver.py"), name, str(seed), str(cases)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(found) == cases, done.stderr[-2000:]
-    outcomes = Counter(one["outcome"] for one in found)
-    bad = [one for one in found if one["outcome"] not in ("loaded", "refused")]
-    assert not bad, f"{dict(outcomes)}; the first: {bad[:5]}"
-    assert outcomes["refused"] > cases / 2, "most changes should matter"
-    assert outcomes["loaded"], "some should not"
+    found = outcomes(name, seed, cases)
+    counts = Counter(outcome for outcome, _ in found)
+    bad = [(number, *one) for number, one in enumerate(found) if one[0] not in ("loaded", "refused")]
+    assert not bad, f"{dict(counts)}; the first: {bad[:5]}"
+    assert counts["refused"] > cases / 2, "most changes should matter"
+    assert counts["loaded"], "some should not"
 
 
 @pytest.mark.parametrize("name", few(FORMATS, ["trie"]))
