@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from few import few
+from forked import Done, forked
 from typer.testing import CliRunner
 
 from draftree import showcase
@@ -128,17 +131,20 @@ def test_generate_prunes_inside_the_pass() -> None:
         assert words in str(done.exception)
 
 
-def test_generate_streams_in_a_pipe_without_escape_codes():
-    done = subprocess.run(
-        [sys.executable, "-m", "draftree", "generate", "--max-new-tokens", "12", "--stats", "List all files."],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stdout
-    assert "acceptance length" in done.stdout
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize("way", few(["fork", "process"], ["fork"]))
+def test_generate_streams_in_a_pipe_without_escape_codes(way, monkeypatch):
+    arguments = ["generate", "--max-new-tokens", "12", "--stats", "List all files."]
+    if way == "fork":
+        monkeypatch.setattr(sys, "argv", ["draftree", *arguments])
+        done = forked(lambda: runpy.run_module("draftree", run_name="__main__"))
+    else:
+        command = [sys.executable, "-m", "draftree", *arguments]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = Done(ran.returncode, ran.stdout, ran.stderr)
+    assert done.status == 0, done.err
+    assert "\x1b" not in done.out
+    assert "acceptance length" in done.out
+    assert "Traceback" not in done.err
 
 
 def test_generate_json_tells_ids_and_sources_of_equal_length():

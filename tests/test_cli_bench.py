@@ -2,8 +2,10 @@
 
 import copy
 import json
+import subprocess
 
 import pytest
+from few import few
 from typer.testing import CliRunner
 
 from benchmarks.report import block_of
@@ -142,9 +144,17 @@ def test_a_prompt_beyond_the_context_is_named_before_any_work(demo):
         run_quick(Subject(*demo), prompts, Settings(max_new_tokens=2000, compiled=False))
 
 
-def test_memory_that_cannot_be_measured_says_why():
+@pytest.mark.parametrize("child", few(["real", "brief"], ["brief"]))
+def test_memory_that_cannot_be_measured_says_why(child, monkeypatch):
+    """The real process imports torch before it finds no model; the brief one ends with its last words at once."""
+    if child == "brief":
+        words = "raise ValueError('There is no model folder ./no-such-model.')"
+        run = subprocess.run
+        brief = lambda command, **options: run([command[0], "-S", "-c", words], **options)  # noqa: E731
+        monkeypatch.setattr("draftree.bench.memory.subprocess.run", brief)
     told = compare_memory([[1, 2, 3]], 4, 1, "./no-such-model")
     assert "no-such-model" in told["why"]
+    assert "\n" not in told["why"]
 
 
 @pytest.mark.slow

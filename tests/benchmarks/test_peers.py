@@ -114,17 +114,21 @@ def test_an_engine_that_is_not_known_is_refused_before_any_work():
 
 
 def test_what_cannot_be_measured_stands_below_the_table(monkeypatch):
+    """An engine that cannot be installed, and ways for which memory is left no more."""
+
     def python_of(engine):
         if engine == "openvino":
             raise RuntimeError("its environment could not be made: no such wheel")
         return environments.python_of(engine)
 
     monkeypatch.setattr(peers, "python_of", python_of)
+    monkeypatch.setattr(peers, "free_bytes", lambda device: 1000)
     prompts = [next(p for p in embedded_prompts() if p.set == "wikisql" and p.warm is warm) for warm in (False, True)]
-    given = {"engines": ("openvino", "hugging_face"), "drafters": (), "max_new_tokens": 4, "warm_per_set": 1}
+    given = {"engines": ("openvino", "hugging_face"), "max_new_tokens": 4, "warm_per_set": 1}
     table = run(experiments()["peers"], given, prompts=prompts).table
-    assert set(table["engine"]) == {"hugging_face"}
+    assert list(zip(table["engine"], table["way"], strict=True)) == [("hugging_face", "plain")]
     assert "openvino is left out: its environment could not be made: no such wheel." in table.attrs["remarks"]
+    assert any("too little memory is left" in remark for remark in table.attrs["remarks"])
     assert CLAIMED not in table.attrs.get("tables", {}), "nothing was claimed of these engines"
 
 
@@ -138,15 +142,6 @@ def test_without_hugging_face_others_are_measured_all_the_same(fake, monkeypatch
     assert "over_hf" not in row
     with pytest.raises(ValueError, match=r"No engine can be measured. hugging_face: its environment could not"):
         run(experiments()["peers"], given | {"engines": ("hugging_face",)}, prompts=prompts)
-
-
-def test_no_more_is_loaded_than_memory_holds(monkeypatch):
-    monkeypatch.setattr(peers, "free_bytes", lambda device: 1000)
-    prompts = [next(p for p in embedded_prompts() if p.set == "wikisql" and p.warm is warm) for warm in (False, True)]
-    given = {"engines": ("hugging_face",), "drafters": (), "max_new_tokens": 4, "warm_per_set": 1}
-    table = run(experiments()["peers"], given, prompts=prompts).table
-    assert list(table["way"]) == ["plain"]
-    assert any("too little memory is left" in remark for remark in table.attrs["remarks"])
 
 
 def test_a_drafter_that_does_not_fit_is_left_out_and_the_others_measured(demo, tmp_path):
