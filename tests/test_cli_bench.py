@@ -81,7 +81,8 @@ def test_quick_without_matplotlib_names_the_extra_and_still_writes_figures(
     prompts_file, tmp_path, monkeypatch, no_memory
 ):
     monkeypatch.setattr(pictures, "find_spec", lambda name: None)
-    done = CliRunner().invoke(app, [*TINY, "--prompts", str(prompts_file), "--out", str(tmp_path / "out")])
+    least = ["--rounds", "1", "--per-set", "1", "--max-new-tokens", "2"]
+    done = CliRunner().invoke(app, [*TINY, *least, "--prompts", str(prompts_file), "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert "[bench]" in done.output
     assert "Peak memory: not measured: left out" in done.output
