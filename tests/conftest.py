@@ -1,5 +1,7 @@
 """Settings for every test: no network, one thread, and one embedded model for the whole run."""
 
+from __future__ import annotations
+
 import os
 
 # Before transformers is imported anywhere, as the hub client reads it once at import.
@@ -11,21 +13,25 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-import draftree
-from draftree.cli import main
-
-torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class Demo(NamedTuple):
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Not in the process that only hands tests out to workers: importing torch and transformers takes it seconds."""
+    if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":
+        import torch
+
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 def pytest_collection_finish() -> None:
@@ -41,6 +47,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def demo() -> Demo:
     """The embedded model and tokenizer, shared by all tests: leave both as they are."""
+    import draftree
+
     return Demo(*draftree.demo_model())
 
 
@@ -49,6 +57,7 @@ def refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[[Sequence[str], str], None]:
     """Gives a command's arguments to `draftree`, and holds it to one sentence with these words and exit status 2."""
+    from draftree.cli import main
 
     def check(arguments: Sequence[str], words: str) -> None:
         monkeypatch.setattr(sys, "argv", ["draftree", *arguments])
