@@ -83,7 +83,7 @@ ELSEWHERE = (
 def test_a_drafter_keeps_to_its_device(form: str, kind: str) -> None:
     with FarDevice():
         engine = far_engine(form, KINDS[kind]())
-        requests = [engine.add(row, Rules(max_new_tokens=NEW, eos_token_ids=(2,))) for row in ROWS]
+        requests = [engine.add(row, Rules(max_new_tokens=NEW // 2, eos_token_ids=(2,))) for row in ROWS]
         engine.run()
     for request, text in zip(requests, TEXTS, strict=True):
         assert request.error is None

@@ -67,7 +67,7 @@ def test_the_text_is_that_of_one_device(name: str, kind: str) -> None:
     with FarDevice():
         drafter = drafter_of(kind, build(name), references_of(rows, expected))
         engine = Engine(spread(name), runner="hooked", drafter=drafter, slots=2, shape=Fixed(9))
-        requests = [engine.add(row, Rules(max_new_tokens=NEW, eos_token_ids=(2,))) for row in rows]
+        requests = [engine.add(row, Rules(max_new_tokens=NEW // 2, eos_token_ids=(2,))) for row in rows]
         engine.run()
     check(requests, expected[:, ids.shape[1] :])
     assert sum(request.stats.drafted for request in requests) > 0
@@ -83,7 +83,7 @@ def test_trees_are_pruned_in_the_later_half() -> None:
         drafter = make("hidden-transfer-one-layer", build("llama"))
         model = spread("llama")
         engine = Engine(model, runner="hooked", drafter=drafter, pruner=early, slots=2, shape=Fixed(9))
-        requests = [engine.add(row, Rules(max_new_tokens=NEW, eos_token_ids=(2,))) for row in rows]
+        requests = [engine.add(row, Rules(max_new_tokens=NEW // 2, eos_token_ids=(2,))) for row in rows]
         engine.run()
     check(requests, expected[:, ids.shape[1] :])
     assert sum(request.stats.pruned for request in requests) > 0
@@ -93,12 +93,12 @@ def test_trees_are_pruned_in_the_later_half() -> None:
 def test_strict_in_bfloat16(name: str, kind: str) -> None:
     rows = prompts(LENGTHS[:2])
     texts = {}
+    with FarDevice():
+        model = spread(name, torch.bfloat16)
     for way in (None, kind):
         with FarDevice():
             drafter = None if way is None else drafter_of(way, build(name), {})
-            engine = Engine(
-                spread(name, torch.bfloat16), runner="hooked", drafter=drafter, slots=2, shape=None, strict=True
-            )
+            engine = Engine(model, runner="hooked", drafter=drafter, slots=2, shape=None, strict=True)
             requests = [engine.add(row, Rules(max_new_tokens=NEW, eos_token_ids=(2,))) for row in rows]
             engine.run()
         assert [request.error for request in requests] == [None, None]
