@@ -25,6 +25,7 @@ class Clock:
 
 def test_a_time_that_is_over_early_still_runs_every_drafter_and_counts_what_was_replayed(demo, monkeypatch):
     monkeypatch.setattr("draftree.tuning.search.time", Clock(2))
+    monkeypatch.setattr("draftree.tuning.search.MOST_ROUNDS", 1)
     chosen = [p for p in embedded_prompts() if p.set == "wikisql"]
     choice = tune(
         demo.model, demo.tokenizer, chosen, TuningOptions(1, 4, 4, (Spec("draft-model", name="draft-model"),))
