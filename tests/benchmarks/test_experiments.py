@@ -19,12 +19,14 @@ from benchmarks import report as results
 from benchmarks.harness.command import listed, partial_file, run
 from benchmarks.harness.comparisons import CLAIMED
 from benchmarks.harness.experiment import Experiment, experiments
+from benchmarks.harness.setup import KNOWN
 from benchmarks.inflate import inflate
 from benchmarks.papers.claims import paper_claims
 from benchmarks.papers.low_precision import SCORES
 from benchmarks.shapes import gate, merge
 from draftree.bench import checkout
 from draftree.cli import app
+from draftree.drafter_names import names_in
 from draftree.drafting import SelfSpeculative
 from draftree.drafting.folder import base_of, demo_drafter
 from draftree.models import encode_prompt
@@ -69,6 +71,8 @@ def tiny(experiment: Experiment) -> dict[str, Any]:
         facts |= {"thresholds": ("0.6:3",), "batch": 4}
     elif not isinstance(experiment.options.get("batch", ()), tuple):
         facts["batch"] = 1 + (experiment.name in BATCHED)
+    if experiment.name == "gate":
+        facts["drafters"] = ("hidden-transfer", "lookahead+draft-model")
     if experiment.options.get("drafters") == () and "train_steps" not in experiment.options:
         folder = FOLDERS / ("bita" if experiment.name.startswith("bita") else "hidden-transfer")
         facts["drafters"] = (f"one={folder}", f"other={folder}")
@@ -166,6 +170,18 @@ def test_any_model_can_be_measured(prompts, demo, tmp_path):
     assert set(report.table["drafter"]) == {"m"}
 
 
+@pytest.mark.slow
+def test_the_gate_measures_every_drafter_that_it_names(prompts):
+    given = tiny(EXPERIMENTS["gate"]) | {"drafters": gate.DRAFTERS}
+    table = run(EXPERIMENTS["gate"], given, prompts=prompts).table
+    assert set(table["drafter"]) == set(gate.DRAFTERS)
+    assert table.attrs["differing"] == 0
+
+
+def test_the_gate_names_drafters_that_are_known():
+    assert {part for name in gate.DRAFTERS for part in names_in(name)} <= set(KNOWN)
+
+
 def merged(prompts: list[Any], **options: Any) -> list[float]:
     """Acceptance lengths of a merge at equal budgets; those of trees sized by cost depend on the clock."""
     given = tiny(EXPERIMENTS["merge"]) | {"drafters": ("medusa", "hidden-transfer")}
@@ -173,14 +189,20 @@ def merged(prompts: list[Any], **options: Any) -> list[float]:
     return table[table["nodes"] != merge.SIZED]["merged"].tolist()
 
 
-def test_an_inflated_model_accepts_what_the_small_one_does(prompts):
-    assert merged(prompts) == merged(prompts, params="20M")
+@pytest.fixture(scope="module")
+def accepted(prompts) -> list[float]:
+    """Of the embedded model."""
+    return merged(prompts)
 
 
-def test_the_folder_of_an_inflated_model_takes_the_packages_drafters(prompts, demo, tmp_path):
+def test_an_inflated_model_accepts_what_the_small_one_does(prompts, accepted):
+    assert accepted == merged(prompts, params="20M")
+
+
+def test_the_folder_of_an_inflated_model_takes_the_packages_drafters(prompts, accepted, demo, tmp_path):
     inflate(demo.model, params="20M").save_pretrained(tmp_path)
     demo.tokenizer.save_pretrained(tmp_path)
-    assert merged(prompts, model=str(tmp_path)) == merged(prompts)
+    assert merged(prompts, model=str(tmp_path)) == accepted
     with pytest.raises(ValueError, match="inflated already"):
         merged(prompts, model=str(tmp_path), params="30M")
 
