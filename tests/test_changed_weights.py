@@ -227,12 +227,13 @@ def test_every_family_on_every_runner_that_has_copies(name: str) -> None:
     """One weight after the other, of a layer far behind or of the embedding: one text before and one behind each."""
     model = construct(MEMBERS[name])
     last = inspect_model(model).layers[-1]
-    changed = 0
+    changed, before = 0, ours(model, "auto")
     for weight in (*(p for p in last.parameters() if p.dim() > 1), model.get_input_embeddings().weight):
-        before = ours(model, "auto")
         weight.data.copy_(weight.data.flip(0) * -2)
-        assert ours(model, "auto") == own(model)
-        changed += own(model) != before
+        after = own(model)
+        assert ours(model, "auto") == after
+        changed += after != before
+        before = after
     assert changed
 
 
