@@ -77,6 +77,17 @@ def references_of(rows: Sequence[Sequence[int]], sequences: Tensor) -> Reference
 
 
 @functools.cache
+@torch.inference_mode(False)  # whoever asks first: all others get copies of the same
+def _demo() -> Any:
+    return draftree.demo_model()[0]
+
+
+def copy_of(name: str) -> Any:
+    """A model of one's own: the zoo's of that name, or the embedded one, "demo", which is read from the disk once."""
+    return copy.deepcopy(_demo() if name == "demo" else build(name))
+
+
+@functools.cache
 def noisy(name: str, noise: float = 0.1) -> Any:
     """A model of the zoo that often says what the one of the same name says, and often something else."""
     model = copy.deepcopy(build(name))

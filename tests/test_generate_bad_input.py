@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from drafters_for_tests import RandomTree
-from generate_driver import prompts
+from generate_driver import copy_of, prompts
 from torch import Tensor, nn
 from transformers import GenerationConfig, MaxTimeCriteria, TextStreamer
 from zoo import MEMBERS, build, construct
@@ -123,6 +124,15 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 }
 
 
+@cache
+def counted(name: str) -> tuple[Any, list[int]]:
+    """A model of its own, and its calls; with a hook, it is tried out once, before anything is asked of it."""
+    model, calls = copy_of(name), []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    open_runner(model)
+    return model, calls
+
+
 @pytest.mark.parametrize(("arguments", "kind", "words"), BAD.values(), ids=BAD.keys())
 def test_one_sentence_before_any_work(arguments: dict[str, Any], kind: type[Exception], words: str) -> None:
     drafter = Lookahead()
@@ -131,16 +141,10 @@ def test_one_sentence_before_any_work(arguments: dict[str, Any], kind: type[Exce
         arguments["max_new_tokens"] = None
     model = arguments.pop("model")
     if model in MEMBERS:
-        model = build(model)
-        calls: list[int] = []
-        handle = model.register_forward_pre_hook(lambda *_: calls.append(1))
-        try:
-            open_runner(model)  # which tries a model with hooks out before anything is asked of it
-            calls.clear()
-            with pytest.raises(kind) as raised:
-                generate(model, **arguments)
-        finally:
-            handle.remove()
+        model, calls = counted(model)
+        calls.clear()
+        with pytest.raises(kind) as raised:
+            generate(model, **arguments)
         assert not calls
     else:
         with pytest.raises(kind) as raised:

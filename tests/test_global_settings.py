@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import zoo
 from few import crossed
-from generate_driver import OF_DEMO, left_pad, prompts
+from generate_driver import OF_DEMO, copy_of, left_pad, prompts
 from timed_shape import Timed
 
 import draftree
@@ -68,16 +67,12 @@ def ask(model: Any, drafter: Any, **options: Any) -> list[list[int]]:
 @cache
 def expected(family: str, **options: Any) -> list[list[int]]:
     """The ids without any setting and without a drafter."""
-    return ask(model_of(family), None, **options)
-
-
-def model_of(family: str) -> Any:
-    return copy.deepcopy(draftree.demo_model()[0] if family == "demo" else zoo.build(family))
+    return ask(copy_of(family), None, **options)
 
 
 @pytest.mark.parametrize(("name", "drafter", "choice"), crossed(SETTINGS, [*DRAFTERS], ["cpu", "hooked"]))
 def test_the_text_of_every_drafter_stays(name: str, drafter: str, choice: str) -> None:
-    wanted, model = expected("demo"), model_of("demo")
+    wanted, model = expected("demo"), copy_of("demo")
     with setting(name):
         assert ask(model, DRAFTERS[drafter](model), runner=choice) == wanted
         torch.ones(1)  # the setting is still on, and was so throughout
@@ -89,7 +84,7 @@ def test_the_text_of_every_drafter_stays(name: str, drafter: str, choice: str) -
     crossed(["auto", "hooked"], ["llama", "gemma3", "phi3", "gpt2", "bloom", "t5-gated", "bart"], ["float64", "meta"]),
 )
 def test_the_text_of_every_kind_of_model_stays(name: str, family: str, choice: str) -> None:
-    wanted, model = expected(family), model_of(family)
+    wanted, model = expected(family), copy_of(family)
     with setting(name):
         assert ask(model, draftree.Lookahead(), runner=choice) == wanted
         assert ask(model, draftree.Jacobi(), runner=choice) == wanted
@@ -98,14 +93,14 @@ def test_the_text_of_every_kind_of_model_stays(name: str, family: str, choice: s
 @pytest.mark.parametrize("name", SETTINGS)
 def test_sampled_text_stays(name: str) -> None:
     options: Any = {"do_sample": True, "temperature": 0.8, "top_k": 20, "seed": 4}
-    wanted, model = expected("demo", **options), model_of("demo")
+    wanted, model = expected("demo", **options), copy_of("demo")
     with setting(name):
         assert ask(model, draftree.Lookahead(), **options) == wanted
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_pruning_and_shapes_stay(name: str) -> None:
-    wanted, model = expected("demo"), model_of("demo")
+    wanted, model = expected("demo"), copy_of("demo")
     with setting(name):
         pruner = draftree.EarlyPruning(draftree.demo_early_head(model))
         shape = draftree.Fixed(6)
@@ -116,7 +111,7 @@ def test_pruning_and_shapes_stay(name: str) -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("choice", ["eager", "cuda_graphs"])
 def test_other_ways_of_passing_stay(name: str, choice: str) -> None:
-    wanted, model = expected("demo"), model_of("demo")
+    wanted, model = expected("demo"), copy_of("demo")
     with setting(name):
         assert ask(model, draftree.Lookahead(), runner=open_runner(model, choice)) == wanted
 
@@ -127,7 +122,7 @@ def test_a_bfloat16_model_and_a_trie(name: str) -> None:
 
     Trees are sized by the same times in both runs: in 16 bits rows of another number may change a text.
     """
-    model = model_of("demo").to(torch.bfloat16)
+    model = copy_of("demo").to(torch.bfloat16)
     timed = Timed(draftree.DynamicTree())
     wanted = ask(copy.deepcopy(model), draftree.Lookahead(), shape=timed)
     with setting(name):
@@ -136,7 +131,7 @@ def test_a_bfloat16_model_and_a_trie(name: str) -> None:
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_weights_to_be_trained_are_float32(name: str) -> None:
-    model = model_of("demo")
+    model = copy_of("demo")
     with setting(name):
         for made in (draftree.Medusa, draftree.BiTA, draftree.HiddenTransfer, draftree.EarlyHead):
             assert {p.dtype for p in made.fresh(model).weights.parameters()} == {torch.float32}

@@ -5,16 +5,14 @@ Whatever a runner cannot drive as quickly goes through the hooked one, and the t
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import zoo
 from few import crossed
-from generate_driver import left_pad, prompts
+from generate_driver import copy_of, left_pad, prompts
 from torch import Tensor, nn
 
 import draftree
@@ -36,10 +34,6 @@ def ask(model: Any, drafter: str = "none", **options: Any) -> list[list[int]]:
     settings = {"max_new_tokens": NEW, "eos_token_id": None} | options
     found: list[list[int]] = generate(model, IDS, MASK, drafter=DRAFTERS[drafter](model), **settings).sequences.tolist()
     return found
-
-
-def fresh(family: str) -> Any:
-    return copy.deepcopy(draftree.demo_model()[0] if family == "demo" else zoo.build(family))
 
 
 class Halves(Tensor):
@@ -76,7 +70,7 @@ def halved(model: Any) -> Any:
 
 @pytest.mark.parametrize(("drafter", "family"), crossed(DRAFTERS, ["demo", "t5-gated"]))
 def test_weights_of_another_class_go_through_the_hooked_one(family: str, drafter: str) -> None:
-    expected, model = ask(fresh(family), runner="hooked"), halved(fresh(family))
+    expected, model = ask(copy_of(family), runner="hooked"), halved(copy_of(family))
     assert open_runner(model).name == "hooked"
     assert ask(model, drafter) == expected
     with pytest.raises(ValueError, match="does not qualify"):
@@ -84,11 +78,11 @@ def test_weights_of_another_class_go_through_the_hooked_one(family: str, drafter
 
 
 def test_models_with_weights_of_another_class_are_known_again() -> None:
-    model = halved(fresh("llama"))
-    assert model_hash(model) == model_hash(halved(fresh("llama"))) == base_of(model).hash
+    model = halved(copy_of("llama"))
+    assert model_hash(model) == model_hash(halved(copy_of("llama"))) == base_of(model).hash
     with torch.no_grad():
         next(p for p in model.parameters() if isinstance(p, Halves)).inner.mul_(1.5)
-    assert model_hash(model) != base_of(halved(fresh("llama"))).hash
+    assert model_hash(model) != base_of(halved(copy_of("llama"))).hash
 
 
 def by_torchao(model: Any) -> Any:
@@ -123,10 +117,10 @@ def by_bitsandbytes(model: Any) -> Any:
 )
 def test_weights_of_8_bits(library: Callable[[Any], Any], family: str, drafter: str) -> None:
     """`make test-8bit` has the libraries."""
-    model = library(fresh(family))
+    model = library(copy_of(family))
     assert open_runner(model).name == ("cpu" if library is by_torchao else "hooked")
     assert ask(model, drafter) == ask(model, runner="hooked")
-    assert base_of(model).hash != base_of(fresh(family)).hash
+    assert base_of(model).hash != base_of(copy_of(family)).hash
 
 
 @pytest.mark.parametrize(
@@ -135,7 +129,7 @@ def test_weights_of_8_bits(library: Callable[[Any], Any], family: str, drafter: 
 )
 def test_offloaded_models(where: str, family: str, drafter: str, tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
-    expected, model = ask(fresh(family), runner="hooked"), fresh(family)
+    expected, model = ask(copy_of(family), runner="hooked"), copy_of(family)
     device = torch.device("cpu")
     if where == "cpu":
         accelerate.cpu_offload(model, execution_device=device)
@@ -150,7 +144,7 @@ def test_offloaded_models(where: str, family: str, drafter: str, tmp_path: Path)
 
 def test_an_offloaded_model_may_take_a_drafter_that_is_not_checked(tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
-    model = fresh("demo")
+    model = copy_of("demo")
     draftree.demo_drafter("medusa", model).save_pretrained(tmp_path)
     expected = ask(model)
     accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
@@ -164,16 +158,16 @@ def test_an_offloaded_model_may_take_a_drafter_that_is_not_checked(tmp_path: Pat
 @pytest.mark.parametrize(("family", "drafter"), crossed(["demo", "gpt2", "t5-gated"], [*DRAFTERS]))
 def test_models_made_in_inference_mode(family: str, drafter: str) -> None:
     """Their weights count no changes, so nothing may be made of them once and kept."""
-    expected = ask(fresh(family))
+    expected = ask(copy_of(family))
     with torch.inference_mode():
-        model = fresh(family)
+        model = copy_of(family)
         assert next(model.parameters()).is_inference()
         assert ask(model, drafter) == expected
     assert ask(model, drafter) == expected
     with torch.inference_mode():
         for parameter in model.parameters():
             parameter.mul_(0.9)
-    again = fresh(family)
+    again = copy_of(family)
     with torch.no_grad():
         for parameter in again.parameters():
             parameter.mul_(0.9)
@@ -182,7 +176,7 @@ def test_models_made_in_inference_mode(family: str, drafter: str) -> None:
 
 @pytest.mark.parametrize(("choice", "drafter"), crossed(["auto", "hooked"], DRAFTERS))
 def test_one_engine_in_and_out_of_inference_mode(drafter: str, choice: str) -> None:
-    model = fresh("demo")
+    model = copy_of("demo")
     made = DRAFTERS[drafter](model)
     options: dict[str, Any] = {"drafter": made, "runner": choice, "max_new_tokens": NEW, "eos_token_id": None}
     expected = ask(model)
@@ -196,7 +190,7 @@ def test_one_engine_in_and_out_of_inference_mode(drafter: str, choice: str) -> N
 )
 def test_autocast_around_it(family: str, drafter: str, choice: str) -> None:
     """The hooked one runs in 16 bits then, where near-ties may fall the other way; others in the model's type."""
-    model = fresh(family)
+    model = copy_of(family)
     near_ties = choice == "hooked" and family == "demo"  # the other texts have none
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = ask(model, runner=choice, strict=near_ties)
@@ -206,7 +200,7 @@ def test_autocast_around_it(family: str, drafter: str, choice: str) -> None:
 @pytest.mark.parametrize("family", ["gpt2", "bloom", "bart", "umt5"])
 def test_one_engine_in_and_out_of_autocast(family: str) -> None:
     """Keys and values of a first pass in 16 bits are not the type of all that come."""
-    model, prompt = fresh(family), IDS[0, -12:].tolist()
+    model, prompt = copy_of(family), IDS[0, -12:].tolist()
     rules = Rules(NEW)
     sided: dict[str, Any] = {"encoder_input": IDS[0, -12:]} if model.config.is_encoder_decoder else {}
     found = []
@@ -222,8 +216,8 @@ def test_one_engine_in_and_out_of_autocast(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "bloom", "opt"])
 def test_one_draft_model_in_and_out_of_autocast(family: str) -> None:
-    drafter = draftree.DraftModel(fresh(family))
-    target = fresh("llama")
+    drafter = draftree.DraftModel(copy_of(family))
+    target = copy_of("llama")
     expected = ask(target)
     for inside in (True, False):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
@@ -233,7 +227,7 @@ def test_one_draft_model_in_and_out_of_autocast(family: str) -> None:
 
 @pytest.mark.parametrize("way", ["eager", "cuda_graphs"])
 def test_autocast_around_other_ways(way: str) -> None:
-    model = fresh("demo")
+    model = copy_of("demo")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = ask(model, runner=open_runner(model, way))
         assert ask(model, "lookahead", runner=open_runner(model, way)) == expected
@@ -243,7 +237,7 @@ def test_autocast_around_other_ways(way: str) -> None:
 @pytest.mark.parametrize("family", ["demo", "gemma3"])
 def test_training_leaves_nothing_behind(family: str, drafter: str) -> None:
     """In training mode without dropout, with gradients on and half of a step behind: the text, and no graph."""
-    model = fresh(family)
+    model = copy_of(family)
     expected = ask(model)
     model.train()
     model(input_ids=IDS).logits.sum().backward()

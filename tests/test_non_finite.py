@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-import zoo
 from few import crossed
-from generate_driver import left_pad, prompts
+from generate_driver import copy_of, left_pad, prompts
 
 import draftree
 from draftree.drafting import Context, Drafter
@@ -36,7 +34,7 @@ CASES = [(family, runner) for family, runners in FAMILIES.items() for runner in 
 
 def broken(family: str, value: float) -> Any:
     """A model with an embedding that is not finite, and which never writes that token by itself."""
-    model = copy.deepcopy(draftree.demo_model()[0] if family == "demo" else zoo.build(family))
+    model = copy_of(family)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if head.weight is embedding.weight:
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
@@ -112,7 +110,7 @@ def test_a_request_that_is_not_finite_changes_no_other(runner: str) -> None:
     crossed(["bita", "hidden-transfer", "medusa"], ["auto", "eager", "hooked"], [NAN, INF, -INF]),
 )
 def test_a_drafter_whose_weights_are_not_finite_changes_no_text(method: str, runner: str, value: float) -> None:
-    model, _ = draftree.demo_model()
+    model = copy_of("demo")
     ids, mask = left_pad([prompt[:12] for prompt in prompts()])
     expected = generate(model, ids, mask, max_new_tokens=NEW, runner=runner).sequences.tolist()
     drafter = draftree.demo_drafter(method, model)
@@ -127,7 +125,7 @@ def test_a_drafter_whose_weights_are_not_finite_changes_no_text(method: str, run
 
 @pytest.mark.parametrize(("logp", "shape"), crossed([NAN, INF, -INF], ["default", "fixed", "line", "product"]))
 def test_log_probabilities_that_are_none(logp: float, shape: str) -> None:
-    model, _ = draftree.demo_model()
+    model = copy_of("demo")
     ids, mask = left_pad([prompt[:12] for prompt in prompts()])
     shapes = {
         "default": None,

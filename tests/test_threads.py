@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-import zoo
 from few import crossed, few
-from generate_driver import OF_DEMO, prompts
+from generate_driver import OF_DEMO, copy_of, prompts
 from runner_driver import one_thread  # noqa: F401
 
 import draftree
@@ -30,10 +29,6 @@ def _switch_often() -> Iterator[None]:
     sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(interval)
-
-
-def fresh(family: str) -> Any:
-    return copy.deepcopy(draftree.demo_model()[0] if family == "demo" else zoo.build(family))
 
 
 def ours(model: Any, prompt: Any, drafter: Any = None, runner: str = "auto") -> list[int]:
@@ -65,7 +60,7 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize(("name", "runner"), crossed(DRAFTERS, ["auto", "hooked"]))
 def test_one_drafter_in_eight_threads(name: str, runner: str) -> None:
-    model = fresh("demo")
+    model = copy_of("demo")
     expected = [ours(model, prompt) for prompt in PROMPTS]
     drafter = DRAFTERS[name](model)
     with ThreadPoolExecutor(THREADS) as pool:
@@ -76,7 +71,7 @@ def test_one_drafter_in_eight_threads(name: str, runner: str) -> None:
 @pytest.mark.parametrize("name", few(["lookahead", "jacobi", "merge"], ["merge"]))
 def test_a_drafter_of_its_own_for_every_call(name: str) -> None:
     """A runner and its step costs are shared all the same."""
-    model = fresh("demo")
+    model = copy_of("demo")
     expected = [ours(model, prompt) for prompt in PROMPTS]
     with ThreadPoolExecutor(THREADS) as pool:
         found = list(pool.map(lambda prompt: ours(model, prompt, DRAFTERS[name](model)), PROMPTS * 8))
@@ -92,7 +87,7 @@ def test_a_drafter_of_its_own_for_every_call(name: str) -> None:
 )
 def test_hugging_face_beside_hooked_passes(family: str) -> None:
     """Rows that join in mid-stack (Jacobi's) and layers left out need hooks and other methods on shared modules."""
-    model = fresh(family)
+    model = copy_of(family)
     expected = [theirs(model, prompt) for prompt in PROMPTS]
     drafters = [None, draftree.Jacobi(), draftree.SelfSpeculative(skip_mlp=[1])]
 
@@ -108,7 +103,7 @@ def test_hugging_face_beside_hooked_passes(family: str) -> None:
 
 
 def test_asyncio() -> None:
-    model, drafter = fresh("demo"), draftree.Lookahead()
+    model, drafter = copy_of("demo"), draftree.Lookahead()
     expected = [ours(model, prompt) for prompt in PROMPTS]
 
     async def all_at_once() -> list[list[int]]:
@@ -118,7 +113,7 @@ def test_asyncio() -> None:
 
 
 def test_shapes_pruners_runners_and_recorders_are_shared_as_well() -> None:
-    model = fresh("demo")
+    model = copy_of("demo")
     expected = [ours(model, prompt) for prompt in PROMPTS]
     head = draftree.demo_early_head(model)
     shared = {
