@@ -1,4 +1,6 @@
-"""BiLD written from its description, token by token: whole texts through stock models, no cache, none of our engine.
+"""BiLD written from its description, token by token: whole texts through stock models, none of our engine.
+
+No decoder has a cache; what an encoder has read is kept.
 
 The small model writes while the best it has to say is as likely as the fallback threshold; then the large model reads
 everything written since its last turn, replaces the first token that is further than the rollback threshold from what
@@ -42,6 +44,7 @@ class Reference:
     turn: int = 10
     processors: Sequence[Any] = ()
     noise: Tensor | None = None
+    read: dict[Any, Any] = field(default_factory=dict)  # by the encoders
 
     @torch.no_grad()
     def says(self, model: Any, text: Sequence[int], source: Sequence[int] | None) -> Tensor:
@@ -49,7 +52,10 @@ class Reference:
         ids = torch.tensor([list(text)])
         if source is None:
             return model(ids).logits[0]
-        return model(input_ids=torch.tensor([list(source)]), decoder_input_ids=ids).logits[0]
+        key = id(model), tuple(source)
+        if key not in self.read:  # what an encoder has read stays the same while the text grows
+            self.read[key] = model.get_encoder()(input_ids=torch.tensor([list(source)]))
+        return model(encoder_outputs=self.read[key], decoder_input_ids=ids).logits[0]
 
     def choose(self, logits: Tensor, text: Sequence[int], start: int) -> int:
         """The token behind `text`, whose first `start` tokens are the prompt."""
