@@ -44,7 +44,8 @@ def test_windows_of_families_whose_layers_all_have_one(model_type: str) -> None:
     if model_type == "qwen3_moe":
         settings |= {"use_sliding_window": True, "num_experts": 4, "num_experts_per_tok": 2}
     if model_type == "phi4_multimodal":  # whose other parts have 870 million parameters
-        settings |= {"audio_config": {"num_blocks": 1}, "vision_config": {"num_hidden_layers": 1}}
+        small = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+        settings |= {"audio_config": small | {"num_blocks": 1}, "vision_config": small | {"num_hidden_layers": 1}}
     model = zoo.construct(zoo.Member(model_type, model_type, zoo.LLAMA_LIKE | settings))
     target = inspect_model(model)
     assert {kind.window for kind in target.kinds} == {20}

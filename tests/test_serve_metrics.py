@@ -106,7 +106,8 @@ def test_times_of_tokens_count_while_an_answer_runs(demo: Any, monkeypatch: pyte
             step()
 
         monkeypatch.setattr(engine, "step", held)
-        asked = threading.Thread(target=server.post, args=("/v1/completions",), kwargs=LONG | {"stream": stream})
+        asking = LONG | {"stream": stream, "max_tokens": 80}
+        asked = threading.Thread(target=server.post, args=("/v1/completions",), kwargs=asking)
         asked.start()
         stack.callback(asked.join)
         stack.callback(allowed.release, 2000)  # a test that fails must not wait for the server
