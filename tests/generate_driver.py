@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -128,6 +128,18 @@ def drafters(references: References, *, in_model: bool = True) -> dict[str, Call
         made["self-skip"] = lambda: SelfSpeculative(skip_attention=[2], skip_mlp=[2, 3], branching=3, confidence=0)
         made["jacobi"] = lambda: Jacobi(5, 3, 4, from_prompt=True)
     return made
+
+
+TRIES = ("lookahead", "lookahead-parallel", "lookahead-single", "lookahead-prompt", "lookahead-output")
+# Of `drafters`, those that read or enter a runner's passes, and one whose trees are of every kind. The others hand
+# over a tree and never see what runs it: where a model has two runners, one of them is enough.
+ON_EVERY_RUNNER = ("random", "in-model", "self-exit", "self-skip", "jacobi")
+
+
+def tries_in_turn(kinds: Iterable[str], turn: int, turns: int) -> list[str]:
+    """`kinds` with every `turns`-th trie, others in another turn: they differ in the trie's own code alone."""
+    kept = TRIES[turn % turns :: turns]
+    return [kind for kind in kinds if kind in kept or kind not in TRIES]
 
 
 OF_DEMO: dict[str, Callable[[Any], Any]] = {  # drafters for the embedded model

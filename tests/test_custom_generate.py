@@ -35,14 +35,19 @@ def through(
     return build(name).generate(ids, attention_mask=mask, custom_generate=loop, **options)
 
 
-@pytest.mark.parametrize(("name", "options"), crossed(["llama", "gpt2", "bloom"], [{}, SAMPLED]))
+ALONE = ["llama", "gpt2", "bloom"]
+
+
+@pytest.mark.parametrize(("name", "options"), crossed(ALONE, [{}, SAMPLED]))
 def test_alone(name: str, options: dict[str, Any]) -> None:
+    """A third of the drafters with each family: this door hands them on as they are."""
     rows = prompts(LENGTHS[:1])
     ids = torch.tensor(rows)
     expected = hf(build(name), ids, seed=SEED, **options)
-    for kind, make in drafters(references_of(rows, expected)).items():
+    made = drafters(references_of(rows, expected))
+    for kind in [*made][ALONE.index(name) :: len(ALONE)]:
         torch.manual_seed(SEED)
-        loop = custom_generate(make(), shape=SHAPES["fixed-16"]())
+        loop = custom_generate(made[kind](), shape=SHAPES["fixed-16"]())
         out = build(name).generate(ids, custom_generate=loop, **{"max_new_tokens": NEW, "do_sample": False} | options)
         same(out, expected, kind)
 
