@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from few import few
+from test_training import data_for
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaConfig, T5Config
 from typer.testing import CliRunner
 from zoo import MEMBERS, construct
@@ -19,7 +20,7 @@ from draftree.training import bleu as bleu_module
 from draftree.training.align import Exam, align, align_on_inputs, template_of
 from draftree.training.answers import AnswerOptions
 from draftree.training.bleu import bleu
-from draftree.training.journal import JOURNAL, Journal
+from draftree.training.journal import JOURNAL
 from draftree.training.options import Inputs, TrainOptions
 from draftree.training.questions import Question
 from draftree.training.rows import Row, collate
@@ -44,26 +45,11 @@ def small_model(kind, seed=3):
     return AutoModelForCausalLM.from_config(LlamaConfig(**LIKE, tie_word_embeddings=True)).eval()
 
 
-def answers_of(model, folder, count=60):
-    """Greedy answers to random prompts, ragged, as `draftree train data` stores them."""
-    generator = torch.Generator().manual_seed(1)
-    seq2seq = model.config.is_encoder_decoder
-    with Journal(folder, {"model": base_of(model), "template": "none"}) as journal:
-        for number in range(count):
-            prompt = torch.randint(3, 97, (1, 4 + number % 5), generator=generator)
-            out = model.generate(prompt, max_new_tokens=6 + number % 7, do_sample=False, eos_token_id=[])
-            answer = out[0, 1 if seq2seq else prompt.shape[1] :].tolist()
-            row = {"id": str(number), "set": "s", "prompt_ids": prompt[0].tolist(), "answer_ids": answer}
-            journal.add(number, [row])
-        journal.finish()
-    return folder
-
-
 @pytest.fixture(scope="module", params=["llama", "t5"])
 def case(request, tmp_path_factory):
     """A large model and what it said, decoder-only and encoder-decoder."""
     large = construct(MEMBERS[request.param])
-    return request.param, large, answers_of(large, tmp_path_factory.mktemp("align") / "data")
+    return request.param, large, data_for(large, tmp_path_factory.mktemp("align") / "data")
 
 
 def run(case, out, **changes):
@@ -303,7 +289,7 @@ def test_rows_beyond_the_small_models_context(tmp_path):
     large = construct(MEMBERS["llama"])
     small = AutoModelForCausalLM.from_config(LlamaConfig(**LIKE, max_position_embeddings=8))
     with pytest.raises(ValueError, match=r"context is 8: leave the long ones out with --max-length 8\."):
-        align(large, small, answers_of(large, tmp_path / "data", 30), tmp_path / "out")
+        align(large, small, data_for(large, tmp_path / "data", 30), tmp_path / "out")
 
 
 def test_bad_words_on_the_command_line(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from zoo import MEMBERS, construct
 import draftree
 from draftree.cli import app
 from draftree.drafting.folder import base_of, model_hash
+from draftree.engine import Engine, Rules
 from draftree.pruning.early_head import EarlyHead
 from draftree.training.journal import Journal
 from draftree.training.methods import prepare
@@ -34,14 +35,24 @@ METHODS = {
 
 
 def data_for(model, folder, count=60, lengths=7):
-    """Greedy answers of a zoo model to random prompts, of 6 tokens and more, as `draftree train data` stores them."""
+    """Greedy answers of a zoo model to random prompts, of 6 tokens and more, as `draftree train data` stores them.
+
+    In batches of our engine's, which take a fifth of the time of Hugging Face's answers one by one.
+    """
     generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(3, 97, (4 + number % 5,), generator=generator) for number in range(count)]
+    start = model.config.decoder_start_token_id if model.config.is_encoder_decoder else None
+    with Engine(model, slots=20, runner="hooked") as engine:
+        answers = [
+            engine.add(prompt, Rules(6 + number % lengths))
+            if start is None
+            else engine.add([start], Rules(6 + number % lengths), encoder_input=prompt)
+            for number, prompt in enumerate(prompts)
+        ]
+        engine.run()
     with Journal(folder, {"model": base_of(model), "template": "none"}) as journal:
-        for number in range(count):
-            prompt = torch.randint(3, 97, (1, 4 + number % 5), generator=generator)
-            out = model.generate(prompt, max_new_tokens=6 + number % lengths, do_sample=False, eos_token_id=[])
-            answer = out[0, prompt.shape[1] :].tolist()
-            row = {"id": str(number), "set": "s", "prompt_ids": prompt[0].tolist(), "answer_ids": answer}
+        for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+            row = {"id": str(number), "set": "s", "prompt_ids": prompt.tolist(), "answer_ids": answer.tokens}
             journal.add(number, [row])
         journal.finish()
     return folder
