@@ -6,8 +6,6 @@ Models are tiny and random; trees are partly true and partly wrong, so nodes of 
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from drafters_for_tests import RandomTree
@@ -30,7 +28,7 @@ from torch import Tensor
 from zoo import CAUSAL, build
 
 from draftree.drafting import Lookahead
-from draftree.engine import generate
+from draftree.engine import Engine, Rules, generate
 from draftree.integrations import custom_generate
 from draftree.runner import EagerRunner, inspect_model
 from draftree.shaping import Fixed
@@ -181,11 +179,18 @@ def test_up_to_the_last_position_of_the_context(name: str, new: int) -> None:
 @pytest.mark.parametrize("name", ["bart", "marian", "m2m_100"])
 def test_a_tree_at_the_last_position_of_a_decoder(name: str) -> None:
     """Their own look-up of positions counts a tree's columns, of which there are more than positions."""
-    ids = torch.tensor([[5, 9, 3, 17, 4]])
-    options: dict[str, Any] = {"max_new_tokens": 255, "eos_token_id": []}
-    plain = generate(build(name), ids, **options).sequences
-    drafter = RandomTree({(int(plain[0, 0]),): plain[0, 1:].tolist()}, 1)
-    same(generate(build(name), ids, drafter=drafter, shape=Fixed(16), **options).sequences, plain)
+    begun, source = [1, *prompts((239,), seed=8)[0]], torch.tensor([5, 9, 3, 17, 4])
+    texts: list[list[int]] = []
+    for drafter in (None, RandomTree({}, 1)):
+        if drafter is not None:
+            drafter.references = {tuple(begun): texts[0]}
+        with Engine(build(name), drafter=drafter, shape=drafter and Fixed(16)) as engine:
+            request = engine.add(begun, Rules(16), encoder_input=source)
+            engine.run()
+        texts.append(request.tokens)
+    assert len(texts[0]) == 16
+    assert texts[1] == texts[0]
+    assert request.stats.accepted > 0
 
 
 @pytest.mark.parametrize("name", FAMILIES)

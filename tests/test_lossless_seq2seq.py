@@ -42,11 +42,16 @@ def makers(name: str, expected: Tensor) -> dict[str, Drafter]:
     )
 
 
-def check(name: str, ids: Tensor, mask: Tensor | None, expected: Tensor, **options: object) -> None:
+def check(
+    name: str, ids: Tensor, mask: Tensor | None, expected: Tensor, *, brief: bool = False, **options: object
+) -> None:
+    """Every drafter in every shape against `expected`; `brief` without self-speculation, tries in one shape."""
     accepted = 0
     for shape in SHAPES:
         for kind, drafter in makers(name, expected).items():
             if kind.startswith("self") and shape != "fixed-16":  # a pass a row: slow, and chains know no shapes
+                continue
+            if brief and (kind.startswith("self") or (kind == "lookahead" and shape != "fixed-16")):
                 continue
             out = generate(
                 build(name), ids, mask, drafter=drafter, shape=SHAPES[shape](), max_new_tokens=NEW, **options
@@ -62,7 +67,7 @@ def test_greedy(name: str) -> None:
     for options in ({}, VARIED):
         expected = hf(build(name), ids, **options)
         same(generate(build(name), ids, max_new_tokens=NEW, **options).sequences, expected, "plain")
-        check(name, ids, None, expected, **options)
+        check(name, ids, None, expected, brief=not options, **options)
 
 
 @pytest.mark.parametrize("name", EVEN)
@@ -98,7 +103,7 @@ def test_sources_padded_on_the_left(name: str) -> None:
     # There, Hugging Face has run the encoder.
     same(build(name).generate(ids, attention_mask=mask, custom_generate=custom_generate(), **GREEDY), theirs)
     if name == "bart":
-        check(name, ids, mask, ours, **VARIED)
+        check(name, ids, mask, ours, brief=True, **VARIED)
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -160,4 +165,4 @@ def test_processors_of_the_encoder(option: str, value: float) -> None:
     options |= VARIED
     expected = hf(build("bart"), ids, mask, **options)
     assert not torch.equal(expected, hf(build("bart"), ids, mask, **VARIED))
-    check("bart", ids, mask, expected, **options)
+    check("bart", ids, mask, expected, brief=True, **options)

@@ -40,56 +40,55 @@ def merges(model: Any, references: References) -> dict[str, Callable[[], Merge]]
     }
 
 
-def check(name: str, ids: Tensor, mask: Tensor | None, expected: Tensor, **options: Any) -> None:
-    """Every merge on every runner, shapes in turn, against `expected`."""
+def check(name: str, ids: Tensor, mask: Tensor | None, expected: Tensor, turn: int, **options: Any) -> None:
+    """Every merge against `expected`, shapes and runners in turn; in the next turn each on the other runner."""
     model = build(name)
     references = references_of(prompts(LENGTHS if len(ids) > 1 else LENGTHS[:1]), expected)
     runners = ["cpu", "hooked"] if EagerRunner.qualifies(inspect_model(model)) else ["hooked"]
     accepted = 0
     for number, (kind, merged) in enumerate(merges(model, references).items()):
-        for runner in runners:
-            shape = list(SHAPES)[number % 2]
-            out = generate(
-                model,
-                ids,
-                mask,
-                drafter=merged(),
-                shape=SHAPES[shape](),
-                runner=runner,
-                max_new_tokens=NEW,
-                **options,
-            )
-            same(out.sequences, expected, f"{name} on {runner} with {kind}, {shape}")
-            accepted += out.stats.total.accepted
+        runner, shape = runners[(number + turn) % len(runners)], list(SHAPES)[number % 2]
+        out = generate(
+            model,
+            ids,
+            mask,
+            drafter=merged(),
+            shape=SHAPES[shape](),
+            runner=runner,
+            max_new_tokens=NEW,
+            **options,
+        )
+        same(out.sequences, expected, f"{name} on {runner} with {kind}, {shape}")
+        accepted += out.stats.total.accepted
     assert accepted > expected.shape[1] - ids.shape[1]  # or nothing was shown
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_greedy_in_a_ragged_batch(name: str) -> None:
     ids, mask = left_pad(prompts())
-    check(name, ids, mask, hf(build(name), ids, mask))
+    check(name, ids, mask, hf(build(name), ids, mask), 0)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_sampled_in_a_ragged_batch(name: str) -> None:
     ids, mask = left_pad(prompts())
     expected = generate(build(name), ids, mask, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences
-    check(name, ids, mask, expected, seed=SEED, **SAMPLED)
+    check(name, ids, mask, expected, 1, seed=SEED, **SAMPLED)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_alone(name: str) -> None:
     ids = torch.tensor(prompts(LENGTHS[:1]))
-    check(name, ids, None, hf(build(name), ids))
-    check(name, ids, None, hf(build(name), ids, seed=SEED, **SAMPLED), seed=SEED, **SAMPLED)
+    check(name, ids, None, hf(build(name), ids), 0)
+    check(name, ids, None, hf(build(name), ids, seed=SEED, **SAMPLED), 1, seed=SEED, **SAMPLED)
 
 
 def test_an_eos_inside_merged_drafts() -> None:
     """The answer ends at a token that drafts hold in their midst; 0 may be that token."""
     ids, mask = left_pad(prompts())
     answer = hf(build("llama"), ids, mask)[0, ids.shape[1] :].tolist()
-    for eos in (answer[9], 0):
-        check("llama", ids, mask, hf(build("llama"), ids, mask, eos_token_id=eos), eos_token_id=eos)
+    for turn, eos in enumerate((answer[9], 0)):
+        check("llama", ids, mask, hf(build("llama"), ids, mask, eos_token_id=eos), turn, eos_token_id=eos)
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
