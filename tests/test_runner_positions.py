@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -61,26 +62,35 @@ def _pristine(name: str) -> Any:
     return zoo.construct(member, rope_parameters=parameters, **settings)
 
 
+@functools.cache
 @torch.no_grad()
-def _decoded(name: str, prompt: Tensor, following: Tensor) -> Tensor:
-    """Logits [V] after `prompt` at once and then `following` token by token.
+def _decoded(name: str, prompt: tuple[int, ...], text: tuple[int, ...], tokens: tuple[int, ...]) -> list[Tensor]:
+    """Logits [V] of every node of a tree, after `prompt` at once and then `text` and the node's branch token by token.
 
-    By a model that has seen nothing before: these rotary modules remember the longest call.
+    Each by a model that has seen nothing else before: these rotary modules remember the longest call.
     """
-    model, cache = copy.deepcopy(_pristine(name)), DynamicCache()
-    logits = model(input_ids=prompt[None], past_key_values=cache, use_cache=True).logits
-    for token in following:
-        logits = model(input_ids=token[None, None], past_key_values=cache, use_cache=True).logits
-    return logits[0, -1]
+
+    def read(model: Any, cache: DynamicCache, ids: Sequence[int]) -> Tensor:
+        logits: Tensor = model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True).logits
+        return logits[0, -1]
+
+    begun = copy.deepcopy(_pristine(name)), DynamicCache()
+    for ids in (prompt, *([token] for token in text)):
+        read(*begun, ids)
+    behind, logits = [begun], []  # behind the text, then behind each node
+    for parent, token in zip(PARENTS, tokens, strict=True):
+        behind.append(copy.deepcopy(behind[parent + 1]))
+        logits.append(read(*behind[-1], [token]))
+    return logits
 
 
 def _worst(name: str, run: Run, trees: list[Tree], logits: Tensor) -> float:
     worst = 0.0
     for b, tree in enumerate(trees):
-        prompt, text = run.prompts[b], run.texts[b]
-        for node, branch in enumerate(tree.branches):
-            following = torch.cat([text[len(prompt) :], tree.tokens[branch]])
-            worst = max(worst, difference(logits[b, node], _decoded(name, prompt, following)))
+        assert tuple(tree.parents) == PARENTS
+        prompt, text = run.prompts[b].tolist(), run.texts[b].tolist()
+        expected = _decoded(name, tuple(prompt), tuple(text[len(prompt) :]), tuple(tree.tokens.tolist()))
+        worst = max(worst, difference(logits[b, : tree.size], torch.stack(expected)))
     return worst
 
 

@@ -5,6 +5,8 @@ The context is the whole model's in any case: only the rows of the pass leave so
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -56,33 +58,42 @@ RESIDUAL = ("BloomAttention", "BloomMLP", "MptMLP")
 
 
 @torch.no_grad()
-def stock(model: Any, skip: Skip, text: Tensor, branch: Tensor, source: Tensor | None) -> Tensor:
-    """Logits [V] at the end of `branch` behind `text`, which the whole model has read."""
-    if source is None:
-        cache = model(input_ids=text[None], use_cache=True).past_key_values
+def stock(model: Any, text: Tensor, source: Tensor | None) -> Callable[[Skip, Tensor], Tensor]:
+    """What gives logits [V] at the end of a branch behind `text`, which the whole model has read."""
+    given = {"input_ids": text} if source is None else {"input_ids": source, "decoder_input_ids": text}
+    read = model(**{name: ids[None] for name, ids in given.items()}, use_cache=True)
+    encoded = {} if source is None else {"encoder_outputs": (read.encoder_last_hidden_state,)}
+
+    @torch.no_grad()
+    def behind(skip: Skip, branch: Tensor) -> Tensor:
+        given = encoded | {"input_ids" if source is None else "decoder_input_ids": branch[None]}
         with silence(model, skip):
-            return model(input_ids=branch[None], past_key_values=cache, use_cache=True).logits[0, -1]
-    read = model(input_ids=source[None], decoder_input_ids=text[None], use_cache=True)
-    encoded = (read.encoder_last_hidden_state,)
-    with silence(model, skip):
-        given = {"encoder_outputs": encoded, "past_key_values": read.past_key_values, "use_cache": True}
-        return model(decoder_input_ids=branch[None], **given).logits[0, -1]
+            out = model(**given, past_key_values=copy.deepcopy(read.past_key_values), use_cache=True)
+        logits: Tensor = out.logits[0, -1]
+        return logits
+
+    return behind
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rows_that_leave_parts_out(name: str) -> None:
     model = build(name)
+    trees = [Tree(BUSHY, 3), Tree.random(9, 4)]
+    texts = Run(HookedRunner(inspect_model(model)), (21, 13)).prefill()
+    references = [stock(model, *of_one) for of_one in zip(texts.texts, texts.sources, strict=True)]
     for kind, skip in SKIPS.items():
+        expected = {
+            (b, node): references[b](skip, tree.tokens[tree.branches[node]])
+            for b, tree in enumerate(trees)
+            for node in (0, tree.size // 2, tree.size - 1)
+        }
         for runner in runners_for(model):
             run = Run(runner, (21, 13)).prefill()
-            trees = [Tree(BUSHY, 3), Tree.random(9, 4)]
             plain = run.step(trees).logits
             logits = run.step(trees, skip=skip).logits
             assert difference(logits[0], plain[0]) > 0.1, (kind, runner.name)
-            for b, tree in enumerate(trees):
-                for node in (0, tree.size // 2, tree.size - 1):
-                    expected = stock(model, skip, run.texts[b], tree.tokens[tree.branches[node]], run.sources[b])
-                    assert difference(logits[b, node], expected) < 3e-4, (kind, runner.name, b, node)
+            for (b, node), wanted in expected.items():
+                assert difference(logits[b, node], wanted) < 3e-4, (kind, runner.name, b, node)
             assert difference(run.step(trees).logits, plain) == 0, (kind, runner.name)
     assert not any("forward" in module.__dict__ for module in model.modules())
 
