@@ -261,14 +261,7 @@ CAUSAL: tuple[Member, ...] = (
     Member(
         "xglm",
         "xglm",
-        IDS
-        | {
-            "d_model": 64,
-            "ffn_dim": 112,
-            "num_layers": 4,
-            "attention_heads": 4,
-            "max_position_embeddings": 256,
-        },
+        IDS | {"d_model": 64, "ffn_dim": 112, "num_layers": 4, "attention_heads": 4, "max_position_embeddings": 256},
         "sinusoidal positions",
         "eager",
     ),
@@ -321,6 +314,7 @@ RECURRENT: tuple[Member, ...] = (
 )
 
 MEMBERS: dict[str, Member] = {m.id: m for m in CAUSAL + ENCODER_DECODER + RECURRENT}
+BUILT: dict[str, Any] = {}  # what `build` holds
 # Cheap families that between them use every code path; the checks of the default test run.
 CORE = (
     "llama",
@@ -340,7 +334,7 @@ CORE = (
 @functools.cache
 def build(name: str) -> Any:
     """The zoo's model of that id: fp32, eval mode, same weights in every run."""
-    return construct(MEMBERS[name])
+    return BUILT.setdefault(name, construct(MEMBERS[name]))
 
 
 def construct(member: Member, **overrides: Any) -> Any:
