@@ -7,7 +7,9 @@ package is then pure Python, slower, and the same in what it gives. `python hatc
 
 from __future__ import annotations
 
+import itertools
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -32,12 +34,12 @@ SOURCES = {  # compiled side by side; the first take longest
 
 def compile_all(root: Path) -> str | None:
     """Builds the library; the reason in a few words when it could not be built."""
-    compiler = shlex.split(os.environ.get("CC", "")) or [shutil.which(c) for c in ("cc", "gcc", "clang")]
-    command = [part for part in compiler if part]
+    if sys.platform == "win32":
+        return "it has not been tried on Windows"
+    found = filter(None, map(shutil.which, ("cc", "gcc", "clang")))
+    command = shlex.split(os.environ.get("CC", "")) or list(itertools.islice(found, 1))
     if not command:
         return "no C compiler was found"
-    if "CC" not in os.environ:
-        command = command[:1]
     folder = (root / LIBRARY).parent
     with TemporaryDirectory() as scratch:
         objects = {source: str(Path(scratch, source).with_suffix(".o")) for source in SOURCES}
@@ -97,8 +99,10 @@ if BuildHookInterface is not None:
 
             # The compiler on a Mac builds for this version and later, and the tag has to say the same.
             least = os.environ.get("MACOSX_DEPLOYMENT_TARGET") if sys.platform == "darwin" else None
-            version = [int(part) for part in least.split(".")] if least else []
-            tags = mac_platforms((version[0], version[1] if version[1:] else 0)) if version else platform_tags()
+            version = [*map(int, least.split(".")), 0][:2] if least else []
+            if platform.machine() == "arm64":  # of which none had an older one, and no installer takes a tag of one
+                version = max(version, [11, 0]) if version else []
+            tags = mac_platforms((version[0], version[1])) if version else platform_tags()
             # A manylinux promise is for the release machinery to make, not for any machine that can compile.
             plain = next(tag for tag in tags if not tag.startswith(("manylinux", "musllinux")))
             build_data["pure_python"] = False

@@ -24,8 +24,13 @@ open(words[words.index("-o") + 1], "w").close()
 """
 
 
-def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str) -> tuple[str | None, list[str]]:
-    """What the build said, and the calls of a compiler that fails where `refused` is in what it is told."""
+def built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str, *, named: bool = True
+) -> tuple[str | None, list[str]]:
+    """What the build said, and the calls of a compiler that fails where `refused` is in what it is told.
+
+    It is what CC names, or else all that lies on the path, by two names.
+    """
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
     assert spec is not None
     assert spec.loader is not None
@@ -34,7 +39,12 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str) -> tupl
     compiler, log = tmp_path / "compiler", tmp_path / "log"
     compiler.write_text(COMPILER.format(python=sys.executable, log=str(log), refused=refused))
     compiler.chmod(0o755)
-    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("CC", str(compiler) if named else "")
+    if not named:
+        (tmp_path / "bin").mkdir()
+        for name in ("cc", "gcc"):
+            shutil.copy(compiler, tmp_path / "bin" / name)
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     (tmp_path / hook.LIBRARY).parent.mkdir(parents=True)
     said = hook.compile_all(tmp_path)
     assert (tmp_path / hook.LIBRARY).exists() is (said is None)
@@ -46,6 +56,13 @@ def test_one_that_knows_all_is_called_once_for_a_file(tmp_path, monkeypatch):
     assert said is None
     assert len(calls) == 6  # five files, and the library
     assert not any("NO_AMX" in call for call in calls)
+
+
+def test_an_empty_name_is_none_and_the_first_compiler_of_several_is_taken(tmp_path, monkeypatch):
+    said, calls = built(tmp_path, monkeypatch, "nothing", named=False)
+    assert said is None
+    assert len(calls) == 6
+    assert not any("gcc" in call for call in calls)
 
 
 def test_an_assembler_older_than_amx_builds_the_rest(tmp_path, monkeypatch):
