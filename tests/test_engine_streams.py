@@ -52,6 +52,19 @@ def test_encoder_decoders_take_options_too() -> None:
     assert request.tokens == expected[: len(request.tokens)]
 
 
+def test_what_requests_share_stands_beside_options() -> None:
+    """And the model's own end tokens stay, which `Rules` in their place would not have."""
+    own = {"drafting": False, "scope": "a", "logprobs": 2, "keep_trees": True, "node_budget": 3, "prediction": (5, 6)}
+    with Engine(build("llama"), drafter=Lookahead(), shape=Fixed(4)) as engine:
+        plain = engine.add(ROWS[0], max_new_tokens=NEW, **own)
+        drafted = engine.add(ROWS[0] * 2, max_new_tokens=NEW)
+        engine.run()
+    assert {name: getattr(plain.rules, name) for name in own} == own
+    assert plain.rules.eos_token_ids == drafted.rules.eos_token_ids == (2,)
+    assert plain.stats.drafted == 0 < drafted.stats.drafted
+    assert len(plain.output[0].scores.likeliest) == 2
+
+
 def test_wrong_options() -> None:
     with Engine(build("llama")) as engine:
         with pytest.raises(TypeError, match="add got rules and the option 'max_new_tokens'"):

@@ -76,6 +76,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "contrastive search": ({"penalty_alpha": 0.6, "top_k": 4}, ValueError, "penalty_alpha"),
     "constrained beams": ({"force_words_ids": [[5]]}, ValueError, "force_words_ids"),
     "assisted": ({"prompt_lookup_num_tokens": 5}, ValueError, "draftree.PromptLookup()"),
+    "assistant": ({"assistant_model": None}, ValueError, "give drafter=draftree.DraftModel(assistant_model)"),
     "part of another method": ({"num_assistant_tokens": 5}, ValueError, "no effect here"),
     "scores": ({"output_scores": True}, ValueError, "output_scores"),
     "unknown option": ({"max_new_token": 5}, TypeError, "Did you mean 'max_new_tokens'?"),

@@ -98,8 +98,7 @@ class Placement:
                     name = str(stored).removeprefix("torch.")
                     report(
                         f"The weights are stored in {name} and are computed in float32, in which no text changes: "
-                        f"--dtype {name} leaves them as they are, in half the memory"
-                        + (" and about twice as fast." if stored == torch.bfloat16 else ".")
+                        f"--dtype {name} computes as they are stored, which takes less memory."
                     )
                     return model.to(dtype=torch.float32)
             return model

@@ -21,7 +21,7 @@ Drafter = Annotated[
     str | None,
     typer.Option(
         help=DRAFTER,
-        show_default=f"lookahead; {UNDER_GRAMMARS} where grammars may come",
+        show_default=f"lookahead; {UNDER_GRAMMARS} where the verb takes grammars",
         autocompletion=complete_drafter,
     ),
 ]

@@ -111,13 +111,13 @@ class Engine:
 
         Args:
             prompt: token ids; for encoder-decoders the decoder's start.
-            rules: how to choose and when to stop; None for the options.
+            rules: how to choose and when to stop, whatever the model's own generation config says; None for options.
             padded_prompt: LongTensor [1, L], what logits processors see as the prompt (default: `prompt`).
             encoder_input: LongTensor [L], what the encoder of an encoder-decoder reads.
             encoder_states: [L, d], the encoder's output where it is known already.
             on_token: called with every token as it is emitted.
-            options: where no rules are given, those of `generate`: `max_new_tokens`, `do_sample`, `temperature`,
-                `seed`, `eos_token_id`, `grammar` with `tokenizer`, and so on.
+            options: where no rules are given, those of `generate` (`max_new_tokens`, `do_sample`, `grammar` with
+                `tokenizer`, ..) and, as of `Rules`, those in `options.OF_A_REQUEST` (`drafting`, `scope`, ..).
 
         Raises:
             RuntimeError: the engine is closed.

@@ -10,7 +10,7 @@ import copy
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from numbers import Real
 from typing import Any
@@ -69,6 +69,7 @@ PARTS_OF_OTHER_METHODS = {
         ),
         "it belongs to Hugging Face's assisted generation: set the drafter's own options instead",
     ),
+    "assistant_model": "give drafter=draftree.DraftModel(assistant_model) instead",
     "continuous_batching_config": "draftree batches by slots: leave it out, or use draftree.Engine(slots=...)",
     "return_dict_in_generate": "draftree.generate always returns an object: leave it out",
 }
@@ -89,6 +90,8 @@ OF_THE_LOOP = (
     "disable_compile",
     "prefill_chunk_size",
 )
+# Fields of `Rules` that may stand beside them for a request of an engine.
+OF_A_REQUEST = ("drafting", "node_budget", "logprobs", "keep_trees", "prediction", "scope")
 OURS = (
     "attention_mask",
     "drafter",
@@ -265,7 +268,7 @@ def rules_of(
         target: of the engine.
         prompt: token ids.
         given: options by name: those of Hugging Face's GenerationConfig, and `seed`, `generation_config`,
-            `stopping_criteria`, `tokenizer` and `grammar`.
+            `stopping_criteria`, `tokenizer`, `grammar`, and the fields of `Rules` in `OF_A_REQUEST`.
         encoder_input: LongTensor [L], what an encoder reads; None for decoder-only models.
         padded_length: length of what processors see as the prompt; None for that of `prompt`.
 
@@ -273,6 +276,7 @@ def rules_of(
         TypeError, ValueError: an option that does not exist, or a value out of range.
     """
     left = {name: value for name, value in given.items() if value is not None or name not in NOT_GIVEN_AS_NONE}
+    own = {name: left.pop(name) for name in OF_A_REQUEST if name in left}
     seed, tokenizer, grammar = (left.pop(name, None) for name in ("seed", "tokenizer", "grammar"))
     config, criteria = left.pop("generation_config", None), left.pop("stopping_criteria", None)
     options = read_options(target.model, config, criteria, tokenizer, left)
@@ -280,7 +284,7 @@ def rules_of(
         raise ValueError("num_return_sequences: one request has one answer; add the prompt again for another.")
     fit = tokenizer, target.vocab_size, options.eos_token_ids, options.config.min_new_tokens
     (compiled,) = compile_grammars(grammar, 1, *fit)
-    return rules_for(
+    made = rules_for(
         target.model,
         options,
         max_new_tokens=options.new_tokens(len(prompt), len(prompt), target.max_positions),
@@ -289,6 +293,7 @@ def rules_of(
         encoder_ids=None if encoder_input is None else encoder_input[None],
         grammar=compiled,
     )
+    return replace(made, **own)
 
 
 def rules_for(
