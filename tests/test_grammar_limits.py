@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from drafters_for_tests import RandomTree
 from grammar_cases import EOS, ascii_tokenizer, compiled, ids_of
@@ -105,3 +106,28 @@ def test_more_optional_properties_than_can_be_followed_are_refused_at_once() -> 
     compiled(Grammar.json_schema({"type": "array", "items": many | {"required": names[:2]}}))
     with pytest.raises(GrammarError, match="has 1002 properties, and at most 1000 may be optional: require more"):
         Grammar.json_schema({"type": "array", "items": many | {"required": [names[0], "another"]}})
+
+
+def test_masks_that_come_to_take_long_end_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of ambiguous grammars do, and at once: with a store of its own it would only begin anew."""
+    state = compiled(Grammar.regex("[ab]*")).begin()
+    monkeypatch.setattr(state, "_make_private", None)
+    monkeypatch.setattr(llguidance, "SLOW_SECONDS", -1.0)
+    text = ids_of("abababab")
+    for count in range(llguidance.SLOW_MASKS):  # the first one makes tables
+        state.allowed(text[:count])
+    with pytest.raises(llguidance.GrammarSlowError, match=r"takes \d+ ms for each token .* in one way"):
+        state.allowed(text[: llguidance.SLOW_MASKS])
+
+
+def test_a_grammar_that_takes_no_token_is_refused_when_it_is_compiled() -> None:
+    """Each of its answers would meet the limit in the thread that decodes all others, and make it anew there."""
+    with pytest.raises(GrammarError, match=r"regular expression cannot be followed \(.*too many.*\): simplify"):
+        compiled(Grammar.regex("(abcdefghij){50000}"))
+
+
+def test_schemas_that_are_true_or_false() -> None:
+    allowed = compiled(Grammar.json_schema(True)).begin().allowed([])
+    assert np.array_equal(allowed, compiled(Grammar.json_schema({})).begin().allowed([]))
+    with pytest.raises(GrammarError, match="The schema false allows no text"):
+        Grammar.json_schema(False)

@@ -8,9 +8,13 @@ from typing import Any, Literal
 
 import openai
 import pytest
+import torch
 from pydantic import BaseModel, ValidationError
 from serve_driver import MESSAGES, Running, serving
+from transformers import SequenceBiasLogitsProcessor
 
+from draftree.serve.choosing import TokenBias
+from draftree.serve.grammars import _arguments_of
 from draftree.serve.schema import Chat, Completion, Corpus, Detokenize, Tokenize
 
 PLAIN, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -280,3 +284,39 @@ def test_malformed_bodies_never_hurt(server: Running) -> None:
     assert refused > 1200
     assert server.http.get("/health").status_code == 200
     assert server.idle()
+
+
+def test_pages_of_other_sites_cannot_send_what_browsers_do_not_ask_for(server: Running) -> None:
+    body = json.dumps({"prompt": "Hi", "max_tokens": 2})
+    page = {"Origin": "https://elsewhere.example"}
+    for kind, headers, status in (
+        ("text/plain", page, 415),
+        ("application/x-www-form-urlencoded", page, 415),
+        ("application/json; charset=utf-8", page, 200),
+        ("application/x-www-form-urlencoded", {}, 200),  # curl -d
+    ):
+        answer = server.http.post(PLAIN, content=body, headers={"Content-Type": kind, **headers})
+        assert answer.status_code == status, (kind, answer.text)
+
+
+def test_bias_is_that_of_hugging_face() -> None:
+    bias = {3: 2.5, 0: -100.0, 96: 0.25}
+    theirs = SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()])
+    scores, ids = torch.randn(1, 97), torch.tensor([[5, 3]])
+    ours = TokenBias(list(bias), list(bias.values()))
+    assert torch.equal(ours(ids, scores), theirs(ids, scores))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({"properties": {"a": {"enum": [1]}}}, {"type": "object", "properties": {"a": {"enum": [1]}}}),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "object"}}}, None),
+        ({"type": "object"}, None),
+        ({}, {"type": "object"}),
+        (None, {"type": "object"}),
+    ],
+)
+def test_arguments_are_objects_where_their_schema_does_not_say_it(parameters: Any, expected: Any) -> None:
+    function = {"name": "f"} | ({} if parameters is None else {"parameters": parameters})
+    assert _arguments_of(function, forced=True) == (expected or parameters)

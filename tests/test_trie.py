@@ -289,3 +289,32 @@ def test_a_cut_branch_does_not_lead_through_all_that_lies_behind() -> None:
             assert len(trie.retrieve(0, budget, mode="parallel", sources="output").tokens) == 12
         seconds[budget] = time.perf_counter() - began
     assert seconds[13] < 8 * seconds[12]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_long_answer_is_stored_in_pieces_as_in_one(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between which others may draft; branches go over their ends."""
+    text = np.random.default_rng(3).integers(5, 25, 300).tolist()
+    found = []
+    for piece, locks in ((7, 45), (1000, 3)):  # and one lock for its begin, one for its end
+        trie, taken = Trie(backend=backend, branch_length=6), []
+        monkeypatch.setattr("draftree.drafting.lookahead.trie.PIECE", piece)
+        monkeypatch.setattr(trie, "_lock", Counted(taken))
+        trie.warm(text)
+        assert len(taken) == locks
+        trie.begin(1, text[:3])
+        found.append([column.tolist() for column in trie.retrieve(1, 32)])
+    assert found[0] == found[1]
+
+
+class Counted:
+    """A lock that notes how often it was taken."""
+
+    def __init__(self, taken: list[None]) -> None:
+        self._taken = taken
+
+    def __enter__(self) -> None:
+        self._taken.append(None)
+
+    def __exit__(self, *error: object) -> None:
+        pass

@@ -124,6 +124,8 @@ def _answer(way: Way, group: Sequence[Task], rules: Rules) -> dict[str, Any]:
     begin = time.perf_counter()
     requests = [engine.add(task.ids, rules) for task in group]
     engine.step()
+    while engine.busy and not all(request.output or request.error for request in requests):
+        engine.step()  # further parts of long prompts
     row: dict[str, Any] = {"prompt_seconds": time.perf_counter() - begin}
     before = RunStats([request.stats for request in requests]).total
     row["prompt_tokens"] = before.emitted

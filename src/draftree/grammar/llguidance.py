@@ -36,6 +36,7 @@ SECONDS = 10.0  # that compiling may take
 MOST_LEFT_BEHIND = 2
 MASK_SECONDS = 0.01  # of a processor for one mask at the median; the engine computes no other token meanwhile
 PROBED = 6  # masks
+SLOW_SECONDS, SLOW_MASKS = 0.1, 3  # of a processor for one mask of an answer; so many that take longer end it
 CHARACTERS = 1 << 20  # of a grammar's text
 STACK, STACK_A_CHARACTER = 16 << 20, 2 << 10  # bytes; the library descends as deep as texts go, at most 863 for each
 GBNF_WORK = 300_000_000  # rules and comments times characters; some seconds
@@ -56,6 +57,16 @@ class GrammarBusyError(GrammarError):
 
     def __init__(self) -> None:
         super().__init__("Grammars that took too long are still being compiled: try this one again in some minutes.")
+
+
+class GrammarSlowError(GrammarError):
+    """A grammar whose masks have come to take too long in the middle of an answer, as those of ambiguous ones do."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"The grammar takes {1000 * seconds:.0f} ms for each token by now, and others wait for it: "
+            "write it so that a text can be read in one way alone."
+        )
 
 
 def library() -> Any:
@@ -216,6 +227,9 @@ def check_pace(tokenizer: LLTokenizer, kind: str, text: str) -> None:
             tokens = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
             if not len(tokens) or not matcher.try_consume_tokens([int(tokens[len(tokens) // 2])]):
                 break
+        error = matcher.get_error()
+        if len(taken) == 1 and error.startswith("lexer"):  # no token at all: each answer would make tables for nothing
+            raise GrammarError(f"The {NAMES[kind]} cannot be followed ({_first_line(error)}): simplify it.")
         return float(np.median(taken[1:] or 0.0))  # the first makes tables for all that follow
 
     seconds = _in_time(kind, text, work)
@@ -284,6 +298,7 @@ class Matcher:
 
     def __init__(self, matcher: LLMatcher, vocabulary: int, end_tokens: tuple[int, ...]) -> None:
         self._matcher, self._vocabulary, self._ends = matcher, vocabulary, end_tokens
+        self._first, self._slow = True, 0  # whether no mask was made yet; how many took too long
         self._ended = False  # by an end token, which the library does not take where no text could follow
         self._mask = np.zeros((vocabulary + 31) // 32, dtype=np.int32)
 
@@ -315,13 +330,21 @@ class Matcher:
         """BoolArray [V]: the tokens that may come next; end tokens where the text may end.
 
         Raises:
+            GrammarSlowError: its masks take too long.
             GrammarError: the grammar takes more time or memory than its limits, or nothing can follow.
         """
         if self._ended:
             return np.zeros(self._vocabulary, dtype=np.bool_)
+        began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         if self._matcher.is_error():
             raise self._failed()
+        took = time.thread_time() - began
+        if took > SLOW_SECONDS and not self._first:  # the first one makes tables
+            self._slow += 1
+            if self._slow >= SLOW_MASKS:
+                raise GrammarSlowError(took)
+        self._first = False
         words = np.unpackbits(self._mask.view(np.uint8), bitorder="little", count=self._vocabulary)
         return words.view(np.bool_)
 

@@ -51,7 +51,10 @@ class Grammar:
                 schema = json.loads(schema)
             except (ValueError, RecursionError) as error:
                 raise GrammarError(f"The schema is no JSON ({error}): correct it.") from None
-        if not isinstance(schema, dict | bool):
+        if schema is False:
+            raise GrammarError("The schema false allows no text at all: correct it.")
+        schema = {} if schema is True else schema
+        if not isinstance(schema, dict):
             raise GrammarError(
                 f"The schema is a {type(schema).__name__}: give a dict, its JSON text, or a pydantic model."
             )

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from draftree.grammar.llguidance import GrammarError, Matcher
+from draftree.grammar.llguidance import GrammarError, GrammarSlowError, Matcher
 
 KEPT = 16  # masks; a draft model and the model itself ask about the same prefixes
 
@@ -50,8 +50,8 @@ class GrammarState:
         try:
             self._move(answer)
             return self._matcher.allowed()
-        except GrammarError:
-            if self._private:
+        except GrammarError as error:
+            if self._private or isinstance(error, GrammarSlowError):
                 raise
         self._matcher, self._private, self._at = self._make_private(), True, []
         for end in range(len(answer)):

@@ -192,17 +192,6 @@ void trie_extend(Trie *t, int32_t slot, const int32_t *tokens, int64_t n) {
 /* A request has ended. */
 void trie_end(Trie *t, int32_t slot) { request_drop(t, &t->requests[slot]); }
 
-/* Enters a finished text as if it had been generated. cursors: branch_length + 1 of them. */
-void trie_warm(Trie *t, const int32_t *tokens, int64_t n, Cursor *cursors) {
-    int32_t open = 0;
-    for (int64_t i = 0; i < n; i++) {
-        int ends = is_eos(t, tokens[i]);
-        open = forest_feed(&t->output, cursors, open, tokens[i], ++t->tick, t->branch_length, ends);
-        if (ends) break;
-    }
-    forest_close(&t->output, cursors, open);
-}
-
 /* ---------------------------------------------------------------- retrieval */
 
 /* Hits that a path's parent is taken to have more. Behind a long text that was seen before, less is open. */

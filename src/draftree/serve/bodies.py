@@ -24,8 +24,12 @@ async def whole_body(request: Request, settings: ServerSettings) -> bytes:
     """The bytes of a body, read no further than it may be long.
 
     Raises:
-        ApiError: too long, too slow, or the client has gone away meanwhile.
+        ApiError: too long, too slow, or the client has gone away meanwhile; a form or text out of a page of another
+            site, which browsers send without asking the server first.
     """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if "origin" in request.headers and kind != "application/json":
+        raise ApiError("The body is JSON: say so by the header Content-Type: application/json.", status=415)
     parts, size, most, seconds = [], 0, settings.body_bytes, settings.body_seconds
     try:
         async with asyncio.timeout(seconds):

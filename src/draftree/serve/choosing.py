@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList, SequenceBiasLogitsProcessor
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from draftree.engine import Rules
 from draftree.engine.limits import eos_token_ids
@@ -72,6 +72,23 @@ class OutputPenalties(LogitsProcessor):
         answer = input_ids[0, self._prompt :]
         counts = torch.bincount(answer, minlength=scores.shape[1])[: scores.shape[1]].to(scores)
         return scores - self._frequency * counts - self._presence * (counts > 0)
+
+
+class TokenBias(LogitsProcessor):
+    """Adds to the logits of some tokens, in one operation however many they are.
+
+    Args:
+        ids: of the tokens, all different.
+        values: what is added to each.
+    """
+
+    def __init__(self, ids: Sequence[int], values: Sequence[float]) -> None:
+        self._ids = torch.tensor(ids, dtype=torch.long, device="cpu")
+        self._values = torch.tensor(values, dtype=torch.float32, device="cpu")
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """`scores` [1, V] with what is added."""
+        return scores.index_add(1, self._ids.to(scores.device), self._values.to(scores)[None])
 
 
 def make_rules(
@@ -160,15 +177,15 @@ def _own(config: Any, name: str, default: Any) -> Any:
 
 
 def _bias(body: Sampling, vocabulary: int) -> list[LogitsProcessor]:
-    bias: list[list[list[int] | float]] = []
+    bias: dict[int, float] = {}
     for name, value in (body.logit_bias or {}).items():
         written = name.isascii() and name.isdigit() and len(name) < 20 and name == str(int(name))
         if not (written and int(name) < vocabulary):
             raise ApiError(
                 f"logit_bias names token {name[:20]!r}: give token ids from 0 to {vocabulary - 1}.", "logit_bias"
             )
-        bias.append([[int(name)], float(value)])
-    return [SequenceBiasLogitsProcessor(bias)] if bias else []
+        bias[int(name)] = value
+    return [TokenBias(list(bias), list(bias.values()))] if bias else []
 
 
 def _penalties(body: Sampling, prompt: int) -> list[LogitsProcessor]:

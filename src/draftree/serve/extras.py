@@ -31,7 +31,8 @@ def add_extras(app: FastAPI, server: Server) -> None:
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
         server.key(request)
-        return Response(server.metrics.text(), media_type="text/plain; version=0.0.4")
+        text = await asyncio.to_thread(server.metrics.text)  # which waits for a trie that learns
+        return Response(text, media_type="text/plain; version=0.0.4")
 
     def model() -> dict[str, Any]:
         own = {"id": settings.model_name, "object": "model", "created": server.started, "owned_by": "draftree"}

@@ -45,6 +45,7 @@ from draftree.serve.worker import Worker
 
 Read = TypeVar("Read")
 NOT_HELD_BACK = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # by what is in between, such as nginx
+MOST_SCORES = 1_000_000  # log-probabilities of prompts in one response, which take some 300 bytes each
 GRAMMARS = 2  # requests whose grammars are compiled at once, so that cores are left for the engine
 
 
@@ -148,8 +149,15 @@ class Server:
             timeout: seconds after which the request is refused.
 
         Raises:
-            ApiError: the queue is full, the server is stopping, or the time is over.
+            ApiError: the queue is full, the server is stopping, or the time is over; more scores than memory is for.
         """
+        wanted = sum(len(part.prompt) for part in parts[::tries]) * (1 + count)
+        if wanted > MOST_SCORES:
+            raise ApiError(
+                f"The prompts have {wanted} log-probabilities, and at most {MOST_SCORES} are told at once: "
+                "send fewer prompts, or ask for fewer logprobs.",
+                "logprobs",
+            )
         found = await self.worker.score([part.prompt for part in parts[::tries]], count, timeout)
         return [scores for scores in found for _ in range(tries)]
 

@@ -31,7 +31,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "trie_begin": (c_int32, [c_void_p, _INTS, c_int64]),
     "trie_extend": (None, [c_void_p, c_int32, _INTS, c_int64]),
     "trie_end": (None, [c_void_p, c_int32]),
-    "trie_warm": (None, [c_void_p, _INTS, c_int64, c_void_p]),
     "trie_retrieve": (
         c_int32,
         [c_void_p, c_int32, c_int32, c_int32, c_int, c_int, c_void_p, c_void_p, c_void_p, c_void_p],
@@ -77,7 +76,6 @@ class CTrie:
         )
         if not self._trie:
             raise MemoryError("there is no memory left for a trie; lower max_nodes")
-        self._cursors = 2 * (options.branch_length + 1)  # numbers that `trie_warm` needs room for
 
     def __del__(self) -> None:
         if getattr(self, "_trie", None):
@@ -101,9 +99,6 @@ class CTrie:
 
     def end(self, slot: int) -> None:
         self._lib.trie_end(self._trie, slot)
-
-    def warm(self, tokens: Sequence[int]) -> None:
-        self._lib.trie_warm(self._trie, _ints(tokens), len(tokens), (c_int32 * self._cursors)())
 
     def clear(self) -> None:
         self._lib.trie_clear(self._trie)

@@ -99,14 +99,6 @@ class PythonTrie:
     def end(self, slot: int) -> None:
         close(self.requests.pop(slot).cursors)
 
-    def warm(self, tokens: Sequence[int]) -> None:
-        cursors: Cursors = []
-        for token in tokens:
-            cursors = self.feed(self.output, cursors, token)
-            if token in self.eos:
-                break
-        close(cursors)
-
     def clear(self) -> None:
         for request in self.requests.values():
             request.cursors = []

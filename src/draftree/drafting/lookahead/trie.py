@@ -43,6 +43,7 @@ from draftree.errors import check_least
 from draftree.files import replacing
 
 _BACKENDS = {"auto": "auto", "c": "c", "python": "python"}
+PIECE = 1024  # tokens of a finished answer that are stored under one lock: some milliseconds
 
 
 class Retrieved(NamedTuple):
@@ -120,10 +121,20 @@ class Trie:
             del self._slots[request]
 
     def warm(self, tokens: Sequence[int]) -> None:
-        """Stores a finished answer as output, up to its first end-of-sequence token (appendix C)."""
+        """Stores a finished answer as output, up to its first end-of-sequence token (appendix C).
+
+        As if it were written piece by piece, so that nobody else waits for all of a long one.
+        """
         checked = checked_ids(tokens, "tokens")
         with self._lock:
-            self._backend.warm(checked)
+            slot = self._backend.begin(checked[:0])
+        try:
+            for begin in range(0, len(checked), PIECE):
+                with self._lock:
+                    self._backend.extend(slot, checked[begin : begin + PIECE])
+        finally:
+            with self._lock:
+                self._backend.end(slot)
 
     def clear(self) -> None:
         """Forgets all outputs. Live requests go on with their own prompts."""
