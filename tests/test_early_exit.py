@@ -30,7 +30,8 @@ def test_says_what_the_layers_say(name: str) -> None:
     given = {"input_ids": ids}
     if MEMBERS[name].encoder_decoder:
         given = {"input_ids": ids.flip(1), "decoder_input_ids": ids}
-    with HookedRunner(inspect_model(model)).bypass.without(Skip.behind(2, 4)):
+    runner = HookedRunner(inspect_model(model))
+    with runner.bypass.without(Skip.behind(2, 4)):
         expected = model(**given).logits
     torch.testing.assert_close(small(**given).logits, expected, rtol=0, atol=1e-5)
     own = dict(model.named_parameters())

@@ -226,3 +226,15 @@ def test_of_a_running_request_only_what_is_shared_is_copied() -> None:
         assert (two.reused, columns) == (4, [4])
         del engine.slots.cache.move
         engine.run()
+
+
+def test_what_another_slot_holds_as_well_is_kept_once() -> None:
+    model, ids = zoo.build("llama"), prompt(1, 12)
+    with Engine(model, slots=3, keep_prefixes=True) as engine:
+        for _ in range(3):
+            engine.add(ids, Rules(4))
+            engine.run()
+            assert engine.slots.kept_tokens == 12 + 3
+        engine.add(ids, Rules(4, scope="another"))
+        engine.run()
+        assert engine.slots.kept_tokens == 2 * (12 + 3)

@@ -180,7 +180,10 @@ class Slots:
         request.context.place = None
         held = self.cache.lengths[last]
         if self.keeps and held:
-            self._kept[last] = Kept(request.context.tokens[:held], request.rules.scope, next(self._clock))
+            kept = Kept(request.context.tokens[:held], request.rules.scope, next(self._clock))
+            for other in [other for other, shorter in self._kept.items() if _holds(kept, shorter)]:
+                del self._kept[other]
+            self._kept[last] = kept
         self.cache.clear(last)
         if self.encoder is not None:
             self.encoder.clear(last)
@@ -279,6 +282,11 @@ class Slots:
     def _weights_in_place(self) -> list[bytes]:
         """Checksums of the weights that are read where they lie, as far as anything that they computed is kept."""
         return self.runner.copied.in_place_checksums(self.runner.target.model) if self.keeps else []
+
+
+def _holds(kept: Kept, other: Kept) -> bool:
+    """Whether all that the other could be of use for is kept here too."""
+    return kept.scope == other.scope and kept.tokens[: len(other.tokens)] == other.tokens
 
 
 def _common(one: list[int], other: list[int]) -> int:
