@@ -127,6 +127,21 @@ class App:
         return scores
 
 
+class Slotted:
+    """A callable without a `__dict__`, and no kind of LogitsProcessor."""
+
+    __slots__ = ()
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        return every_second(scores, ids.shape[1])
+
+
+def test_a_callable_without_attributes() -> None:
+    expected = hf(build("llama"), IDS, MASK, logits_processor=[Slotted()])
+    for text in through(logits_processor=lambda: [Slotted()]):
+        same(text, expected)
+
+
 def test_models_are_never_copied() -> None:
     app = App()
     for processor in (app.processor, lambda ids, scores: app.processor(ids, scores)):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import StoppingCriteria
+from transformers import GenerationConfig, StoppingCriteria
 from typer.testing import CliRunner
 from zoo import build
 
@@ -165,6 +165,8 @@ def test_who_cannot_talk(demo: Any) -> None:
         Chat(demo.model, demo.tokenizer, max_new_tokens=None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="give max_new_tokens"):
         Chat(demo.model, demo.tokenizer, max_length=3)
+    with pytest.raises(ValueError, match="sets max_new_tokens: give it to Chat itself"):
+        Chat(demo.model, demo.tokenizer, generation_config=GenerationConfig(max_new_tokens=5))
 
 
 # ------------------------------------------------------------------------------------------ the terminal

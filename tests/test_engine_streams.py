@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from drafters_for_tests import RandomTree
 from generate_driver import NEW, prompts
-from transformers import StoppingCriteria
+from transformers import MaxTimeCriteria, MinLengthLogitsProcessor, StoppingCriteria
 from zoo import build
 
 import draftree
 from draftree import Engine, Fixed, Lookahead, Rules, generate
+from draftree.engine import engine as engine_module
 
 ROWS = prompts()
 
@@ -32,6 +35,7 @@ def wanted(row: list[int], **options: Any) -> list[int]:
         {"do_sample": True, "temperature": 1.3, "top_k": 20, "seed": 4},
         {"repetition_penalty": 1.4, "min_new_tokens": 9},
         {"eos_token_id": [5, 9]},
+        {"encoder_repetition_penalty": 1.5, "encoder_no_repeat_ngram_size": 3},  # of the prompt, without an encoder
     ],
     ids=str,
 )
@@ -76,6 +80,69 @@ def test_wrong_options() -> None:
         with pytest.raises(ValueError, match="beam"):
             engine.add([5], num_beams=2)
         assert not engine.busy
+
+
+def test_rules_take_lists() -> None:
+    rules = Rules(4, processors=[MinLengthLogitsProcessor(99, 2)], criteria=[MaxTimeCriteria(99.0)])
+    with Engine(build("llama")) as engine:
+        request = engine.add(ROWS[0], rules)
+        engine.run()
+    assert len(request.tokens) == 4
+
+
+def test_what_closes_while_something_is_added_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(build("llama"))
+    monkeypatch.setattr(engine_module, "check_grammar", lambda *_: engine.close())  # as another thread would
+    with pytest.raises(RuntimeError, match="closed: make a new one"):
+        engine.add(ROWS[0], max_new_tokens=4)
+    assert not engine.busy
+    assert not engine._open
+
+
+class AddsAndFails(Lookahead):
+    """Another request comes, and then its first draft fails."""
+
+    def draft(self, requests: Any, budgets: Any) -> Any:
+        if not hasattr(self, "late"):
+            self.late = self.engine.add(ROWS[2], max_new_tokens=4)
+            raise RuntimeError("boom")
+        return super().draft(requests, budgets)
+
+
+def test_a_stream_tells_no_error_of_others_while_something_is_added() -> None:
+    drafter = AddsAndFails()
+    with Engine(build("llama"), drafter=drafter, slots=1) as engine:
+        drafter.engine = engine
+        first, second = (engine.add(row, max_new_tokens=6) for row in ROWS[:2])
+        tokens = [emitted.token for emitted in engine.stream(second)]
+        engine.run()
+    assert str(first.error) == "boom"
+    assert tokens == wanted(ROWS[1], max_new_tokens=6)
+    assert drafter.late.tokens == wanted(ROWS[2], max_new_tokens=4)
+
+
+def test_more_readers_than_the_event_loop_has_threads() -> None:
+    """Each token comes when it is there, also where those that read first wait for a slot."""
+    ahead: list[int] = []
+
+    async def read() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        with Engine(build("llama"), slots=1) as engine:
+            requests = [engine.add(row, max_new_tokens=NEW, eos_token_id=[]) for row in ROWS[:3]]
+            step = engine.step
+            engine.step = lambda: (time.sleep(0.005), step())  # type: ignore[method-assign]
+
+            async def one(place: int) -> None:
+                got = 0
+                async for _ in engine.astream(requests[place]):
+                    got += 1
+                    ahead.append(len(requests[place].output) - got)
+
+            await asyncio.gather(*(one(place) for place in (2, 1, 0)))
+
+    asyncio.run(read())
+    assert len(ahead) == 3 * NEW
+    assert sum(ahead) < len(ahead), "most of them wait for nothing"
 
 
 def test_streams_in_threads() -> None:

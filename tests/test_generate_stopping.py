@@ -150,6 +150,47 @@ class Noted(StoppingCriteria):
         return input_ids[:, -2:].sum(1) % self.n == 0
 
 
+def stops_at(n: int) -> Any:
+    """A function that stops all rows at its n-th call."""
+    calls = 0
+
+    def stop(input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return torch.full((len(input_ids),), calls >= n)
+
+    return stop
+
+
+class Holding(StoppingCriteria):
+    """Asks a function that it holds."""
+
+    def __init__(self, n: int) -> None:
+        self.held = stops_at(n)
+
+    def __call__(self, input_ids: Tensor, scores: Any, **options: Any) -> Any:
+        return self.held(input_ids, scores, **options)
+
+
+@pytest.mark.parametrize("make", [stops_at, Holding])
+def test_functions_that_count_are_each_rows_own(make: Any) -> None:
+    ids, mask = left_pad(prompts())
+    options: dict[str, Any] = {"eos_token_id": [], "max_new_tokens": NEW, "do_sample": False}
+    given = [StoppingCriteriaList([make(6)]) for _ in range(3)]
+    expected = build(MODEL).generate(ids, attention_mask=mask, stopping_criteria=given[0], **options)
+    assert expected.shape[1] == ids.shape[1] + 6
+    same(generate(build(MODEL), ids, mask, stopping_criteria=given[1], **options).sequences, expected)
+    loop = custom_generate()
+    out = build(MODEL).generate(ids, attention_mask=mask, custom_generate=loop, stopping_criteria=given[2], **options)
+    same(out, expected)
+
+
+def test_the_length_that_counts_has_to_fit_the_context() -> None:
+    ids = torch.tensor(prompts(LENGTHS[:1]))
+    criteria = [MaxLengthCriteria(20)]
+    assert generate(build(MODEL), ids, max_new_tokens=10_000, stopping_criteria=criteria).sequences.shape[1] == 20
+
+
 @pytest.mark.parametrize("n", [5, 9, 1000])
 def test_criteria_are_asked_once_a_token_with_the_true_prefix(n: int) -> None:
     rows = prompts(LENGTHS[:1])

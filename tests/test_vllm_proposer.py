@@ -66,6 +66,21 @@ def test_rows_that_move_come_and_go_stay_their_requests() -> None:
     assert made.trie.live_requests == 0
 
 
+def test_the_next_turn_of_a_dialogue_is_a_request_of_its_own() -> None:
+    """Its prompt begins with all of the last one, whose text was over."""
+    made = proposer()
+    first = [*PROMPT, 7, 2]
+    step(made, [first], [2])
+    (before,) = (row.request for row in made._rows.values())
+    second = [*first, 40, 41, 42, 43, 40]
+    step(made, [second], [1])
+    (after,) = (row.request for row in made._rows.values())
+    assert after != before
+    assert step(made, [[*second, 41, 42, 2]], [3]) == [[]]
+    third = [*second, 41, 42, 2, 50, 40]
+    assert step(made, [third], [1])[0][:2] == [41, 42], "what the second answered is learned"
+
+
 def test_a_prompt_that_is_being_read_gets_nothing() -> None:
     made = proposer()
     assert step(made, [PROMPT[:3], [*PROMPT, 7]], [0, 1]) == [[], [8, 9, 5, 6]]

@@ -57,6 +57,8 @@ class Chat:
             raise ValueError("A chat needs a decoder-only model: use generate for encoder-decoders.")
         self.tokenizer, self.system = tokenizer, system
         self.requests: list[Request] = []
+        if getattr(options.get("generation_config"), "max_new_tokens", None) is not None:
+            raise ValueError("The generation_config sets max_new_tokens: give it to Chat itself, and not there.")
         if "max_length" in options:
             raise ValueError("max_length would count the whole dialogue: give max_new_tokens, for each answer.")
         self._options = {"tokenizer": tokenizer} | options

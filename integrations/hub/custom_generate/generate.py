@@ -23,7 +23,7 @@ def generate(
         drafter: a drafter object such as `draftree.Medusa(...)`, or the folder or Hub name of a trained one; None takes
             the trie that the model keeps.
         streamer, tokenizer: as `generate` takes them.
-        options: of `generate`; those given as None count as not given.
+        options: of `generate`.
     """
     import draftree
 
@@ -33,6 +33,5 @@ def generate(
         if model not in _drafters:
             _drafters[model] = draftree.Lookahead()
         drafter = _drafters[model]
-    given = {name: value for name, value in options.items() if value is not None}
     loop = draftree.custom_generate(drafter, streamer=streamer, tokenizer=tokenizer)
-    return model.generate(inputs, custom_generate=loop, **given)
+    return model.generate(inputs, custom_generate=loop, **options)

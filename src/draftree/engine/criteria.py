@@ -7,20 +7,20 @@ batch each row has its own copy of those that may keep state, which sees the row
 
 from __future__ import annotations
 
-import copy
+from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+from torch import Tensor
+from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
 
+from draftree.engine.copies import own_copy, shared_parts
 from draftree.engine.limits import as_ids
 from draftree.errors import whole
 from draftree.runner.callers_mode import callers_mode
 
 STATELESS = (MaxTimeCriteria, StopStringCriteria)
-SHARED = (PreTrainedTokenizerBase, nn.Module)  # what copies have in common: large, and not changed by a call
 
 
 def split_criteria(criteria: StoppingCriteriaList) -> tuple[int | None, tuple[int, ...], StoppingCriteriaList]:
@@ -49,16 +49,9 @@ def criteria_by_request(criteria: StoppingCriteriaList, count: int) -> list[Stop
 def _own(criterion: Any, b: int, count: int) -> Any:
     if type(criterion) in STATELESS:
         return criterion
-    return _InPlace(copied(criterion), b, count)
-
-
-def copied(value: Any) -> Any:
-    """A deep copy with the same tokenizers and models; the object itself where it cannot be copied, such as a lock."""
-    held = vars(value).values() if hasattr(value, "__dict__") else ()
-    try:
-        return copy.deepcopy(value, {id(part): part for part in held if isinstance(part, SHARED)})
-    except Exception:  # locks, files and tensors of a graph each raise an error of their own
-        return value
+    with suppress(Exception):  # of locks, files and tensors of a graph, each its own: then rows share it
+        criterion = own_copy(criterion, shared_parts([criterion]))
+    return _InPlace(criterion, b, count)
 
 
 class _InPlace(StoppingCriteria):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import nullcontext, suppress
@@ -92,6 +93,7 @@ class Engine:
         self.slots = Slots(self.runner, self.cache, encoder, keeps=keeps)
         self._stepping = threading.Lock()
         self._turn = threading.RLock()  # of the streams: one steps, and the others find the tokens that this gave them
+        self._adding = threading.Lock()  # for no longer than it takes to put a request into both lists
         self.closed = False
 
     # ---------------------------------------------------------------- requests come and go
@@ -131,8 +133,7 @@ class Engine:
             raise TypeError(f"add got rules and the option {next(iter(options))!r}: put it into the rules.")
         prompt = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
         check_encoder_side(self.target, encoder_input, encoder_states)
-        padded = None if padded_prompt is None else padded_prompt.shape[1]
-        rules = rules or rules_of(self.target, prompt, options, encoder_input, padded)
+        rules = rules or rules_of(self.target, prompt, options, encoder_input, padded_prompt)
         if self.config.rule is not None:
             self.config.rule.check(rules.processors)
         check_prompt(prompt, rules.max_new_tokens, self.target.vocab_size, self.target.max_positions)
@@ -157,8 +158,12 @@ class Engine:
                 self.slots.check_model()
                 if not compared and drafter is not None and drafter.acceptance is not None:
                     drafter.bind(self.target, eos_token_ids=eos_token_ids(self.model))  # its model may have changed
-            self._open[request] = None
-            self.waiting.append(request)
+            with self._adding:
+                self._open[request] = None
+                self.waiting.append(request)
+        if self.closed:  # meanwhile, by another thread
+            self.cancel(request)
+            raise RuntimeError("The engine is closed: make a new one.")
         return request
 
     def cancel(self, request: Request) -> None:
@@ -168,34 +173,30 @@ class Engine:
             ValueError: a request of another engine.
         """
         with self._turn:
-            self._cancel(request)
-
-    def _cancel(self, request: Request) -> None:
-        own = request in self._open  # looked up first: whoever is over is taken out afterwards
-        if request.state is State.FINISHED:
-            return
-        if not own:
-            raise ValueError("This request belongs to another engine: cancel it there.")
-        try:
-            self.waiting.remove(request)
-        except ValueError:  # it has a slot, or is about to get one
-            request.finish_reason = "cancelled"
-            if not self._stepping.locked():  # a step lets it go when it is done: slots must not move under it
-                self._release([request])
-        else:
-            request.finish_reason = "cancelled"
-            self._over(request)
+            own = request in self._open  # looked up first: whoever is over is taken out afterwards
+            if request.state is State.FINISHED:
+                return
+            if not own:
+                raise ValueError("This request belongs to another engine: cancel it there.")
+            try:
+                self.waiting.remove(request)
+            except ValueError:  # it has a slot, or is about to get one
+                request.finish_reason = "cancelled"
+                if not self._stepping.locked():  # a step lets it go when it is done: slots must not move under it
+                    self._release([request])
+            else:
+                request.finish_reason = "cancelled"
+                self._over(request)
 
     def close(self) -> None:
         """End all requests; those that wait or run count as cancelled. Nothing can be added afterwards."""
-        self.closed = True
+        with self._adding:
+            self.closed = True
         for request in list(self._open):
             self.cancel(request)
 
     def __del__(self) -> None:
-        if (
-            hasattr(self, "slots") and self.running
-        ):  # dropped in the middle: a drafter that others use must forget the requests
+        if hasattr(self, "slots") and self.running:  # dropped in the middle: a shared drafter must forget the requests
             with suppress(Exception):
                 self.close()
 
@@ -232,11 +233,7 @@ class Engine:
         return streams.stream(request, self._next, self.cancel)
 
     def astream(self, request: Request) -> AsyncGenerator[Emitted, None]:
-        """The same for `async for`; steps run in a thread, so that the event loop goes on meanwhile.
-
-        Raises:
-            Exception: whatever ended the request with an error.
-        """
+        """The same, with the same errors, for `async for`: steps run in threads, and the event loop goes on meanwhile."""
         return streams.astream(request, self._next, self.cancel)
 
     def _next(self, request: Request, given: int) -> list[Emitted]:
@@ -246,16 +243,17 @@ class Engine:
             Exception: whatever ended the request with an error.
         """
         while _silent(request, given):
+            time.sleep(0)  # whoever waits for the turn to read what has come gets it before the next step
             with self._turn:
                 if not _silent(request, given):  # another thread has stepped meanwhile
                     break
-                alive = len(self.waiting) + len(self.running)
+                there = [*self.running, *self.waiting]
                 if request not in self._open:
                     raise ValueError("This request belongs to another engine: stream it there.")
                 try:
                     self.step()
                 except Exception:  # of those that ran; this one may still wait
-                    if request.state is State.FINISHED or len(self.waiting) + len(self.running) == alive:
+                    if request.state is State.FINISHED or not any(other.error for other in there):
                         raise
         if len(request.output) == given and request.error is not None:
             raise request.error

@@ -165,8 +165,9 @@ def _rows(
         mask = None if bool(mask.bool().all()) else mask.to(target.device)
     padded_length = texts.shape[1]
     new = options.new_tokens(padded_length, max(len(prompt) for prompt in prompts), target.max_positions)
+    most = new if options.criterion_length is None else max(1, options.criterion_length - padded_length)
     for prompt in prompts:
-        check_prompt(prompt, new, target.vocab_size, target.max_positions)
+        check_prompt(prompt, most, target.vocab_size, target.max_positions)
     read, padded = input_ids.to(target.device), texts.to(target.device)
     criteria = criteria_by_request(options.criteria, len(prompts))
     rows = []

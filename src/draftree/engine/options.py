@@ -260,7 +260,7 @@ def rules_of(
     prompt: Sequence[int],
     given: dict[str, Any],
     encoder_input: Tensor | None = None,
-    padded_length: int | None = None,
+    padded_prompt: Tensor | None = None,
 ) -> Rules:
     """The rules of one request from options as `generate` takes them.
 
@@ -270,7 +270,7 @@ def rules_of(
         given: options by name: those of Hugging Face's GenerationConfig, and `seed`, `generation_config`,
             `stopping_criteria`, `tokenizer`, `grammar`, and the fields of `Rules` in `OF_A_REQUEST`.
         encoder_input: LongTensor [L], what an encoder reads; None for decoder-only models.
-        padded_length: length of what processors see as the prompt; None for that of `prompt`.
+        padded_prompt: LongTensor [1, L], what processors see as the prompt; None for `prompt`.
 
     Raises:
         TypeError, ValueError: an option that does not exist, or a value out of range.
@@ -284,13 +284,19 @@ def rules_of(
         raise ValueError("num_return_sequences: one request has one answer; add the prompt again for another.")
     fit = tokenizer, target.vocab_size, options.eos_token_ids, options.config.min_new_tokens
     (compiled,) = compile_grammars(grammar, 1, *fit)
+    read = padded_prompt
+    if read is None:
+        read = torch.tensor([list(prompt)], dtype=torch.long, device=target.device)
+    source: Tensor | None = read  # what processors of an encoder's ids look at
+    if target.encoder_decoder:
+        source = None if encoder_input is None else encoder_input[None]
     made = rules_for(
         target.model,
         options,
         max_new_tokens=options.new_tokens(len(prompt), len(prompt), target.max_positions),
-        padded_length=len(prompt) if padded_length is None else padded_length,
+        padded_length=read.shape[1],
         seed=seed if options.config.do_sample else None,
-        encoder_ids=None if encoder_input is None else encoder_input[None],
+        encoder_ids=source,
         grammar=compiled,
     )
     return replace(made, **own)

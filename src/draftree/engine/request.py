@@ -80,6 +80,8 @@ class Rules:
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, whole(name, value))
+        object.__setattr__(self, "processors", LogitsProcessorList(self.processors))
+        object.__setattr__(self, "criteria", StoppingCriteriaList(self.criteria))
         check_least(0, node_budget=self.node_budget, logprobs=self.logprobs, resumed=self.resumed)
 
 

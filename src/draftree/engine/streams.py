@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -49,13 +50,17 @@ def astream(request: Request, following: Following, cancel: Cancel) -> AsyncGene
 
 async def _astream(request: Request, following: Following, cancel: Cancel, *, begun: bool) -> AsyncGenerator[Any, None]:
     given = 0
+    # Threads of its own: those of the event loop are few, and all might wait for texts that are not begun. One reads,
+    # which may go on when its reader has been cancelled, and one cancels.
+    loop, threads = asyncio.get_running_loop(), ThreadPoolExecutor(2, "draftree-stream")
     try:
         if begun:
             yield
-        while new := await asyncio.to_thread(following, request, given):
+        while new := await loop.run_in_executor(threads, following, request, given):
             for emitted in new:
                 yield emitted
             given += len(new)
     finally:
         if request.state is not State.FINISHED:  # in a thread, as it waits for a step under way
-            await asyncio.shield(asyncio.to_thread(cancel, request))
+            await asyncio.shield(loop.run_in_executor(threads, cancel, request))
+        threads.shutdown(wait=False)

@@ -14,7 +14,7 @@ from torch import LongTensor, Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process as stock
 
-from draftree.integrations.copies import own_copy, shared_parts
+from draftree.engine.copies import own_copy, shared_parts
 
 # Of Hugging Face's own: they hold something with one entry a row of the batch.
 BY_PLACE = (
@@ -34,7 +34,7 @@ def processors_by_request(processors: LogitsProcessorList, count: int) -> list[L
     if count == 1:
         return [processors]
     for processor in processors:
-        if any(isinstance(value, nn.Module) for value in vars(processor).values()):
+        if any(isinstance(value, nn.Module) for value in getattr(processor, "__dict__", {}).values()):
             raise ValueError(
                 f"{type(processor).__name__} runs a model over the whole batch at once: call generate with a batch "
                 "of 1."

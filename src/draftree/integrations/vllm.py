@@ -138,16 +138,12 @@ class LookaheadProposer:
     def _follow(self, before: dict[int, Row], row: int, tokens: NDArray[Any], new: int) -> Row:
         """The row's request with its new tokens in the trie; taken out of `before` where it was known."""
         order = sorted(before, key=lambda other: other != row)  # a row mostly stays where it was
-        known = next((other for other in order if _begins(tokens, before[other].tokens)), None)
+        at = len(tokens) - new  # in front of the step's own tokens
+        known = next((other for other in order if np.array_equal(tokens[:at], before[other].tokens)), None)
         if known is None:
-            request, at = next(self._names), len(tokens) - new
+            request = next(self._names)
             self.trie.begin(request, tokens[:at].tolist())
         else:
-            request, held = before.pop(known)
-            at = len(held)
+            request = before.pop(known).request
         self.trie.extend(request, tokens[at:].tolist())
         return Row(request, tokens)
-
-
-def _begins(text: NDArray[Any], front: NDArray[Any]) -> bool:
-    return len(front) < len(text) and bool((text[: len(front)] == front).all())

@@ -144,7 +144,9 @@ def make_rules(
     except (TypeError, ValueError) as error:
         raise ApiError(str(error)) from None
     seed = seed if sample else None
-    rules = rules_for(target.model, checked, max_new_tokens=resumed + max_new_tokens, padded_length=begun, seed=seed)
+    read = torch.tensor([list(prompt[:begun])], dtype=torch.long, device=target.device)
+    most = resumed + max_new_tokens
+    rules = rules_for(target.model, checked, max_new_tokens=most, padded_length=begun, seed=seed, encoder_ids=read)
     grammar = None
     if constraint is not None:
         with refused(constraint.field):

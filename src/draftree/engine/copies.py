@@ -1,4 +1,4 @@
-"""Copies of a user's logits processors, one for each text of a batch.
+"""Copies of a user's logits processors and stopping criteria, one for each text of a batch.
 
 A deep copy of a function is the function itself, so one that counts in a variable around it would count for all texts
 at once. Here its variables are copied as an object's attributes are. Models and tokenizers are shared by all copies:
@@ -13,9 +13,10 @@ from collections.abc import Iterable
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
-from draftree.engine.criteria import SHARED
+SHARED = (PreTrainedTokenizerBase, nn.Module)  # what copies have in common: large, and not changed by a call
 
 
 def shared_parts(values: Iterable[Any]) -> dict[int, Any]:
