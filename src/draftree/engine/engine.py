@@ -233,7 +233,7 @@ class Engine:
         return streams.stream(request, self._next, self.cancel)
 
     def astream(self, request: Request) -> AsyncGenerator[Emitted, None]:
-        """The same, with the same errors, for `async for`: steps run in threads, and the event loop goes on meanwhile."""
+        """The same, with the same errors, for `async for`: steps run in threads, and the event loop goes on."""
         return streams.astream(request, self._next, self.cancel)
 
     def _next(self, request: Request, given: int) -> list[Emitted]:
