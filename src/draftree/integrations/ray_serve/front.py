@@ -82,9 +82,9 @@ class Front:
             return
         request = HttpRequest(scope["method"], scope["path"], scope["query_string"], list(scope["headers"]), body)
         if request.path == "/metrics":
-            messages = self._metrics(request)
+            messages = _or_refused(self._metrics(request))
         elif request.path in TO_ALL:
-            messages = self._to_all(request)
+            messages = _or_refused(self._to_all(request))
         else:
             key = dict(request.headers).get(b"authorization", b"")
             messages = self._from_one(request, beginnings_of(body, key) if request.path in BY_PREFIX else None)
@@ -117,9 +117,8 @@ class Front:
                     yield {"type": "http.response.body", "body": event, "more_body": False}
                     return
                 if last:
-                    refusal = JSONResponse(FAILED.body(), FAILED.status, FAILED.headers())
-                    yield {"type": "http.response.start", "status": FAILED.status, "headers": refusal.raw_headers}
-                    yield {"type": "http.response.body", "body": refusal.body}
+                    for message in _refusal():
+                        yield message
 
     async def _to_all(self, request: HttpRequest) -> AsyncIterator[dict[str, Any]]:
         """Every replica gets the request; the response is the first that refuses it, or else any."""
@@ -206,6 +205,24 @@ class Front:
             others = [answer for other, (_, answers) in found.items() if other != name for answer in answers]
             if others:
                 await self._replicas.learn.remote(others, replica=number)
+
+
+def _refusal() -> list[dict[str, Any]]:
+    """The messages of a response that says that a replica has failed."""
+    made = JSONResponse(FAILED.body(), FAILED.status, FAILED.headers())
+    begin = {"type": "http.response.start", "status": FAILED.status, "headers": made.raw_headers}
+    return [begin, {"type": "http.response.body", "body": made.body}]
+
+
+async def _or_refused(messages: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+    """The messages of a response that all replicas have a part in, which begins when all have done theirs."""
+    try:
+        async for message in messages:
+            yield message
+    except Exception as error:
+        log.warning("a replica failed: %s", type(error).__name__)
+        for message in _refusal():
+            yield message
 
 
 async def _again(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
