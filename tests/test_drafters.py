@@ -226,3 +226,13 @@ def test_no_answer_without_a_lookup_table_of_its_own() -> None:
     second.bind(inspect_model(build("llama")), eos_token_ids=())
     second.begin(request)
     assert paths(first.draft([request], [12])) != paths(second.draft([request], [12]))
+
+
+def test_any_room_is_room_for_a_trie() -> None:
+    """Models without a limit of positions may be asked for more tokens than a trie counts levels."""
+    drafter, first = lookahead()
+    drafter.end(first)
+    request = Context(2, [5, 6], 2, 2**40)
+    drafter.begin(request)
+    assert drafter.draft([request], [8]).sizes[0] > 1
+    drafter.end(request)

@@ -200,3 +200,16 @@ def test_limits_of_the_model_s_own_are_those_of_each_request(demo: Any) -> None:
         ended = server.complete("The sea", max_tokens=12, structured_outputs={"regex": "[a-y]{3}Zu"})["choices"][0]
         assert ended["text"].endswith("Z")
         assert ended["finish_reason"] == "stop"
+
+
+def test_what_the_models_own_config_makes_of_the_prompt_counts(demo: Any) -> None:
+    model = copy.copy(demo.model)
+    model.generation_config = copy.deepcopy(model.generation_config)
+    model.generation_config.encoder_repetition_penalty = 1.8
+    ids = torch.tensor([ids_of(demo.tokenizer, "the sea is blue and the sea is")])
+    mask, options = torch.ones_like(ids), {"max_new_tokens": 16, "do_sample": False}
+    expected = model.generate(ids, attention_mask=mask, **options)
+    assert not torch.equal(expected, demo.model.generate(ids, attention_mask=mask, **options))
+    with serving(model, demo.tokenizer, slots=1) as server:
+        said = server.complete(ids[0].tolist(), max_tokens=16, temperature=0, return_token_ids=True)
+    assert said["choices"][0]["token_ids"] == expected[0, ids.shape[1] :].tolist()
