@@ -1,8 +1,8 @@
 """The server against the engine that it stands on, and against `transformers serve`, under the same load.
 
 The load comes from a process of its own, as it would from clients; the engine alone gets the same prompts at once
-and no HTTP. Replicas on Ray have a core each where there are enough, and the load has none. All take turns, round by
-round.
+and no HTTP, and one after another for what is compared with one stream at a time. Replicas on Ray have a core each
+where there are enough, and the load has none. All take turns, round by round.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from draftree.engine import Engine, Rules
 from draftree.engine.limits import eos_token_ids
 
 NAME = "measured"
-ALONE, WHOLE, STREAM, IDLE = "engine alone", "serve", "serve, streams", "serve, one stream at a time"
+ALONE, WHOLE, STREAM = "engine alone", "serve", "serve, streams"
+ALONE_ONE, STREAM_ONE = "engine alone, one at a time", "serve, one stream at a time"
 STOCK = "transformers serve"
 PATIENCE = 120.0  # seconds for a server to start
 DRAFTERS: dict[str, Callable[[], Drafter | None]] = {"none": lambda: None, "lookahead": draftree.Lookahead}
@@ -49,11 +50,12 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
             stock = stack.enter_context(program("transformers", str(folder), *options))
         for _ in range(setup["rounds"]):
             for drafter in setup["drafters"]:
-                direct = alone(setup, DRAFTERS[drafter]())
-                found.setdefault((drafter, ALONE), []).append(direct)
-                for way in (WHOLE, STREAM, IDLE):
+                for way in (ALONE, ALONE_ONE):
+                    direct = alone(setup, DRAFTERS[drafter](), one=way == ALONE_ONE)
+                    found.setdefault((drafter, way), []).append(direct)
+                for way in (WHOLE, STREAM, STREAM_ONE):
                     with server(setup, DRAFTERS[drafter]()) as url:
-                        loaded = load(setup, url, NAME, texts, stream=way != WHOLE, alone=way == IDLE)
+                        loaded = load(setup, url, NAME, texts, stream=way != WHOLE, one=way == STREAM_ONE)
                     found.setdefault((drafter, way), []).append(loaded)
                     differing += sum(map(str.__ne__, loaded["answers"], direct["answers"]))
                 for count in setup["replicas"]:
@@ -71,7 +73,8 @@ def table(found: dict[tuple[str, str], list[dict[str, Any]]], differing: int) ->
     rows = []
     for (drafter, way), rounds in found.items():
         speeds = pd.Series([one["tokens"] / one["seconds"] for one in rounds])
-        base = pd.Series([one["tokens"] / one["seconds"] for one in found[drafter, ALONE]])
+        compared = ALONE_ONE if way == STREAM_ONE else ALONE
+        base = pd.Series([one["tokens"] / one["seconds"] for one in found[drafter, compared]])
         first = pd.Series([seconds for one in rounds for seconds in one["first"]], dtype=float)
         rows.append(
             {
@@ -88,23 +91,27 @@ def table(found: dict[tuple[str, str], list[dict[str, Any]]], differing: int) ->
     return table_of(rows, remarks=[remark], differing=differing)
 
 
-def alone(setup: Setup, drafter: Drafter | None) -> dict[str, Any]:
-    """The engine with all prompts at once."""
+def alone(setup: Setup, drafter: Drafter | None, *, one: bool) -> dict[str, Any]:
+    """The engine with one prompt after another, or all at once."""
     rules = Rules(setup["max_new_tokens"], eos_token_ids=eos_token_ids(setup.model))
     engine = Engine(setup.model, drafter=drafter, slots=setup["slots"], keep_prefixes=True)
     with engine:
         began = time.perf_counter()
-        requests = [engine.add(task.ids, rules) for task in setup.tasks]
+        requests = []
+        for task in setup.tasks:
+            requests.append(engine.add(task.ids, rules))
+            if one:
+                engine.run()
         engine.run()
         seconds = time.perf_counter() - began
     answers = [setup.tokenizer.decode(request.tokens, skip_special_tokens=True) for request in requests]
     return {"seconds": seconds, "tokens": sum(len(r.tokens) for r in requests), "first": [], "answers": answers}
 
 
-def load(setup: Setup, url: str, model: str, texts: list[str], *, stream: bool, alone: bool = False) -> dict[str, Any]:
+def load(setup: Setup, url: str, model: str, texts: list[str], *, stream: bool, one: bool = False) -> dict[str, Any]:
     """What a load from a process of its own finds."""
     asked = {"url": url, "model": model, "texts": texts, "stream": stream}
-    asked |= {"concurrency": 1 if alone else setup["concurrency"], "max_tokens": setup["max_new_tokens"]}
+    asked |= {"concurrency": 1 if one else setup["concurrency"], "max_tokens": setup["max_new_tokens"]}
     command = [sys.executable, "-m", "benchmarks.machine.load"]
     done = subprocess.run(command, input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
