@@ -91,18 +91,14 @@ def test_a_refusal_leaves_nothing_to_the_garbage_collector(demo: Any, monkeypatc
     worker = serve_worker.Worker(engine, demo.tokenizer, queue=0)
     made: list[weakref.ref[Any]] = []
 
-    class Known(Answers):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
-            made.append(weakref.ref(self))
-
     async def refused() -> None:
         parts = [Part([1, 2, 3], draftree.Rules(4, ())) for _ in range(2)]
+        answers = Answers(parts, 10.0, worker.cancel, whole=False)
+        made.append(weakref.ref(answers))
         with contextlib.suppress(FullError):
-            await worker.start(parts, 10.0)
+            await worker.start(answers)
             pytest.fail("two answers were taken into one slot and no queue")
 
-    monkeypatch.setattr(serve_worker, "Answers", Known)
     gc.collect()
     gc.disable()
     try:
@@ -117,8 +113,12 @@ def test_an_answer_whose_event_loop_has_ended_counts_as_cancelled(demo: Any) -> 
     ended: list[str | None] = []
     worker = serve_worker.Worker(draftree.Engine(demo.model, slots=1), demo.tokenizer)
     worker.on_end.append(lambda part: ended.append(part.finish))
+
+    async def ask() -> None:
+        await worker.start(Answers([Part([1, 2, 3], draftree.Rules(1500, ()))], 60.0, worker.cancel, whole=False))
+
     try:
-        asyncio.run(worker.start([Part([1, 2, 3], draftree.Rules(1500, ()))], 60.0))
+        asyncio.run(ask())
         deadline = time.monotonic() + 5
         while worker.live and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -140,7 +140,7 @@ def test_whoever_asks_while_the_worker_ends_is_told(demo: Any, monkeypatch: pyte
     parts = [Part([1, 2, 3], draftree.Rules(8, ()))]
 
     async def ask() -> None:
-        await asyncio.wait_for(worker.start(parts, 60.0), 5.0)
+        await asyncio.wait_for(worker.start(Answers(parts, 60.0, worker.cancel, whole=False)), 5.0)
 
     with pytest.raises(StoppingError):
         asyncio.run(ask())

@@ -25,6 +25,7 @@ from draftree import Fixed
 from draftree.engine import Rules
 from draftree.serve import answers
 from draftree.serve import app as application
+from draftree.serve.delivery import Answers
 from draftree.serve.logs import JsonLines
 from draftree.serve.parts import Part
 from draftree.serve.settings import ServerSettings
@@ -233,8 +234,9 @@ def test_whoever_goes_away_while_it_is_taken_in_leaves_nothing_behind(demo: Any)
         rules = Rules(max_new_tokens=1900)
 
         async def ask(pause: float) -> None:
+            answers = Answers([Part([5, 6], rules)], 60, server.worker.cancel, whole=False)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(server.worker.start([Part([5, 6], rules)], 60), pause)
+                await asyncio.wait_for(server.worker.start(answers), pause)
 
         server.worker._tasks.put(lambda: time.sleep(0.2))  # a step that takes long
         asyncio.run(ask(0.05))

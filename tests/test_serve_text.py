@@ -20,7 +20,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from draftree.detokenizer import Detokenizer
 from draftree.engine import Emitted, Rules
 from draftree.serve import answers
-from draftree.serve.answers import Call, NoAnswers, sse, stream
+from draftree.serve.answers import Call, sse, stream
+from draftree.serve.delivery import Answers
 from draftree.serve.errors import ApiError
 from draftree.serve.messages import MessageReader, chat_prompt, tools_of
 from draftree.serve.parts import Delta, Part
@@ -358,10 +359,6 @@ def test_scores_of_a_streamed_prompt_are_written_in_a_thread(demo: Any, monkeypa
         threads.append(threading.current_thread())
         return echoing(*given)
 
-    class Running(NoAnswers):
-        def cancel(self) -> None:
-            cancelled.append(self)
-
     echoing = answers._echoed
     monkeypatch.setattr(answers, "_echoed", echoed)
     body = Completion.model_validate({"prompt": [1, 2], "stream": True, "echo": True, "max_tokens": 1})
@@ -369,7 +366,7 @@ def test_scores_of_a_streamed_prompt_are_written_in_a_thread(demo: Any, monkeypa
     call.echo = ["The"]
 
     async def first() -> bytes:
-        chunks = stream(call, Running([Part([1, 2], Rules())]), 2)
+        chunks = stream(call, Answers([Part([1, 2], Rules())], 60, cancelled.append, whole=False), 2)
         chunk = await anext(chunks)
         await chunks.aclose()
         return chunk
@@ -383,7 +380,7 @@ def test_scores_of_a_streamed_prompt_are_written_in_a_thread(demo: Any, monkeypa
 def test_usage_in_a_stream_counts_what_its_chunks_have_brought(demo: Any) -> None:
     parts = [Part([1, 2], Rules(), given=9) for _ in range(2)]  # the worker is ahead of a slow reader
 
-    class Ahead(NoAnswers):
+    class Ahead(Answers):
         async def deltas(self, pause: float | None = None) -> AsyncIterator[Delta | None]:
             for index, finish in ((0, None), (1, None), (0, "length"), (1, "length")):
                 yield Delta(index, "a", [Emitted(5, None)] * 2, finish=finish)
@@ -392,7 +389,8 @@ def test_usage_in_a_stream_counts_what_its_chunks_have_brought(demo: Any) -> Non
     body = Completion.model_validate({"prompt": [1, 2], "n": 2} | options)
 
     async def chunks() -> list[bytes]:
-        return [chunk async for chunk in stream(Call(body, "demo", demo.tokenizer), Ahead(parts), 2)]
+        ahead = Ahead(parts, 60, lambda answers: None, whole=False)
+        return [chunk async for chunk in stream(Call(body, "demo", demo.tokenizer), ahead, 2)]
 
     events = [json.loads(chunk.removeprefix(b"data: ")) for chunk in asyncio.run(chunks()) if b"{" in chunk]
     assert [event["usage"]["completion_tokens"] for event in events] == [2, 4, 6, 8]

@@ -31,25 +31,6 @@ KEEP_ALIVE = 15.0
 STATISTICS = ("steps", "drafted", "accepted", "emitted", "acceptance_length", "accepted_by_depth", "accepted_by_source")
 
 
-class NoAnswers:
-    """Stands for the `Answers` to a request that wants its prompts alone (`max_tokens` of 0 with `echo`).
-
-    Args:
-        parts: that it would have had.
-    """
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self.parts = parts
-
-    async def deltas(self, pause: float | None = None) -> AsyncIterator[Delta | None]:
-        """See `Answers.deltas`."""
-        for index in range(len(self.parts)):
-            yield Delta(index, finish="length")
-
-    def cancel(self) -> None:
-        """Nothing runs that could be ended."""
-
-
 @dataclass(slots=True)
 class Call:
     """One HTTP request as the API's objects name it.
@@ -208,7 +189,7 @@ def sse(payload: dict[str, Any]) -> bytes:
     return b"data: %b\n\n" % encoded(payload)
 
 
-async def stream(call: Call, answers: Answers | NoAnswers, prompts: int) -> AsyncIterator[bytes]:
+async def stream(call: Call, answers: Answers, prompts: int) -> AsyncIterator[bytes]:
     """The events of a streamed answer, from the first chunk to [DONE]; an error is an event as well.
 
     Args:
@@ -339,15 +320,6 @@ def _echo(call: Call, part: Part, index: int) -> Delta:
     places = itertools.pairwise([0, *ends[:-1], len(text)])
     emitted = [Emitted(t, None, s) for t, s in zip(part.prompt, [None, *call.scores[index]], strict=True)]
     return Delta(index, text, emitted, [text[begin:end] for begin, end in places])
-
-
-async def collect(answers: Answers | NoAnswers) -> list[Delta]:
-    """The whole of each answer, as one delta."""
-    whole = [Delta(i) for i in range(len(answers.parts))]
-    async for delta in answers.deltas():
-        assert delta is not None
-        whole[delta.index].add(delta)
-    return whole
 
 
 def best(whole: Sequence[Delta], keep: int) -> list[Delta]:

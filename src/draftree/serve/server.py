@@ -22,10 +22,8 @@ from draftree.errors import ModelChangedError
 from draftree.grammar import GrammarBusyError
 from draftree.serve.answers import (
     Call,
-    NoAnswers,
     api_error,
     best,
-    collect,
     encoded,
     statistics,
     stream,
@@ -116,24 +114,19 @@ class Server:
             )
         return found
 
-    async def start(self, parts: list[Part], timeout: float, *, whole: bool) -> Answers:
+    async def start(self, answers: Answers) -> None:
         """Have the worker answer.
-
-        Args:
-            parts: the answers.
-            timeout: seconds after which they end as they are.
-            whole: nobody reads them before they are over.
 
         Raises:
             ApiError: the queue is full, the server is stopping, or the engine refuses a prompt.
         """
-        scope = parts[0].rules.scope
+        scope = answers.parts[0].rules.scope
         try:
-            self.worker.make_sure_of_room(len(parts))
+            self.worker.make_sure_of_room(len(answers.parts))
             for drafter in self._tries:
                 if not drafter.has_trie(scope):  # which is made outside of the engine's thread
                     await asyncio.to_thread(drafter.trie_of, scope)
-            return await self.worker.start(parts, timeout, whole=whole)
+            await self.worker.start(answers)
         except (GrammarBusyError, ModelChangedError) as error:
             raise api_error(error) from None
         except ValueError as error:
@@ -169,9 +162,12 @@ class Server:
         if call.echo and call.logprobs is not None:
             scoring = self.score(parts, call.logprobs, tries, deadline - time.monotonic())
             call.scores = await while_there(request, scoring)
-        answers: Answers | NoAnswers = NoAnswers(parts)
+        answers = Answers(parts, deadline - time.monotonic(), self.worker.cancel, whole=not body.stream)
         if body.max_tokens != 0:
-            answers = await self.start(parts, deadline - time.monotonic(), whole=not body.stream)
+            await self.start(answers)
+        else:  # the prompts alone are wanted
+            for index in range(len(parts)):
+                answers.deliver(Delta(index, finish="length"))
         if body.stream:
             return EventSourceResponse(stream(call, answers, prompts), headers=NOT_HELD_BACK)
         whole = await self._whole(request, answers)
@@ -190,10 +186,15 @@ class Server:
             found["draftree"] = statistics(parts)
         return Response(encoded(found), media_type="application/json")
 
-    async def _whole(self, request: Request, answers: Answers | NoAnswers) -> list[Delta]:
-        """All of the answers; a client that goes away ends them."""
+    async def _whole(self, request: Request, answers: Answers) -> list[Delta]:
+        """All of the answers, in their order; a client that goes away ends them."""
+
+        async def collected() -> list[Delta]:
+            whole = [delta async for delta in answers.deltas() if delta is not None]
+            return sorted(whole, key=lambda delta: delta.index)
+
         try:
-            return await while_there(request, collect(answers))
+            return await while_there(request, collected())
         except BaseException as error:
             answers.cancel()
             if not isinstance(error, Exception):

@@ -73,20 +73,14 @@ class Worker:
 
     # ---------------------------------------------------------------- called from event loops
 
-    async def start(self, parts: list[Part], timeout: float, *, whole: bool = False) -> Answers:
+    async def start(self, answers: Answers) -> None:
         """Queue answers; returns once the engine has taken them.
-
-        Args:
-            parts: the answers.
-            timeout: seconds after which they end as they are.
-            whole: nobody reads them before they are over.
 
         Raises:
             ValueError: a prompt that cannot be answered.
             FullError: too many answers wait already.
             StoppingError: the server is shutting down.
         """
-        answers = Answers(parts, timeout, self.cancel, whole=whole)
         added: Future[None] = Future()
         try:
             self._put(partial(self._add, answers, added))
@@ -96,7 +90,6 @@ class Worker:
             raise
         finally:
             del added  # the error's frames hold this one
-        return answers
 
     async def score(self, prompts: Sequence[Sequence[int]], count: int, timeout: float) -> Scores:
         """Scores of each prompt's tokens behind the first, see `score_prompt`. A caller that is cancelled ends it.
