@@ -83,7 +83,7 @@ def decoded(drafter, runner, row: Row, split: int) -> torch.Tensor:
     )
     result = runner.run(turn.plan, cache, 0, encoder)
     step = Step([context], tree, result, turn.trunk, turn.offset)
-    return torch.cat([drafter.draft_logits(step, tree.paths([node])) for node in (0, 1)])
+    return torch.cat([drafter.draft_logits(step, [path]) for path in ([0], [0, 1])])
 
 
 @pytest.mark.parametrize("case", CASES)

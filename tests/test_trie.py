@@ -184,15 +184,6 @@ def test_without_pruning_a_full_trie_refuses(make):
     assert paths(trie.retrieve(1, 8, sources="output")) == [(2,), (2, 3), (2, 3, 4)]
 
 
-def test_clear_forgets_outputs_and_live_requests_go_on(make):
-    trie = make()
-    trie.begin(1, [1, 2, 1])
-    trie.extend(1, [5])
-    trie.clear()
-    trie.extend(1, [1])
-    assert paths(trie.retrieve(1, 2)) == [(2,), (2, 1)]
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

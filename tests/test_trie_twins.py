@@ -32,7 +32,7 @@ STEP = st.one_of(
     st.tuples(st.just("retrieve"), REQUEST, st.integers(1, 20), st.integers(1, 7), MODE, SOURCES),
     st.tuples(st.just("end"), REQUEST),
     st.tuples(st.just("warm"), TOKENS),
-    st.tuples(st.sampled_from(["clear", "dump"])),
+    st.tuples(st.just("dump")),
 )
 OPTIONS = st.fixed_dictionaries(
     {

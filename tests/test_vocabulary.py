@@ -16,7 +16,8 @@ from generate_driver import NEW, SAMPLED, hf, left_pad, prompts, references_of, 
 from zoo import MEMBERS, VOCABULARY, build, construct
 
 from draftree.acceptance import LossyTypical
-from draftree.drafting import Drafter, DraftModel, Jacobi, Lookahead, Merge, PromptLookup, draft_model
+from draftree.drafting import Drafter, DraftModel, Jacobi, Lookahead, Merge, PromptLookup
+from draftree.drafting.second_model import check_pair
 from draftree.engine import Recorder, generate
 from draftree.pruning import EarlyHead, EarlyPruning
 from draftree.shaping import DynamicTree, Fixed
@@ -150,7 +151,7 @@ def padded(model: Any, more: int) -> Any:
 def test_a_draft_model_may_be_padded_to_another_size(
     more: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draft_model, "PADDING", 0.5)
+    monkeypatch.setattr(DraftModel, "padding", 0.5)
     model, rows = build("llama"), [*prompts(), [5, VOCABULARY - 1, 6]]
     ids, mask = left_pad(rows)
     given = options | {"max_new_tokens": NEW, "seed": 3}
@@ -163,14 +164,13 @@ def test_a_draft_model_may_be_padded_to_another_size(
 
 def test_how_far_sizes_may_differ() -> None:
     def sized(rows: int) -> Any:
-        return SimpleNamespace(vocab_size=rows)
+        return SimpleNamespace(vocab_size=rows, encoder_decoder=False)
 
-    drafter = DraftModel(build("llama"))
     for small, large in ((151_936, 152_064), (50_304, 50_688), (32_001, 32_000), (97, 97)):
-        drafter.check_vocabulary(sized(small), sized(large))
+        check_pair(sized(small), sized(large), DraftModel.padding)
     for small, large in ((32_000, 32_768), (128_256, 126_000)):
         with pytest.raises(ValueError, match=f"vocabulary of {small} and the large one of {large}"):
-            drafter.check_vocabulary(sized(small), sized(large))
+            check_pair(sized(small), sized(large), DraftModel.padding)
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused() -> None:

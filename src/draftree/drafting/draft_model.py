@@ -23,7 +23,7 @@ from draftree.drafting.base_model import model_hash
 from draftree.drafting.second_model import SecondModel
 from draftree.drafting.times import OwnTimes, check_confidence
 from draftree.errors import check_least
-from draftree.runner import Target, inspect_model
+from draftree.runner import inspect_model
 from draftree.runner.preparing import preparations
 from draftree.runner.top_tokens import top_tokens
 from draftree.tree import Draft, TokenTree
@@ -32,7 +32,6 @@ PRICE_FIRST = 0.25  # a pass of the small model against a step of the large one,
 BEAM = 4  # nodes of a depth that are read, where a pass for each depth is needed
 WORTH = 2.0  # accepted tokens that a pass of the small model has to promise, per time of a step of the large one
 SHORT = 16  # rows of a pass or run that is timed; prompts take longer
-PADDING = 1 / 64  # of a vocabulary: by more do tables of one tokenizer not differ where models pad them otherwise
 RATE = 0.1  # weight of a step in what `Cutoff` learns
 
 
@@ -56,6 +55,10 @@ class DraftModel(SecondModel):
 
     name = "draft-model"
     capabilities = Capabilities(observes=True)
+    # By more do tables of one tokenizer not differ where models pad them otherwise. What is drafted is verified, so ids
+    # which only one of the two has cost speed at most: the engine drops draft tokens that the large model does not
+    # have, and no text with an id that the small one does not have is drafted.
+    padding = 1 / 64
 
     def __init__(
         self,
@@ -75,16 +78,6 @@ class DraftModel(SecondModel):
         self._cutoff = Cutoff()
 
     # ---------------------------------------------------------------- the drafter's contract
-
-    def check_vocabulary(self, small: Target, large: Target) -> None:
-        """See `SecondModel.check_vocabulary`: tables that are padded to different sizes may differ.
-
-        What it drafts is verified, so that ids which only one of them has cost speed at most: the engine drops draft
-        tokens that the large model does not have, and no text with an id that the small one does not have is drafted.
-        """
-        sizes = small.vocab_size, large.vocab_size
-        if max(sizes) - min(sizes) > PADDING * max(sizes):
-            super().check_vocabulary(small, large)
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         trees = super().draft(requests, budgets)

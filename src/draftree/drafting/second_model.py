@@ -13,7 +13,7 @@ import warnings
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -34,6 +34,8 @@ class SecondModel(Drafter):
     Raises:
         TypeError, ValueError: a model that cannot draft.
     """
+
+    padding: ClassVar[float] = 0.0  # share of the larger vocabulary by which the two may differ in size
 
     def __init__(self, model: Any, runner: str = "auto") -> None:
         self.model = model  # runners hold it weakly
@@ -93,8 +95,7 @@ class SecondModel(Drafter):
         with self._lock:
             runner = open_runner(self.model, self._choice)
             small = runner.target
-            check_sources(small, target)
-            self.check_vocabulary(small, target)
+            check_pair(small, target, self.padding)
             if self._met() is not target.model:  # engines come and go, one for each call of `generate`
                 self._met = weakref.ref(target.model)
                 warn_of_size(small, target, stacklevel=5)
@@ -102,14 +103,6 @@ class SecondModel(Drafter):
                 self._small = SmallModel(runner)
                 for request, source in self._live.items():
                     self._small.begin(request, source)
-
-    def check_vocabulary(self, small: Target, large: Target) -> None:
-        """Refuse a small model whose draft tokens mean something else to the large one.
-
-        Raises:
-            ValueError: their vocabularies differ in size.
-        """
-        check_vocabulary(small, large)
 
     def begin(self, request: Context) -> None:
         """See `Drafter.begin`.
@@ -148,18 +141,12 @@ class SecondModel(Drafter):
         return max(int(min(depth, request.room - 1, limit - len(request.tokens) + 1)), 0)
 
 
-def check_pair(small: Target, large: Target) -> None:
+def check_pair(small: Target, large: Target, padding: float = 0.0) -> None:
     """Refuse a pair of which one reads a source and the other does not, or with two vocabularies.
 
-    Raises:
-        ValueError: such a pair.
-    """
-    check_sources(small, large)
-    check_vocabulary(small, large)
-
-
-def check_sources(small: Target, large: Target) -> None:
-    """Refuse a pair of which one reads a source and the other does not.
+    Args:
+        small, large: the models.
+        padding: share of the larger vocabulary by which their sizes may differ.
 
     Raises:
         ValueError: such a pair.
@@ -174,15 +161,8 @@ def check_sources(small: Target, large: Target) -> None:
             f"The small model is an encoder-decoder ('{small.model_type}') and the large one has no source for it to "
             "read: give a causal language model."
         )
-
-
-def check_vocabulary(small: Target, large: Target) -> None:
-    """Refuse vocabularies of different sizes.
-
-    Raises:
-        ValueError: such a pair.
-    """
-    if small.vocab_size != large.vocab_size:
+    sizes = small.vocab_size, large.vocab_size
+    if max(sizes) - min(sizes) > padding * max(sizes):
         raise ValueError(
             f"The small model has a vocabulary of {small.vocab_size} and the large one of {large.vocab_size}: "
             "choose a small model with the same tokenizer."

@@ -19,9 +19,9 @@ from torch import nn
 
 from draftree.drafting.base import Capabilities, Context, Drafter, Place, Step
 from draftree.drafting.folder import Trained
-from draftree.drafting.left_out import LeftOut
 from draftree.drafting.times import OwnTimes, check_confidence
-from draftree.errors import check_least
+from draftree.errors import check_least, layers_of
+from draftree.runner.hooked.bypass import omitted_modules
 from draftree.runner.layout.skip import Skip
 from draftree.runner.plan import Plan
 from draftree.runner.preparing import preparations
@@ -68,15 +68,21 @@ class SelfSpeculative(Trained, Drafter):
         branching: int = 2,
         confidence: float | None = None,
     ) -> None:
-        check_least(1, num_draft_tokens=num_draft_tokens, branching=branching)
+        check_least(1, num_draft_tokens=num_draft_tokens, branching=branching, exit_layer=exit_layer)
         check_confidence(confidence)
-        self.left_out = LeftOut.of(exit_layer, skip_attention, skip_mlp)
+        attention, mlp = layers_of("skip_attention", skip_attention), layers_of("skip_mlp", skip_mlp)
+        skips = bool(attention or mlp)
+        if skips == (exit_layer is not None):
+            raise ValueError(
+                "SelfSpeculative leaves parts of the model out: give exit_layer, or skip_attention and skip_mlp "
+                f"({'not both' if skips else 'draftree train skip-set searches them'})."
+            )
         self.num_draft_tokens, self.branching, self.confidence = num_draft_tokens, branching, confidence
         self.max_nodes = num_draft_tokens * branching
-        self.settings = {
+        self.settings: dict[str, Any] = {
             "exit_layer": exit_layer,
-            "skip_attention": list(self.left_out.skip_attention),
-            "skip_mlp": list(self.left_out.skip_mlp),
+            "skip_attention": sorted(attention),
+            "skip_mlp": sorted(mlp),
             "num_draft_tokens": num_draft_tokens,
             "branching": branching,
             "confidence": confidence,
@@ -115,7 +121,25 @@ class SelfSpeculative(Trained, Drafter):
         Raises:
             ValueError: layers that it does not have, nothing left in or out, or a part that cannot be left out alone.
         """
-        return self.left_out.skip(target)
+        layers, exit_layer = len(target.layers), self.settings["exit_layer"]
+        if exit_layer is not None:
+            if exit_layer >= layers:
+                raise ValueError(
+                    f"exit_layer is {exit_layer} and the model has {layers} layers: give 1 to {layers - 1}."
+                )
+            return Skip.behind(exit_layer, layers)
+        named = {option: self.settings[option] for option in ("skip_attention", "skip_mlp")}
+        for option, numbers in named.items():
+            for number in numbers:
+                if not 0 <= number < layers:
+                    raise ValueError(f"{option} names layer {number}: this model has layers 0 to {layers - 1}.")
+        skip = Skip.of(*named.values())
+        if not skip.kept(layers):
+            raise ValueError("skip_attention and skip_mlp leave out the whole model: keep a layer or more.")
+        for number in range(layers):
+            if skip.at(number):
+                omitted_modules(target.layers[number], skip.at(number))
+        return skip
 
     # ---------------------------------------------------------------- the drafter's contract
 

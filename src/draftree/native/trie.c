@@ -104,13 +104,6 @@ void trie_free(Trie *t) {
     free(t);
 }
 
-/* Forgets all branches but those of the live requests' own prompts. */
-void trie_clear(Trie *t) {
-    for (int32_t i = 0; i < t->n_requests; i++) t->requests[i].n_cursors = 0;
-    forest_drop(&t->output);
-    forest_drop(&t->shared);
-}
-
 /* Nodes in all forests, or in the output's alone. */
 int64_t trie_nodes(const Trie *t, int only_output) {
     int64_t n = t->output.live;

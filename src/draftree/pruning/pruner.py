@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -68,7 +69,7 @@ class Pruner:
         visible = plan.visible
         for surgery in before:
             visible = visible if surgery.visible is None else join(visible, surgery.visible)
-        cut = _Cut(self, trees.tokens, trees.parents, trees.ancestors, visible)
+        cut = partial(self._cut, trees, visible)
         total = visible.shape[1]
         surgeries = [*before, Surgery(layer, keep=cut)]
         if same is not None:
@@ -79,6 +80,28 @@ class Pruner:
                 surgeries.append(_following(surgery, total))
                 total += _added(surgery)
         return replace(plan, surgeries=tuple(surgeries))
+
+    def _cut(self, trees: TokenTree, visible: Tensor, hidden: Tensor) -> Tensor | None:
+        """The `keep` of one pass: rows that stay, given the states of all; None for all of them.
+
+        Args:
+            trees: the nodes.
+            visible: BoolTensor [B, T, T], who sees whom among them and the rows attached behind them.
+            hidden: [B, T, d].
+        """
+        if hidden.is_cuda:
+            torch.cuda.synchronize(hidden.device)  # what is still queued are the layers before: not this look's time
+        began, nodes = self.clock(), trees.width
+        states = hidden[:, :nodes].to(trees.tokens.device)  # the layer before may lie on another one
+        alive = self.alive(states, trees.tokens, trees.parents, trees.ancestors)
+        drafted = max(sum(trees.sizes) - trees.batch, 1)
+        share = (int(alive.sum()) - trees.batch) / drafted
+        self.worth.note(share, self.clock() - began, hidden.shape[0] * hidden.shape[1])
+        if visible.shape[1] > nodes:
+            # An attached row goes when any node that it sees has gone: it looked ahead of that node.
+            behind = ~(visible[:, nodes:, :nodes] & ~alive[:, None]).any(2)
+            alive = torch.cat([alive, behind], 1)
+        return None if bool(alive.all()) else _numbers_of(alive)
 
     def alive(self, hidden: Tensor, tokens: Tensor, parents: Tensor, ancestors: Tensor) -> Tensor:
         """Which nodes stay: BoolTensor [B, N], closed upwards; roots do, padding does not.
@@ -114,39 +137,6 @@ class Pruner:
         return torch.nn.functional.pad(stays, (1, 0), value=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """The `keep` of one pass: rows that stay, given the states of all.
-
-    Attributes:
-        visible: BoolTensor [B, T, T], who sees whom among the nodes and the rows attached behind them.
-    """
-
-    pruner: Pruner
-    tokens: Tensor
-    parents: Tensor
-    ancestors: Tensor
-    visible: Tensor
-
-    def __call__(self, hidden: Tensor) -> Tensor | None:
-        if hidden.is_cuda:
-            torch.cuda.synchronize(hidden.device)  # what is still queued are the layers before: not this look's time
-        began = self.pruner.clock()
-        nodes = self.tokens.shape[1]
-        states = hidden[:, :nodes].to(self.tokens.device)  # the layer before may lie on another one
-        alive = self.pruner.alive(states, self.tokens, self.parents, self.ancestors)
-        real = self.parents >= 0
-        real[:, 0] = True
-        drafted = max(int(real.sum()) - len(real), 1)
-        share = (int(alive.sum()) - len(alive)) / drafted
-        self.pruner.worth.note(share, self.pruner.clock() - began, hidden.shape[0] * hidden.shape[1])
-        if self.visible.shape[1] > nodes:
-            # An attached row goes when any node that it sees has gone: it looked ahead of that node.
-            behind = ~(self.visible[:, nodes:, :nodes] & ~alive[:, None]).any(2)
-            alive = torch.cat([alive, behind], 1)
-        return None if bool(alive.all()) else _numbers_of(alive)
-
-
 def _inner(parents: Tensor) -> tuple[Tensor | None, Tensor]:
     """Nodes with children, LongTensor [B, I] ascending (0 in padding), and where each node's parent is in it.
 
@@ -179,61 +169,50 @@ def _added(surgery: Surgery) -> int:
 
 def _following(surgery: Surgery, total: int) -> Surgery:
     """`surgery`, which describes `total` rows, for those of them that are left."""
-    if surgery.append is None:
-        return surgery
-    return replace(surgery, resolve=_Resolve(total))
+    return surgery if surgery.append is None else replace(surgery, resolve=partial(_resolved, total))
 
 
-@dataclass(frozen=True, slots=True)
-class _Resolve:
-    """Brings a surgery that describes all rows to those that are left (see `Surgery.resolve`).
+def _resolved(total: int, surgery: Surgery, rows: Tensor) -> Surgery:
+    """A surgery that describes all rows brought to those that are left (see `Surgery.resolve`).
 
-    Attributes:
+    Args:
         total: rows that had a number before this surgery.
+        surgery: appends rows.
+        rows: LongTensor [B, N], numbers of the rows that are left; -1 in padding.
     """
-
-    total: int
-
-    def __call__(self, surgery: Surgery, rows: Tensor) -> Surgery:
-        visible, positions, append = surgery.visible, surgery.positions, surgery.append
-        assert visible is not None
-        assert positions is not None
-        assert append is not None
-        total, batch = self.total, len(rows)
-        real = rows >= 0
-        place = torch.full((batch, total + 1), -1, dtype=torch.long, device=rows.device)
-        local = torch.arange(rows.shape[1], device=rows.device).expand(batch, -1)
-        place = place.scatter(1, torch.where(real, rows, total), local)[:, :total]
-        alive = ~(visible[:, :, :total] & (place < 0)[:, None]).any(2)
-        stay = _numbers_of(alive)
-        index = stay.clamp(min=0)
-        left = stay >= 0
-        wide = index[:, :, None]
-        # Columns: the rows that are left, then the appended ones that are.
-        columns = torch.cat([torch.where(real, rows, 0), total + index], 1)
-        seen = visible.gather(1, wide.expand(-1, -1, visible.shape[2]))
-        seen = seen.gather(2, columns[:, None].expand(-1, index.shape[1], -1))
-        seen &= torch.cat([real, left], 1)[:, None]
-        itself = torch.eye(index.shape[1], dtype=torch.bool, device=rows.device)
-        seen[:, :, rows.shape[1] :] |= itself & ~left[:, :, None]  # padding must see something
-        source = torch.arange(total, device=rows.device).expand(batch, -1) if surgery.source is None else surgery.source
-        return replace(
-            surgery,
-            source=place.gather(1, source).clamp(min=0),
-            append=_Chosen(append, index),
-            positions=positions.gather(1, index),
-            visible=seen,
-            numbers=(total + index).masked_fill(~left, -1),
-        )
+    visible, positions, append = surgery.visible, surgery.positions, surgery.append
+    assert visible is not None
+    assert positions is not None
+    assert append is not None
+    batch = len(rows)
+    real = rows >= 0
+    place = torch.full((batch, total + 1), -1, dtype=torch.long, device=rows.device)
+    local = torch.arange(rows.shape[1], device=rows.device).expand(batch, -1)
+    place = place.scatter(1, torch.where(real, rows, total), local)[:, :total]
+    alive = ~(visible[:, :, :total] & (place < 0)[:, None]).any(2)
+    stay = _numbers_of(alive)
+    index = stay.clamp(min=0)
+    left = stay >= 0
+    wide = index[:, :, None]
+    # Columns: the rows that are left, then the appended ones that are.
+    columns = torch.cat([torch.where(real, rows, 0), total + index], 1)
+    seen = visible.gather(1, wide.expand(-1, -1, visible.shape[2]))
+    seen = seen.gather(2, columns[:, None].expand(-1, index.shape[1], -1))
+    seen &= torch.cat([real, left], 1)[:, None]
+    itself = torch.eye(index.shape[1], dtype=torch.bool, device=rows.device)
+    seen[:, :, rows.shape[1] :] |= itself & ~left[:, :, None]  # padding must see something
+    source = torch.arange(total, device=rows.device).expand(batch, -1) if surgery.source is None else surgery.source
+    return replace(
+        surgery,
+        source=place.gather(1, source).clamp(min=0),
+        append=partial(_chosen, append, index),
+        positions=positions.gather(1, index),
+        visible=seen,
+        numbers=(total + index).masked_fill(~left, -1),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """Some of the rows [B, K, d] that `make` makes, by index [B, K]."""
-
-    make: Callable[[Tensor], Tensor]
-    index: Tensor
-
-    def __call__(self, given: Tensor) -> Tensor:
-        made = self.make(given)
-        return made.gather(1, self.index.to(made.device)[:, :, None].expand(-1, -1, made.shape[2]))
+def _chosen(make: Callable[[Tensor], Tensor], index: Tensor, given: Tensor) -> Tensor:
+    """Of the rows [B, K, d] that `make` makes, those of `index` [B, I]."""
+    made = make(given)
+    return made.gather(1, index.to(made.device)[:, :, None].expand(-1, -1, made.shape[2]))

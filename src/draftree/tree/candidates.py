@@ -1,7 +1,6 @@
 """Trees from per-depth candidates: a choice list filled in, or the best nodes of the full product tree.
 
-A static list costs one gather, as its shape is worked out once; the best-first tree is grown with a heap
-on the CPU. Each function returns the plain fields of a `TokenTree`.
+A static list costs one gather, as its shape is worked out once; the best-first tree is grown with a heap on the CPU.
 """
 
 from __future__ import annotations
@@ -11,12 +10,10 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from draftree.tree.layout import NOTHING, Fields, laid_out, per_request
+from draftree.tree.layout import NOTHING
 from draftree.tree.structure import Structure, structure_of
 
 Choices = Sequence[Sequence[int]]
@@ -39,7 +36,7 @@ def ordered(choices: Choices) -> list[tuple[int, ...]]:
 
 
 @lru_cache(maxsize=256)
-def _choice_structure(choices: tuple[tuple[int, ...], ...]) -> tuple[Tensor, Tensor, Tensor, Structure, int]:
+def choice_structure(choices: tuple[tuple[int, ...], ...]) -> tuple[Tensor, Tensor, Tensor, Structure, int]:
     """Depth index, rank and parent of each node of a choice list, with its structure and largest rank."""
     order = ordered(choices)
     place = {(): 0} | {choice: i for i, choice in enumerate(order, 1)}
@@ -47,39 +44,6 @@ def _choice_structure(choices: tuple[tuple[int, ...], ...]) -> tuple[Tensor, Ten
     ranks = torch.tensor([c[-1] for c in order], dtype=torch.long, device="cpu")
     parents = torch.tensor([[-1, *(place[c[:-1]] for c in order)]], dtype=torch.long, device="cpu")
     return depths, ranks, parents, structure_of(parents), max((c[-1] for c in order), default=-1)
-
-
-def from_choices(roots: Tensor, candidates: Tensor, choices: Choices, logp: Tensor, source: int) -> Fields:
-    depths, ranks, parents, structure, last = _choice_structure(tuple(map(tuple, choices)))
-    _, depth, count = candidates.shape
-    if structure.height > depth or last >= count:
-        raise ValueError(
-            f"The choice list needs {structure.height} depths of {last + 1} candidates but there are "
-            f"{depth} of {count}: draft more candidates or shorten the list."
-        )
-    batch, nodes = len(roots), parents.shape[1]
-    tokens = torch.cat([roots[:, None], candidates[:, depths, ranks]], 1)
-    steps = F.pad(logp[:, depths, ranks], (1, 0))
-    # A masked sum, since a product with the mask would turn -inf into NaN.
-    scores = steps[:, None].masked_fill(~structure.ancestors, 0.0).sum(-1)
-    masks = torch.full_like(tokens, source)
-    masks[:, 0] = 0
-    spread = Structure(structure.depth.expand(batch, -1), structure.ancestors.expand(batch, -1, -1), structure.height)
-    return tokens, parents.expand(batch, -1), scores, masks, (nodes,) * batch, spread
-
-
-def from_candidates(
-    roots: Tensor,
-    candidates: np.ndarray,
-    logp: np.ndarray,
-    node_budget: int | Sequence[int],
-    source: int,
-    off_path: float,
-) -> Fields:
-    budgets = per_request(node_budget, len(roots), "node_budget")
-    scores = np.minimum(np.nan_to_num(logp.astype(np.float64), nan=-np.inf, neginf=-np.inf), 0.0).tolist()
-    drafts = [(*best_first(*one, off_path), source) for one in zip(candidates.tolist(), scores, budgets, strict=True)]
-    return laid_out(roots.tolist(), drafts)
 
 
 def best_first(

@@ -24,7 +24,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "trie_abi": (c_int32, []),
     "trie_new": (c_void_p, [*[c_int32] * 4, c_double, c_double, c_int64, c_int64, c_int, c_int, _INTS, c_int32]),
     "trie_free": (None, [c_void_p]),
-    "trie_clear": (None, [c_void_p]),
     "trie_nodes": (c_int64, [c_void_p, c_int]),
     "trie_bytes": (c_int64, [c_void_p]),
     "trie_tick": (c_uint32, [c_void_p]),
@@ -99,9 +98,6 @@ class CTrie:
 
     def end(self, slot: int) -> None:
         self._lib.trie_end(self._trie, slot)
-
-    def clear(self) -> None:
-        self._lib.trie_clear(self._trie)
 
     @property
     def nodes(self) -> int:

@@ -28,9 +28,6 @@ class Forest:
 
     def __init__(self, max_nodes: int, per_key: int, prune: bool) -> None:
         self.max_nodes, self.per_key, self.prune = max_nodes, per_key, prune
-        self.clear()
-
-    def clear(self) -> None:
         self.root = Node(-1, None, NO_PARENT)
         self.nodes: list[Node | None] = []
         self.free: list[int] = []

@@ -99,12 +99,6 @@ class PythonTrie:
     def end(self, slot: int) -> None:
         close(self.requests.pop(slot).cursors)
 
-    def clear(self) -> None:
-        for request in self.requests.values():
-            request.cursors = []
-        self.output.clear()
-        self.shared.clear()
-
     def score(self, p: Node | None, o: Node | None) -> float:
         hits = self.options.prompt_weight * (p.count / ONE_HIT) if p else 0.0
         return hits + o.count / ONE_HIT if o else hits

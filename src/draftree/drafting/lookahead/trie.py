@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from draftree.drafting.lookahead import trie_file
 from draftree.drafting.lookahead.c_trie import CTrie
 from draftree.drafting.lookahead.python_trie import PythonTrie
-from draftree.drafting.lookahead.twins import MAX_TOKEN, MODES, SOURCES, Backend, TrieOptions, checked_ids, chosen
+from draftree.drafting.lookahead.twins import MAX_TOKEN, MODES, SOURCES, TrieOptions, checked_ids, chosen
 from draftree.errors import check_least
 from draftree.files import replacing
 
@@ -74,7 +74,7 @@ class Trie:
         self.options = TrieOptions(**fields)
         self._lock = RLock()  # collecting garbage may end a request in the middle of another call
         self._slots: dict[int, int] = {}
-        self._backend: Backend = _make(self.options, backend)
+        self._backend: CTrie | PythonTrie = _make(self.options, backend)
 
     def begin(self, request: int, prompt: Sequence[int]) -> None:
         """A prompt arrives: stores its branches and starts to track the request's context.
@@ -136,11 +136,6 @@ class Trie:
             with self._lock:
                 self._backend.end(slot)
 
-    def clear(self) -> None:
-        """Forgets all outputs. Live requests go on with their own prompts."""
-        with self._lock:
-            self._backend.clear()
-
     @property
     def nodes(self) -> int:
         """Nodes stored now, prompts of live requests included."""
@@ -200,7 +195,7 @@ def _unpacked(data: bytes, tokenizer_fingerprint: str, backend: str, path: objec
     return trie
 
 
-def _make(options: TrieOptions, backend: str) -> Backend:
+def _make(options: TrieOptions, backend: str) -> CTrie | PythonTrie:
     if chosen("backend", backend, _BACKENDS) == "python":
         return PythonTrie(options)
     try:

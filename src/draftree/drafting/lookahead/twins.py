@@ -10,7 +10,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from reprlib import repr
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,22 +95,6 @@ class TrieOptions:
     def per_key(self) -> int:
         """Most nodes for each live key."""
         return self.capacity * self.decoding_length
-
-
-class Backend(Protocol):
-    """The calls of a twin; `slot` is the number that `begin` gave."""
-
-    def begin(self, tokens: Sequence[int]) -> int: ...
-    def extend(self, slot: int, tokens: Sequence[int]) -> None: ...
-    def retrieve(self, slot: int, budget: int, depth: int, mode: int, sources: int) -> Arrays: ...
-    def end(self, slot: int) -> None: ...
-    def clear(self) -> None: ...
-    def dump(self) -> Dump: ...
-    def restore(self, dump: Dump) -> None: ...
-    @property
-    def nodes(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
 
 
 def chosen(name: str, value: str, valid: dict[str, _T]) -> _T:

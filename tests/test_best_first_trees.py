@@ -1,4 +1,4 @@
-"""Best-first trees against a slow search of the whole product, and the factor that is learned."""
+"""Best-first trees against a slow search of the whole product, with and without a factor off the best path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tree_paths import path_of
 
-from draftree.drafting.off_path import FIRST, OffPath
 from draftree.tree import TokenTree
 
 eighth = st.integers(0, 24).map(lambda e: -e / 8)
@@ -65,28 +64,3 @@ def test_the_best_nodes_of_the_whole_product(case: tuple[np.ndarray, np.ndarray,
         assert (tree.source[b, 1:size] == 4).all()
         padding = [getattr(tree, name)[b, size:] for name in ("tokens", "parents", "logp", "source")]
         assert all((p == fill).all() for p, fill in zip(padding, (0, -1, -torch.inf, 0), strict=True))
-
-
-def test_the_factor_is_learned() -> None:
-    """Below the best candidate draft tokens hold as often as they say, below others a quarter as often."""
-    generator = np.random.default_rng(0)
-    learner = OffPath()
-    assert learner.factor == pytest.approx(FIRST)
-    tokens = np.array([[1, 2], [3, 4]])
-    logp = np.log(np.array([[0.5, 0.4], [0.6, 0.2]], np.float32))
-    for _ in range(4000):
-        first = generator.choice([1, 2, 9], p=[0.5, 0.4, 0.1])
-        holds = generator.random() < (0.8 if first == 1 else 0.2)
-        learner.learn(tokens, logp, [first, 3 if holds else 9])
-    assert learner.factor == pytest.approx(0.25, abs=0.1)
-    for _ in range(3000):
-        learner.learn(tokens, logp, [2, 9])
-    assert 0 < learner.factor < 0.05
-
-
-def test_drafts_that_never_hold_leave_a_factor() -> None:
-    """What is forgotten of the time before falls below the smallest number."""
-    learner = OffPath()
-    for _ in range(80_000):
-        learner.learn(np.array([[1], [2]]), np.zeros((2, 1)), [1, 3])
-    assert learner.factor == 1.0
