@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from torch.nn import functional
 
 import draftree
 from draftree.drafting.base import Context
 from draftree.engine import Engine, Request, Rules
 from draftree.engine.request import State
 from draftree.runner import CudaGraphRunner, inspect_model
+from draftree.runner.kv import cache as kv_cache
 
 KINDS = [torch.OutOfMemoryError, KeyboardInterrupt]
 
@@ -156,10 +156,10 @@ def test_running_requests_keep_their_source_where_a_larger_one_finds_no_memory(m
             running = engine.add([0], Rules(12, logprobs=1), encoder_input=torch.arange(3, 43))
             engine.step()
             if joined:
-                late = engine.add([0], Rules(4), encoder_input=torch.arange(3, 90).repeat(2)[:100])
+                late = engine.add([0], Rules(4), encoder_input=torch.arange(3, 90).repeat(4)[:300])
                 with monkeypatch.context() as patch:
                     at = len(engine.target.layers) + 1  # the first of the values
-                    patch.setattr(functional, "pad", failing(functional.pad, at, RuntimeError))
+                    patch.setattr(kv_cache, "with_room", failing(kv_cache.with_room, at, RuntimeError))
                     engine.step()
                 assert isinstance(late.error, RuntimeError)
             engine.run()

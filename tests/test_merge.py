@@ -29,8 +29,7 @@ from draftree.drafting import (
     PromptLookup,
 )
 from draftree.drafting.base import StepPlan
-from draftree.drafting.ledger import WIDTH
-from draftree.drafting.merge.votes import WEIGHT_FIRST, Votes
+from draftree.drafting.merge.votes import Votes
 from draftree.engine import Engine, Rules, generate
 from draftree.engine.generate import GenerateOutput
 from draftree.pruning import EarlyHead, EarlyPruning
@@ -142,7 +141,7 @@ def test_the_union_by_probability() -> None:
     assert {path: source for path, (_, source) in found.items()} == {(1,): 3, (1, 2): 1, (1, 4): 2, (3,): 1, (5,): 2}
     alone = [nodes(Votes(2).join([context(0, [7, 9])], pair, [64])) for pair in ([one, roots(9)], [roots(9), two])]
     said = [side[1,][0] for side in alone]
-    assert found[1,][0] == pytest.approx(1 - (1 - said[0]) * (1 - said[1]))  # at first as if they knew different things
+    assert found[1,][0] == pytest.approx(1 - (1 - said[0]) * (1 - said[1]))  # as if they knew different things
     for path, side in (((1, 2), 0), ((1, 4), 1)):
         below = alone[side][path][0] / alone[side][1,][0]
         assert found[path][0] == pytest.approx(found[1,][0] * below)
@@ -201,35 +200,6 @@ def test_who_knows_nothing_changes_nothing() -> None:
 
 
 # ------------------------------------------------------------------------------- what agreement is worth
-
-
-def agreed(votes: Votes, rng: random.Random, number: int, *, alike: bool) -> None:
-    """One step: both draft token 1, each sure of it or not, and right as often as they think; alike or on their own."""
-    surely = [rng.random() < 0.5 for _ in range(2)]
-    if alike:
-        surely[1] = surely[0]
-    sure, unsure = math.exp(-0.5 * WIDTH), math.exp(-4.5 * WIDTH)  # what calibration first makes of itself
-    steps = [sure if is_sure else unsure for is_sure in surely]
-    wrong = 1 - steps[0] if alike else (1 - steps[0]) * (1 - steps[1])
-    request = context(number, [7, 9])
-    votes.join([request], [tree([[1]], [[step]]) for step in steps], [4])
-    request.tokens += [1 if rng.random() > wrong else 2, 5]
-    votes.compare([request])
-    votes.forget(request)
-
-
-def test_a_second_word_counts_as_much_as_it_has_proved_to() -> None:
-    weights = []
-    for alike in (True, False):
-        votes, rng = Votes(2), random.Random(1)
-        for calibration in votes.calibrations:  # each one's own probabilities stay: agreement alone is learned here
-            calibration.remember = lambda *_, **__: None  # type: ignore[assignment]
-        for step in range(1500):
-            agreed(votes, rng, step, alike=alike)
-        assert votes.weight[0][1] == votes.weight[1][0]
-        weights.append(votes.weight[0][1])
-    assert weights[0] < 0.2
-    assert weights[1] == pytest.approx(WEIGHT_FIRST, abs=0.25)
 
 
 def test_draft_tokens_are_calibrated_by_what_came() -> None:
@@ -384,7 +354,7 @@ def test_one_drafter_beside_forced_tokens_is_as_if_it_were_alone() -> None:
         assert list(nodes(one)) == list(nodes(two))
         assert torch.equal(one.logp, two.logp)
         assert {merged.source_name(int(mask)) for mask in two.source[0, 1:]} == {"lookahead"}
-        assert not merged.votes._open
+        assert not any(calibration._waiting for calibration in merged.votes.calibrations)
 
 
 def test_a_chain_that_nobody_believes_in_has_a_probability_all_the_same() -> None:

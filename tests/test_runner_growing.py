@@ -95,12 +95,14 @@ def test_more_than_the_whole_context_may_be_spoken_of() -> None:
     assert same.tolist() == [[True, True], [True, False], [False, False]]  # row 1 sees row 0, which has changed
 
 
-def test_slots_in_another_order_and_more_of_them() -> None:
+def test_more_slots() -> None:
     runner = CpuRunner(inspect_model(build("llama")))
     cache = runner.new_cache(3)
     prompts(runner, cache)
-    cache.arrange([2, 0], 4)
-    assert (cache.lengths, cache.slots) == ([30, 1, 0, 0], 4)
+    cache.exchange(0, 2)
+    cache.exchange(1, 2)
+    cache.widen(5)
+    assert (cache.lengths, cache.slots) == ([30, 1, CONTEXTS[1], 0, 0], 5)
     one = torch.ones(2, 1, 1, dtype=torch.bool)
     logits = runner.run(Plan(torch.tensor([[7], [7]]), torch.tensor([[30], [1]]), one), cache).logits
     fresh = runner.new_cache(3)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from draftree.runner import Runner
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import PassResult, Plan
 
 CHUNK = 512  # rows of a pass over prompts
@@ -55,7 +54,7 @@ class SmallModel:
         self.runner = runner
         self._cache = runner.new_cache(1)
         self._encoder = runner.new_encoder(1) if runner.target.encoder_decoder else None
-        self._stores: list[SlotCache | EncoderState] = [self._cache]
+        self._stores: list[SlotCache] = [self._cache]
         if self._encoder is not None:
             self._stores.append(self._encoder)
         self._slots: list[int] = []  # request by slot; the order is the engine's, so its requests stand side by side
@@ -72,8 +71,9 @@ class SmallModel:
             ValueError: no source where one is needed, or one that the encoder cannot read.
         """
         slot = len(self._slots)
-        if slot == self._cache.slots:
-            self._arrange(range(slot), 2 * slot)
+        for store in self._stores:
+            if slot == store.slots:
+                store.widen(2 * slot)
         if self._encoder is not None:
             self._check(source)
             with self.runner.lock:
@@ -100,10 +100,6 @@ class SmallModel:
                 f"The source holds token id {int(source.max())}, outside the small model's vocabulary of {known}: "
                 "choose a small model with the same tokenizer."
             )
-
-    def _arrange(self, order: Sequence[int], slots: int) -> None:
-        for store in self._stores:
-            store.arrange(order, slots)
 
     def end(self, request: int) -> None:
         """Free its slot; the last one moves there, as in the engine. An unknown request is no error."""

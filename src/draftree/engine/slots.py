@@ -127,9 +127,8 @@ class Slots:
             shares.insert(front - self.decoding, shares.pop(slot - self.decoding))
             with self._moving():
                 for other in range(slot, front, -1):
-                    self.cache.exchange(other - 1, other)
-                    if self.encoder is not None:
-                        self.encoder.exchange(other - 1, other)
+                    for store in self._stores:
+                        store.exchange(other - 1, other)
                     self._change_places(other - 1, other)
             front += 1
         return front - self.decoding, shares
@@ -143,6 +142,11 @@ class Slots:
         slot = self.running.index(request)
         with self._moving():
             self._leave(request, slot)
+
+    @property
+    def _stores(self) -> list[SlotCache]:
+        """What is held of the requests, by slot."""
+        return [self.cache] if self.encoder is None else [self.cache, self.encoder]
 
     @contextmanager
     def _moving(self) -> Iterator[None]:
@@ -160,10 +164,9 @@ class Slots:
         self.running.clear()
         self._kept.clear()
         self.reading, self.mixed = 0, False
-        for slot in range(self.cache.slots):
-            self.cache.clear(slot)
-            if self.encoder is not None:
-                self.encoder.clear(slot)
+        for store in self._stores:
+            for slot in range(store.slots):
+                store.clear(slot)
 
     def _leave(self, request: Request, slot: int) -> None:
         last = len(self.running) - 1
@@ -184,18 +187,16 @@ class Slots:
             for other in [other for other, shorter in self._kept.items() if _holds(kept, shorter)]:
                 del self._kept[other]
             self._kept[last] = kept
-        self.cache.clear(last)
-        if self.encoder is not None:
-            self.encoder.clear(last)
+        for store in self._stores:
+            store.clear(last)
 
     def _fill(self, gap: int, slot: int) -> None:
         """Move the request in `slot` to `gap`, whose request is on its way out."""
-        if self.keeps:
-            self.cache.exchange(gap, slot)
-        else:
-            self.cache.move(slot, gap)
-        if self.encoder is not None:
-            self.encoder.move(slot, gap)
+        for store in self._stores:
+            if self.keeps:
+                store.exchange(gap, slot)
+            else:
+                store.move(slot, gap)
         self._change_places(gap, slot)
 
     def _change_places(self, one: int, other: int) -> None:

@@ -106,7 +106,6 @@ typedef struct {
 typedef struct {
     const T5Layer *layers;
     const float *bias;           /* [heads, distances], of a text's columns by their distance from the row */
-    const uint8_t *seen;         /* [slots, columns], which of a source's columns are real */
     const int64_t *lengths;      /* per request, columns of its source */
     const int64_t *places;       /* [batch, rows], positions of the rows */
     const float *embedding;      /* [vocabulary, hidden] */

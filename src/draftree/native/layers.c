@@ -5,7 +5,7 @@
 
 #include "kernels.h"
 
-#define ABI 22 /* raised when a signature changes; draftree.native refuses a library of another number */
+#define ABI 23 /* raised when a signature changes; draftree.native refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define HELD_UP 1000000 /* nanoseconds; a share on several threads that takes so much longer than one thread would has waited */
 #define A_PASS 64 /* shares, about */

@@ -157,12 +157,12 @@ INLINE void gating_share(const Gating *t, Share product, int64_t first, int64_t 
     }
 }
 
-/* One head of one row; columns lie `by_column` floats apart. `distance` by column, or else `seen`. */
+/* One head of one row; columns lie `by_column` floats apart. `distance` by column of a text; 0 for a source. */
 INLINE void attend_columns(int64_t dim, const float *query, const float *keys, const float *values, int64_t by_column, int64_t count,
-                           const float *bias, const int32_t *distance, const uint8_t *seen, float *scores, float *out) {
+                           const float *bias, const int32_t *distance, float *scores, float *out) {
     float most = -3e38f, sum = 0;
     for (int64_t j = 0; j < count; j++) {
-        if (distance ? distance[j] < 0 : !seen[j]) {
+        if (distance && distance[j] < 0) {
             scores[j] = -3e38f;
             continue;
         }
@@ -181,7 +181,7 @@ INLINE void attend_columns(int64_t dim, const float *query, const float *keys, c
     for (int64_t i = 0; i < dim; i++) out[i] = 0;
     for (int64_t j = 0; j < count; j++) scores[j] = exponential(scores[j] - most);
     for (int64_t j = 0; j < count; j++) {
-        if (distance ? distance[j] < 0 : !seen[j]) continue;
+        if (distance && distance[j] < 0) continue;
         const float *value = values + j * by_column;
         float weight = scores[j];
         sum += weight;
@@ -201,7 +201,7 @@ INLINE void t5_attending_share(const T5Attending *t, int64_t first, int64_t last
         for (int64_t r = b * p->rows; r < (b + 1) * p->rows; r++)
             attend_columns(c->dim, t->query + r * t->stride + h * c->dim, t->keys + store, t->values + store, c->dim,
                            t->source ? c->lengths[b] : p->starts[b] + p->rows, c->bias + h * c->distances,
-                           t->source ? 0 : c->distance + r * c->longest, c->seen + slot * c->columns, scores,
+                           t->source ? 0 : c->distance + r * c->longest, scores,
                            t->out + (r * c->heads + h) * c->dim);
     }
 }

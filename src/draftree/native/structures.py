@@ -55,7 +55,7 @@ class T5Decoder(Structure):
     """T5's decoder, and what is the same for all rows of a pass (`t5.h`)."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("layers", "bias", "seen", "lengths", "places")),
+        *((name, c_void_p) for name in ("layers", "bias", "lengths", "places")),
         *((name, c_void_p) for name in ("embedding", "closing", "head")),
         ("vocabulary", c_int64),
         *((name, c_int64) for name in ("count", "hidden", "heads", "dim", "inner", "columns", "distances")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,7 @@ class Target:
 
     Attributes:
         reference: weak, so that a runner kept for later calls does not keep the model alive.
-        decoder: the module that holds the decoder layers.
+        decoder_reference: to `decoder`, which may be the model itself.
         layers: the decoder layers.
         config: the decoder's text config.
         kinds: how far each layer looks.
@@ -56,7 +57,7 @@ class Target:
     """
 
     reference: weakref.ref[Any]
-    decoder: Any
+    decoder_reference: weakref.ref[Any]
     layers: list[nn.Module]
     config: Any
     kinds: tuple[LayerKind, ...]
@@ -74,6 +75,11 @@ class Target:
         if model is None:
             raise RuntimeError("The model was deleted while draftree still drives it: keep a reference to it.")
         return model
+
+    @property
+    def decoder(self) -> Any:
+        """The module that holds the decoder layers."""
+        return self.decoder_reference()
 
     @property
     def model_type(self) -> str:
@@ -191,7 +197,7 @@ def inspect_model(model: Any) -> Target:
     kinds = tuple(_kind(config, layer, i) for i, layer in enumerate(layers))
     return Target(
         reference=weakref.ref(model),
-        decoder=decoder,
+        decoder_reference=weakref.ref(decoder),
         layers=layers,
         config=config,
         kinds=kinds,
@@ -200,8 +206,20 @@ def inspect_model(model: Any) -> Target:
         max_positions=_max_positions(config),
         encoder_decoder=encoder_decoder,
         alteration=alteration(model),
-        cache_argument=CACHES[0] if CACHES[0] in inspect.signature(type(model).forward).parameters else CACHES[1],
+        cache_argument=CACHES[0] if CACHES[0] in arguments_of(type(model)) else CACHES[1],
     )
+
+
+def arguments_of(kind: type) -> set[str]:
+    """The names that the `forward` of a class takes, and those of the classes to which it hands on any others."""
+    names: set[str] = set()
+    for part in kind.__mro__:
+        if "forward" in vars(part):
+            parameters = inspect.signature(vars(part)["forward"]).parameters
+            names.update(parameters)
+            if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
+                break
+    return names
 
 
 def unwrapped(model: Any) -> Any:
@@ -279,6 +297,30 @@ def _kind(config: Any, layer: nn.Module, index: int) -> LayerKind:
 
 
 def _max_positions(config: Any) -> int | None:
+    window = _unread_window(config)
+    if window is not None:
+        warnings.warn(
+            f"The configuration has a window of {window} tokens that no layer of a '{config.model_type}' model reads, "
+            f"and Hugging Face's cache does: texts of more than {window} tokens are refused. If the model has no such "
+            "window, set config.sliding_window = None (or attention_chunk_size).",
+            stacklevel=3,
+        )
+        return min(window, _context(config) or window)
+    return _context(config)
+
+
+def _unread_window(config: Any) -> int | None:
+    """How many tokens Hugging Face's cache keeps where the layers see all that it has, which draftree has no mask for.
+
+    It takes a window from the configuration of any family that lists no kinds of layers.
+    """
+    if config.model_type in UNIFORM_WINDOW or getattr(config, "layer_types", None) is not None:
+        return None
+    window = getattr(config, "sliding_window", None)
+    return getattr(config, "attention_chunk_size", None) if window is None else window
+
+
+def _context(config: Any) -> int | None:
     if config.model_type in ("bloom", "t5", "mt5", "umt5", "xglm", "m2m_100") or getattr(config, "alibi", False):
         return None  # relative, alibi or generated positions
     rope = getattr(config, "rope_parameters", None) or {}

@@ -106,8 +106,7 @@ class _Decoder:
         """Logits [B, n, V] of the rows that need some by `plan`; `cache` is open for it. None for unknown tokens."""
         lengths = (c_int64 * plan.batch)(*encoder.sources(cache.first, plan.batch))
         rows, starts, hidden = plan.batch * plan.width, cache.starts, self._embedding.shape[1]
-        cross_keys, cross_values, seen = encoder.stores()
-        longest = max(max(starts) + plan.width, seen.shape[1])
+        longest = max(max(starts) + plan.width, encoder.capacity)
         threads, inner = threads_for(rows * self._weights), int(self._layers[0].down.inputs)
         begin, end, _ = slice(plan.first_logit_row, plan.last_logit_row).indices(plan.width)
         tokens, places, visible = plan.tokens.contiguous(), plan.positions.contiguous(), plan.visible.contiguous()
@@ -118,14 +117,17 @@ class _Decoder:
         states, normed = torch.empty(2, rows, hidden, dtype=torch.float32, device="cpu")
         logits = torch.empty(plan.batch, end - begin, self._head.described.outputs, dtype=torch.float32, device="cpu")
         layers = (T5Layer * len(self._layers))(*self._layers)
+        cross_keys, cross_values, _ = encoder.stores_and_notes
         for layer, key, value in zip(layers, cross_keys, cross_values, strict=True):
+            assert key is not None
+            assert value is not None
             layer.keys, layer.values = address(key, torch.float32), address(value, torch.float32)
         decoder = T5Decoder(
-            *(ctypes.addressof(layers), address(self._bias, torch.float32), address(seen, torch.bool)),
+            *(ctypes.addressof(layers), address(self._bias, torch.float32)),
             *(ctypes.addressof(lengths), address(places, torch.long)),
             *(address(self._embedding, torch.float32), address(self._norm, torch.float32)),
             *(ctypes.addressof(self._head.described), len(self._embedding)),
-            *(len(layers), hidden, self._heads, self._dim, inner, seen.shape[1], self._bias.shape[1]),
+            *(len(layers), hidden, self._heads, self._dim, inner, encoder.capacity, self._bias.shape[1]),
             *(self._epsilon, longest, address(scores, torch.float32), address(distance, torch.int32)),
         )
         of_pass = Pass(plan.batch, plan.width, cache.first, cache.capacity, (c_int64 * plan.batch)(*starts))

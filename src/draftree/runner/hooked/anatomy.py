@@ -75,15 +75,19 @@ class Anatomy:
 
 
 class _Watched(SlotCache):
-    """Notes (key/value heads, width of a key, width of a value) of every layer."""
+    """Notes (key/value heads, width of a key, width of a value) of every layer, and by which numbers they keep them."""
 
     def __init__(self, layers: int, slots: int) -> None:
         super().__init__(layers, slots)
         self.shapes: set[tuple[int, int, int]] = set()
+        self.numbers: list[int] = []
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         self.shapes.add((key_states.shape[1], key_states.shape[3], value_states.shape[3]))
-        return super().update(key_states, value_states, *args, **kwargs)
+        self.numbers.append(layer_idx)
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
 
 _known: weakref.WeakKeyDictionary[Any, tuple[Anatomy, list[Any]]] = weakref.WeakKeyDictionary()
@@ -147,6 +151,11 @@ def _look(target: Target, one_row: OneRow) -> Anatomy:
         raise ValueError(
             f"The layers of this '{target.model_type}' model differ in the shape of their keys and values, so one "
             "learned drafter cannot serve them all: use a drafter outside the model, such as draftree.Lookahead()."
+        )
+    if cache.numbers != sorted(cache.numbers):  # rows that join or leave between layers are counted by their places
+        raise ValueError(
+            "The layers of this model do not stand in the order of their numbers: number them anew (layer_idx of each "
+            "layer's attention), or use a drafter outside the model, such as draftree.Lookahead(), and no pruner."
         )
     kv_heads, head_dim, value_dim = cache.shapes.pop()
     closing = tuple(module for module, _ in calls if not isinstance(module, nn.Dropout))

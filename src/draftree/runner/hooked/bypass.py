@@ -128,7 +128,7 @@ class Bypass:
         forms: dict[nn.Module, _Form] = {}
 
         def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            signature = inspect.signature(type(module).forward)
+            signature = signature_of(module)
             given = named_arguments(signature, module, args, kwargs)
             first = next(name for name, value in given.items() if isinstance(value, Tensor))
             rest = None
@@ -194,6 +194,17 @@ def keys_and_values_of(target: Target) -> Callable[[nn.Module, Tensor], tuple[Te
         return attention.k(normed).view(shape).transpose(1, 2), attention.v(normed).view(shape).transpose(1, 2)
 
     return make
+
+
+def signature_of(module: nn.Module) -> inspect.Signature:
+    """Of a module's `forward`; of one that hands on whatever it is given, such as steering puts around a layer, that
+    of the first module in it which names its arguments.
+    """
+    for part in module.modules():
+        signature = inspect.signature(type(part).forward)
+        if sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in signature.parameters.values()) > 1:  # `self` is one
+            return signature
+    return inspect.signature(type(module).forward)
 
 
 def named_arguments(

@@ -45,12 +45,19 @@ def check_trees(runner: Runner) -> float:
     branches = [tree[branch] for branch in _branches()]
     try:
         ours = _tree_logits(runner, texts, tree, source)
-        stock = torch.stack([torch.stack([_stock(runner, t, branch, source) for branch in branches]) for t in texts])
+        stock = torch.stack(
+            [torch.stack([_stock(runner, t, branch, source) for branch in branches[1:]]) for t in texts]
+        )
         ours, stock = ours.cpu().double(), stock.cpu().double()  # Macs' GPUs have no float64
         off = ours - stock
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
+        if type(error).__module__.startswith("torch._dynamo"):
+            raise ValueError(
+                "torch.compile cannot follow a pass through this model, whose forward is compiled with fullgraph=True: "
+                "compile it without fullgraph, or pass the model that is not compiled."
+            ) from error
         if target.alteration is not None:
             raise
         raise ValueError(
@@ -87,7 +94,7 @@ def _branches() -> list[list[int]]:
 
 
 def _tree_logits(runner: Runner, texts: list[Tensor], tree: Tensor, source: Tensor) -> Tensor:
-    """[requests, nodes, V] through the runner, all requests in one pass."""
+    """[requests, nodes but the root, V] through the runner, all requests in one pass."""
     device, cache, encoder = runner.target.device, runner.new_cache(len(texts)), None
     if runner.target.encoder_decoder:
         encoder = runner.new_encoder(len(texts))
@@ -108,6 +115,7 @@ def _tree_logits(runner: Runner, texts: list[Tensor], tree: Tensor, source: Tens
         positions.to(device),
         seen.expand(count, -1, -1).to(device),
         rope_floor=floor,
+        first_logit_row=1,  # as passes over prompts leave rows out
     )
     return runner.run(plan, cache, 0, encoder).logits
 
@@ -117,8 +125,8 @@ def _stock(runner: Runner, text: Tensor, branch: Tensor, source: Tensor) -> Tens
     """Logits [V] of the model's own `forward` at the end of one branch."""
     device = runner.target.device
     ids = torch.cat([text, branch])[None].to(device)
-    arguments: dict[str, Any] = {"input_ids": ids, "use_cache": False}
+    arguments: dict[str, Any] = {"input_ids": ids, "use_cache": False, "return_dict": True}
     if runner.target.encoder_decoder:
-        arguments = {"input_ids": source[None].to(device), "decoder_input_ids": ids, "use_cache": False}
+        arguments |= {"input_ids": source[None].to(device), "decoder_input_ids": ids}
     logits: Tensor = runner.target.model(**arguments).logits
     return logits[0, -1]

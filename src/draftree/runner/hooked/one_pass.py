@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from draftree.runner.hooked.bypass import Bypass, named_arguments
+from draftree.runner.hooked.bypass import Bypass, named_arguments, signature_of
 from draftree.runner.hooked.families import Family, family_of
 from draftree.runner.hooked.row_by_row import RowByRow
 from draftree.runner.kv.cache import SlotCache
@@ -30,7 +30,7 @@ from draftree.runner.layout.positions import is_length_dependent, per_row_angles
 from draftree.runner.layout.surgery import logit_slice, operate
 from draftree.runner.own_thread import on_this_thread, replaced
 from draftree.runner.plan import PassResult, Plan, Segment, Surgery
-from draftree.runner.target import Target
+from draftree.runner.target import Target, arguments_of
 
 MASK_ARGUMENTS = ("attention_mask", "causal_mask")
 
@@ -56,9 +56,8 @@ class StockModel:
     @classmethod
     def of(cls, target: Target) -> StockModel:
         """Look at a model."""
-        parameters = inspect.signature(type(target.model).forward).parameters
-        takes_positions = "position_ids" in parameters and not target.encoder_decoder
-        signatures = [inspect.signature(type(layer).forward) for layer in target.layers]
+        takes_positions = "position_ids" in arguments_of(type(target.model)) and not target.encoder_decoder
+        signatures = [signature_of(layer) for layer in target.layers]
         return cls(target, family_of(target), takes_positions, signatures, outer_rotary_modules(target))
 
     @property
@@ -83,6 +82,7 @@ class HookedPass:
         self.final: Tensor | None = None
         self.rotary = RotaryCalls()
         self.operating = False  # a surgery may run the model's head, which is not the end of the pass then
+        self.cut = False  # whether the head got no more rows than there are logits for
 
     @property
     def target(self) -> Target:
@@ -100,7 +100,7 @@ class HookedPass:
         """Pass the rows through the model; `bypass` leaves parts of it out where the plan says so."""
         plan, target = self.plan, self.target
         ids_name = "decoder_input_ids" if target.encoder_decoder else "input_ids"
-        arguments: dict[str, Any] = {ids_name: plan.tokens, "use_cache": True}
+        arguments: dict[str, Any] = {ids_name: plan.tokens, "use_cache": True, "return_dict": True}
         if target.encoder_decoder:
             arguments |= self.encoder.arguments(self.cache, self.first, plan.batch)
             arguments["decoder_attention_mask"] = self._forward_mask()
@@ -119,6 +119,8 @@ class HookedPass:
             if apart is not None:
                 stack.enter_context(apart)
             logits = target.model(**arguments).logits
+        if not self.cut:  # the model multiplies by the head's weight itself
+            logits = logits[:, logit_slice(plan, self.segments[-1])]
         reached = apart is None or apart.calls >= len(target.layers)
         return PassResult(logits, self.segments, self.hidden, attends_apart=reached)
 
@@ -189,6 +191,7 @@ class HookedPass:
     def _before_head(self, module: nn.Module, args: Any) -> Any:
         if self.operating:
             return None
+        self.cut = True
         hidden = args[0] if self.final is None else self.final
         # A head with a bias adds it after rounding where its input has gaps, and before where it has none.
         return (hidden[:, logit_slice(self.plan, self.segments[-1])].contiguous(),)

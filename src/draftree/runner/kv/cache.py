@@ -100,19 +100,23 @@ class SlotCache(Cache):
         self._pass = OpenPass(first, count, self.prefix_length if bare else 0)
         need = self.prefix_length + max(self.lengths[first : first + count]) + rows
         if need > self.capacity:
-            self._grow(self._round(max(need, self.capacity + self.capacity // 2)))
+            self._resize(self.slots, self._round(max(need, self.capacity + self.capacity // 2)))
 
     # Tensors born in inference mode could not be written outside it, and passes may run either way.
     @torch.inference_mode(False)
-    def _grow(self, capacity: int) -> None:
-        def wider(old: Tensor) -> Tensor:
-            new = old.new_zeros(old.shape[0], old.shape[1], capacity, old.shape[3])
+    def _resize(self, slots: int, capacity: int) -> None:
+        """Have so many slots of so many columns; further slots are empty."""
+
+        def larger(old: Tensor) -> Tensor:
+            new = old.new_zeros(slots, old.shape[1], capacity, old.shape[3])
             # All of it: free slots may keep prefixes, and rows of an open pass lie behind the lengths.
-            new[:, :, : old.shape[2]] = old
+            new[: len(old), :, : old.shape[2]] = old
+            new[len(old) :, :, : self.prefix_length] = old[:1, :, : self.prefix_length]
             return new
 
-        self._replace(wider)
-        self.capacity = capacity
+        self._replace(larger)
+        self.lengths += [0] * (slots - self.slots)
+        self.slots, self.capacity = slots, capacity
 
     def _replace(self, make: Callable[[Tensor], Tensor]) -> None:
         """Put other stores in the places of all, or of none where there is no memory for them."""
@@ -276,21 +280,9 @@ class SlotCache(Cache):
         self._move(0, len(self._keys), slot, [tail])
         self.lengths[slot] += len(tail)
 
-    @torch.inference_mode(False)
-    def arrange(self, order: Sequence[int], slots: int) -> None:
-        """Have `slots` slots: the first take over from the present ones of `order`, further ones are empty."""
-        used = self.prefix_length + max(self.lengths)
-        index = list(order)
-
-        def arranged(old: Tensor) -> Tensor:
-            new = old.new_zeros(slots, *old.shape[1:])
-            new[: len(index), :, :used] = old[index, :, :used]
-            new[len(index) :, :, : self.prefix_length] = old[:1, :, : self.prefix_length]
-            return new
-
-        self._replace(arranged)
-        self.lengths = [self.lengths[slot] for slot in index] + [0] * (slots - len(index))
-        self.slots = slots
+    def widen(self, slots: int) -> None:
+        """Have more slots; those that there are keep what they hold."""
+        self._resize(slots, self.capacity)
 
     def move(self, source: int, target: int, length: int | None = None) -> None:
         """Copy the first `length` tokens of slot `source`, by default all of its context, over slot `target`."""

@@ -37,6 +37,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from draftree.runner.weights.packed import PackedLinear, eight_bits
 
 ORIGINS = (*(f"{Path(str(package.__file__)).parent}{os.sep}" for package in (torch, transformers)), contextlib.__file__)
+STOCK = "transformers.models."  # where the classes are that come with transformers
 OUTPUT_HOOKS = ("transformers.utils.output_capturing",)  # they stay on a model that has returned hidden states
 # The package `kernels`, where it is installed, builds transformers' modules with its own functions on them.
 KERNELS = tuple(getattr(find_spec("kernels"), "submodule_search_locations", None) or ())
@@ -57,8 +58,6 @@ ACTIVATIONS = {name: ACT2FN.get(name) for name in ACT2FN}  # classes by name, as
 METHODS = (FunctionType, partialmethod)
 SETTINGS = (bool, int, float, str, tuple, list, dict, type(None))
 FUNCTIONS_HELD = (FunctionType, BuiltinFunctionType, MethodType, partial)
-
-
 KEPT = 8
 # Stock models on the meta device, by class and configuration: an engine, its drafters and their small models ask
 # several times for the same.
@@ -78,7 +77,9 @@ def alteration(model: Any) -> str | None:
     if known is not None and _departure(model, known) is None:
         return None
     try:
-        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        # Transformers' classes draw nothing there; and to set the generator back rewinds what other threads have drawn.
+        kept = contextlib.nullcontext() if kind.__module__.startswith(STOCK) else torch.random.fork_rng(devices=[])
+        with torch.device("meta"), kept:
             stock = kind(copy.deepcopy(model.config))
     except Exception:  # a class of the user's own may take other arguments
         return f"{kind.__name__} is not built from its configuration alone"
@@ -223,7 +224,9 @@ class Lookup(NamedTuple):
     home: str
 
 
+CALLS = ("__call__", "_call_impl", "_wrapped_call_impl")  # of a module, which have its `forward` called
 OF_TORCH = [Lookup(vars(F), name, F.__name__) for name in FUNCTIONS]
+OF_TORCH += [Lookup(vars(nn.Module), name, f"{nn.Module.__module__}.{nn.Module.__qualname__}") for name in CALLS]
 OF_ATTENTION = [
     Lookup(vars(module), name, module.__name__)
     for module in (masking_utils, sdpa_attention)
@@ -264,10 +267,11 @@ def _lookups_of(kind: type) -> list[Lookup]:
     found: list[Lookup] = []
     for part in _own_classes(kind):
         home = f"{part.__module__}.{part.__qualname__}"
-        found += [Lookup(vars(part), name, home) for name, value in vars(part).items() if isinstance(value, METHODS)]
+        methods = [name for name, value in vars(part).items() if isinstance(value, METHODS) or name == "forward"]
+        found += [Lookup(vars(part), name, home) for name in methods]
     for namespace, name, _ in found:  # which grows
         function = inspect.unwrap(namespace[name])
-        if not isinstance(function, FunctionType) or not function.__module__.startswith("transformers.models."):
+        if not isinstance(function, FunctionType) or not function.__module__.startswith(STOCK):
             continue
         for called in function.__code__.co_names:
             lookup = Lookup(function.__globals__, called, function.__module__)
@@ -300,7 +304,7 @@ def _stock_function(lookup: Lookup) -> bool:
 def _at_home(function: Any, lookup: Lookup) -> bool:
     """Whether a function is the one of its name. Modules and classes share some, but with no other family."""
     home = str(function.__module__)
-    common = not home.startswith("transformers.models.")
+    common = not home.startswith(STOCK)
     if any(lookup.namespace is register for register in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)):
         return f"{home}.{function.__qualname__}" == lookup.home
     if isinstance(lookup.namespace, dict):
