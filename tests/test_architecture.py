@@ -191,7 +191,7 @@ from ..kv import cache
 def late():
     from draftree.runner.base import Runner
 """
-    assert imports_of("draftree.runner.hooked.probe", source) == {
+    assert imports_of("draftree.runner.hooked.check", source) == {
         "draftree",
         "draftree.engine.loop",
         "draftree.tree",

@@ -13,8 +13,7 @@ from test_altered_models import fresh, layer, louder, stock_text, text
 from torch import nn
 
 import draftree
-from draftree.runner import inspect_model
-from draftree.runner.hooked.probe import probe
+from draftree.runner import anatomy_of
 from draftree.runner.weights.stock import alteration
 
 
@@ -83,6 +82,6 @@ def test_a_packed_linear_with_a_method_or_a_bias_of_ones_own_is_altered() -> Non
 
 def test_training_and_pruning_see_a_replaced_module() -> None:
     model = fresh()
-    assert probe(inspect_model(model)).closing[0] is model.model.norm
+    assert anatomy_of(model).closing[0] is model.model.norm
     model.model.norm = copy.deepcopy(model.model.norm)
-    assert probe(inspect_model(model)).closing[0] is model.model.norm
+    assert anatomy_of(model).closing[0] is model.model.norm

@@ -20,7 +20,7 @@ from torch import Tensor
 from draftree.drafting.base import Attachment, ByRequest, Capabilities, Context, Drafter, Step, StepPlan, target_of
 from draftree.drafting.folder import Trained
 from draftree.errors import check_least, did_you_mean
-from draftree.runner.hooked.probe import probe
+from draftree.runner import anatomy_of
 from draftree.runner.target import Target, inspect_model
 from draftree.runner.top_tokens import top_tokens
 from draftree.tree import TokenTree
@@ -241,7 +241,7 @@ def checked_shapes(shapes: Mapping[str, int]) -> dict[str, int]:
 
 def shapes_of(target: Target) -> dict[str, int]:
     """The numbers that tie a drafter to a model."""
-    anatomy = probe(target)
+    anatomy = anatomy_of(target.model)
     return {
         "hidden_size": target.hidden_size,
         "layers": len(target.layers),

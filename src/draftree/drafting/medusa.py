@@ -22,8 +22,8 @@ from draftree.drafting.base_model import base_of
 from draftree.drafting.folder import weights_device
 from draftree.drafting.in_model import DEEPEST, InModelDrafter
 from draftree.errors import check_least
-from draftree.runner.hooked.probe import probe
-from draftree.runner.target import inspect_model, weight_of
+from draftree.runner import anatomy_of
+from draftree.runner.target import weight_of
 from draftree.tree import TokenTree
 
 Head = Callable[[Tensor], Tensor]
@@ -108,7 +108,7 @@ class Medusa(InModelDrafter):
         """See `InModelDrafter.fresh`; own heads start as copies of the model's."""
         drafter = super().fresh(model, **settings)
         if drafter.weights.own_head:
-            head = probe(inspect_model(model)).head
+            head = anatomy_of(model).head
             for i in range(drafter.weights.heads):
                 own = drafter.weights.get_parameter(f"{i}.{drafter.weights.layers}.weight")
                 own.data.copy_(weight_of(head))

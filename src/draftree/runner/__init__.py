@@ -19,7 +19,7 @@ from draftree.runner.cpu.t5 import FAMILIES as T5_FAMILIES
 from draftree.runner.cpu.t5 import T5Runner
 from draftree.runner.cuda_graphs.runner import CudaGraphRunner
 from draftree.runner.eager.runner import EagerRunner, InPlaceRunner
-from draftree.runner.hooked.anatomy import forget_changed_anatomy
+from draftree.runner.hooked.anatomy import Anatomy
 from draftree.runner.hooked.check import check_trees
 from draftree.runner.hooked.families import TESTED_FAMILIES
 from draftree.runner.hooked.runner import HookedRunner
@@ -37,6 +37,7 @@ __all__ = [
     "Runner",
     "T5Runner",
     "Target",
+    "anatomy_of",
     "check_choice",
     "choose",
     "inspect_model",
@@ -95,7 +96,6 @@ def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
                 state = state_of(target.model)
             way = choose(target, choice)
             if way.name not in held:
-                forget_changed_anatomy(target.model)
                 held[way.name] = _open(target, way)
                 held[way.name].copied.state = state
             held[choice] = held[way.name]
@@ -127,6 +127,17 @@ def open_current(model: Any, choice: str | Runner = "auto") -> Runner:
             "its name."
         )
     return opened
+
+
+def anatomy_of(model: Any) -> Anatomy:
+    """The facts of a model that one pass through its own `forward` shows, for those who have no runner of it at hand.
+
+    Raises:
+        TypeError, ValueError: as `open_runner`, or a model that is not understood.
+    """
+    runner = open_runner(model, "hooked")
+    assert isinstance(runner, HookedRunner)
+    return runner.anatomy
 
 
 def choose(target: Target, choice: str = "auto") -> type[Runner]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from draftree.errors import brief
 from draftree.files import replacing_files
-from draftree.runner.hooked.probe import probe
+from draftree.runner import anatomy_of
 from draftree.runner.target import inspect_model
 from draftree.runner.weights.packed import has_eight_bits, packed
 from draftree.training.objective import Objective, cross_entropy
@@ -80,7 +80,7 @@ class EarlyExitObjective(AlignObjective):
         super().__init__(model)
         self.exits = weights
         self._layers = inspect_model(model).layers
-        self._anatomy = probe(inspect_model(model))
+        self._anatomy = anatomy_of(model)
 
     def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         states: dict[int, Tensor] = {}

@@ -20,7 +20,6 @@ from draftree.runner.kv.cache import SlotCache
 from draftree.runner.own_thread import lock_of, on_this_thread
 from draftree.runner.plan import PassResult
 from draftree.runner.target import Target
-from draftree.runner.weights.stock import state_of
 
 OneRow = Callable[[SlotCache, tuple[int, ...]], PassResult]  # passes one row, and taps these layers
 
@@ -90,40 +89,18 @@ class _Watched(SlotCache):
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
 
-_known: weakref.WeakKeyDictionary[Any, tuple[Anatomy, list[Any]]] = weakref.WeakKeyDictionary()
-
-
+@torch.no_grad()
 def anatomy_of(target: Target, one_row: OneRow) -> Anatomy:
-    """The facts of a model; one pass of one row the first time, remembered afterwards.
+    """The facts of a model.
 
     Args:
         target: the model.
         one_row: passes a row through the stock model's own `forward`, to be watched.
 
     Raises:
-        ValueError: layers differ in the shape of their keys, or what lies before the head is not understood.
+        ValueError: layers differ in the shape of their keys or stand in no order, or what lies before the head is not
+            understood.
     """
-    model = target.model
-    found = _known.get(model)
-    if found is None:
-        found = _known[model] = _look(target, one_row), _state(model)
-    return found[0]
-
-
-def forget_changed_anatomy(model: Any) -> None:
-    """Look at a model anew the next time if it has changed since."""
-    found = _known.get(model)
-    if found is not None and found[1] != _state(model):
-        _known.pop(model, None)
-
-
-def _state(model: Any) -> list[Any]:
-    with lock_of(model):  # no pass of another thread may have its hooks there
-        return state_of(model)
-
-
-@torch.no_grad()
-def _look(target: Target, one_row: OneRow) -> Anatomy:
     with lock_of(target.model):
         cache = _Watched(len(target.layers), 1)
         calls: list[tuple[nn.Module, Tensor]] = []  # behind the last layer, in order

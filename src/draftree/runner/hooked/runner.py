@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -62,7 +62,7 @@ class HookedRunner(Runner):
         anatomy = self.anatomy
         return anatomy.finish(anatomy.head(anatomy.close(hidden)))
 
-    @property
+    @cached_property
     def anatomy(self) -> Anatomy:
         """The facts of the model that one pass of a row shows; see `anatomy_of`."""
         return anatomy_of(self.target, self._one_row)
