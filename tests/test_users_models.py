@@ -169,6 +169,26 @@ def test_layers_in_another_order(name: str) -> None:
         answer(model, expected=expected, pruner=EarlyPruning(head))
 
 
+def test_a_copy_that_a_thread_makes_in_the_middle_of_a_pass() -> None:
+    model, copies = copy.deepcopy(build("llama")), []
+    drafting = model.model.layers[2].mlp  # whose forward is another while a part of the model drafts
+
+    def copied(*_: Any) -> None:
+        if not copies and "forward" in vars(drafting):
+            thread = threading.Thread(target=lambda: copies.append(copy.deepcopy(model)))
+            thread.start()
+            thread.join()
+
+    handle = model.model.layers[3].self_attn.register_forward_hook(copied)
+    expected = hf(build("llama"), IDS)
+    assert torch.equal(answer(model, drafter=SelfSpeculative(skip_attention=[1], skip_mlp=[1, 2])), expected)
+    handle.remove()
+    (made,) = copies
+    made.model.layers[3].self_attn._forward_hooks.clear()  # the one above
+    assert torch.equal(made(IDS).logits, model(IDS).logits)
+    assert torch.equal(answer(made), expected)
+
+
 def test_a_model_whose_config_wants_tuples() -> None:
     model = copy.deepcopy(build("t5"))
     expected = hf(model, IDS)

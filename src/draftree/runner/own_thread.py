@@ -6,6 +6,7 @@ those the modules are as they were.
 
 from __future__ import annotations
 
+import copy
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,16 +25,26 @@ def lock_of(model: nn.Module) -> threading.RLock:
         return _locks.setdefault(model, threading.RLock())
 
 
-def on_this_thread(act: Callable[..., Any], otherwise: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """`act` for calls on the present thread; others get `otherwise`, or None, which means nothing to a hook."""
-    owner = threading.get_ident()
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Means nothing to a hook."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == owner:
-            return act(*args, **kwargs)
-        return None if otherwise is None else otherwise(*args, **kwargs)
 
-    return call
+class _OnThread:
+    """See `on_this_thread`. A copy, in that of a model which a thread makes in the middle of a pass, is `otherwise`."""
+
+    def __init__(self, act: Callable[..., Any], otherwise: Callable[..., Any]) -> None:
+        self._owner, self._act, self._otherwise = threading.get_ident(), act, otherwise
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return (self._act if threading.get_ident() == self._owner else self._otherwise)(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self._otherwise, memo)
+
+
+def on_this_thread(act: Callable[..., Any], otherwise: Callable[..., Any] = _nothing) -> Callable[..., Any]:
+    """`act` for calls on the present thread; others get `otherwise`, by default None, which means nothing to a hook."""
+    return _OnThread(act, otherwise)
 
 
 @contextmanager
