@@ -20,10 +20,9 @@ from torch.nn import functional as F
 from benchmarks.drafters.subjects import OPTIONS, subjects
 from benchmarks.harness import Experiment, Setup, Share, lines, table_of
 from benchmarks.harness.comparisons import CLAIMED, rows_of
-from benchmarks.harness.truth import look_on
+from benchmarks.harness.truth import Onlooker, look_on
 from draftree.drafting import HiddenTransfer
 from draftree.drafting.base import Step
-from draftree.tuning.onlooker import Onlooker
 
 Pseudo = dict[tuple[int, int], Tensor]  # by step i and layer
 

@@ -8,7 +8,7 @@ would have drafted from.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,18 +17,64 @@ from torch import Tensor
 
 from benchmarks.harness.setup import Setup
 from draftree.bench.shares import Share
-from draftree.drafting.base import Step
+from draftree.drafting import Drafter
+from draftree.drafting.base import Attachment, Capabilities, Context, Step, StepPlan
 from draftree.drafting.folder import Trained
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import Engine, Rules
 from draftree.engine.limits import eos_token_ids
 from draftree.pruning.early_head import EarlyHead
 from draftree.runner import anatomy_of
+from draftree.runner.target import Target
 from draftree.runner.top_tokens import top_tokens
-from draftree.tuning.onlooker import Onlooker, OnlyRoots
+from draftree.tree import TokenTree
+from draftree.tuning.record import OnlyRoots
 
 RANKS = 10  # best draft tokens looked at
 SLOTS = 8  # answers that are looked at together, as no time is taken
+
+
+class Onlooker(Drafter):
+    """Attaches what another drafter attaches, taps further layers, and lets `see` have every step that emits tokens.
+
+    `left` is called when a request is over.
+    """
+
+    name = "onlooker"
+    capabilities = Capabilities(attaches=True, prepares=True, observes=True)
+
+    def __init__(
+        self,
+        see: Callable[[Step], None],
+        drafter: InModelDrafter | None = None,
+        taps: Sequence[int] = (),
+        left: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.see, self.inner, self.taps, self.left = see, drafter, tuple(taps), left
+
+    def bind(self, target: Target, *, eos_token_ids: Sequence[int] = ()) -> None:
+        if self.inner is not None:
+            self.inner.bind(target, eos_token_ids=eos_token_ids)
+
+    def deep_prefix(self, target: Target) -> list[tuple[Tensor, Tensor]] | None:
+        return None if self.inner is None else self.inner.deep_prefix(target)
+
+    def plan(self, step: StepPlan) -> Attachment | None:
+        own = self.inner.plan(step) if self.inner is not None else None
+        own = own or Attachment()
+        return replace(own, taps=tuple(sorted({*own.taps, *self.taps})))
+
+    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+        """See `Drafter.draft`: nothing."""
+        return TokenTree.roots(torch.tensor([r.tokens[-1] for r in requests], dtype=torch.long, device="cpu"))
+
+    @torch.no_grad()
+    def observe(self, step: Step) -> None:
+        if any(step.emitted):
+            self.see(step)
+
+    def end(self, request: Context) -> None:
+        self.left()
 
 
 def look_on(setup: Setup, prompts: Sequence[Sequence[int]], onlooker: Onlooker) -> dict[int, tuple[int, list[int]]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -18,15 +18,14 @@ import numpy as np
 
 from draftree.bench.samples import Task
 from draftree.drafting import Drafter
-from draftree.drafting.base import Context, Step
+from draftree.drafting.base import Context, StepPlan
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import Engine
-from draftree.engine.request import State
+from draftree.engine.request import Request, State
 from draftree.runner import open_runner
 from draftree.runner.step_cost import StepCost, cached_cost
 from draftree.shaping import Fixed
 from draftree.tree import TokenTree
-from draftree.tuning.onlooker import Onlooker, OnlyRoots
 
 Draft = tuple[np.ndarray, np.ndarray]  # tokens and log-probabilities, each [D, K]
 PROBES = (0, 1, 2, 4, 8, 16, 32)  # draft tokens of the steps that are timed
@@ -63,6 +62,16 @@ class Repeats(Drafter):
         return TokenTree.stack([TokenTree.from_paths(token, [[token] * n] if n else []) for token, n in chains])
 
 
+class OnlyRoots(Fixed):
+    """No draft tokens in any step, and the drafter prepares those of the next step all the same."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def plan(self, requests: Sequence[Context], most: int, *, closed: bool = False) -> StepPlan:
+        return StepPlan(requests, [0] * len(requests), [True] * len(requests))
+
+
 class Record:
     """Runs a decoder-only model plainly, keeps its answers, and what the drafters `trained` would draft, by name."""
 
@@ -86,10 +95,12 @@ class Record:
             text.drafts[name] = self._look(name, drafter, task.ids)
         self.texts.append(text)
 
-    def _run(self, ids: Sequence[int], **parts: Any) -> tuple[list[int], dict[int, list[float]]]:
+    def _run(
+        self, ids: Sequence[int], note: Callable[[Request], None] = lambda request: None, **parts: Any
+    ) -> tuple[list[int], dict[int, list[float]]]:
         """All tokens of an answer, and by tree rows the seconds of its steps, without what drafting took.
 
-        The prompt's step is found under no rows.
+        The prompt's step is found under no rows. `note` is called behind each step.
         """
         capacity = max(CAPACITY, len(ids) + self.new + 64)
         engine = Engine(self.model, slots=1, runner=self._runner, capacity=capacity, **parts)
@@ -101,6 +112,7 @@ class Record:
             engine.step()
             spent = time.perf_counter() - begin - (request.stats.seconds["draft"] - drafting)
             seconds[1 + request.stats.drafted - drafted if request.stats.steps > 1 else 0].append(spent)
+            note(request)
         if request.error is not None:
             raise request.error
         return request.tokens, seconds
@@ -113,13 +125,12 @@ class Record:
     def _look(self, name: str, drafter: InModelDrafter, ids: Sequence[int]) -> dict[int, Draft]:
         seen: dict[int, Draft] = {}
 
-        def see(step: Step) -> None:
-            found = drafter.likeliest(step)
-            if found is not None:
-                tokens, logp = found
-                seen[len(step.requests[0].tokens)] = tokens[0], logp[0]
+        def note(request: Request) -> None:
+            held = drafter.ready(request.context)
+            if held is not None:
+                seen[held.length] = held.tokens, held.logp
 
-        _, seconds = self._run(ids, drafter=Onlooker(see, drafter), shape=OnlyRoots())
+        _, seconds = self._run(ids, note, drafter=drafter, shape=OnlyRoots())
         self._prepared[name] += seconds[1]
         return seen
 
