@@ -49,6 +49,15 @@ def test_answers_are_those_of_generate(demo: Any, drafter: Any, drawn: dict[str,
         assert chat.requests[1].reused > len(chat.requests[0].context.tokens) - 45, "the first turn is not read again"
 
 
+def test_answers_that_are_over_keep_no_cache_of_guidance(demo: Any) -> None:
+    with Chat(demo.model, demo.tokenizer, max_new_tokens=6, guidance_scale=1.4) as chat:
+        for text in TURNS:
+            list(chat.send(text))
+        guides = [request.rules.processors[0] for request in chat.requests]
+        assert [guide.unconditional_context for guide in guides] == [None] * 3
+        assert all(request.context.chooser is None for request in chat.requests)
+
+
 def test_seeds_at_their_end_and_none(demo: Any) -> None:
     options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": True}
     with Chat(demo.model, demo.tokenizer, seed=2**64 - 1, **options) as chat:

@@ -71,6 +71,30 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "decoder_start_token_id is [3, 4]: give a whole number",
     ),
     "mask of halves": ({"attention_mask": torch.full((1, 9), 0.5)}, ValueError, "other values than 0 and 1"),
+    "a forced end beyond the vocabulary": (
+        {"forced_eos_token_id": 500},
+        ValueError,
+        "forced_eos_token_id has token id 500",
+    ),
+    "a forced beginning beyond it": ({"forced_bos_token_id": 97}, ValueError, "outside the model's vocabulary of 97"),
+    "an end to be raised beyond it": (
+        {"exponential_decay_length_penalty": (2, 1.5), "eos_token_id": 500},
+        ValueError,
+        "eos_token_id has token id 500",
+    ),
+    "bad words beyond it": ({"bad_words_ids": [[5, 500]]}, ValueError, "bad_words_ids has token id 500"),
+    "a bias beyond it": ({"sequence_bias": {(500,): 1.0}}, ValueError, "sequence_bias has token id 500"),
+    "a listed bias beyond it": ({"sequence_bias": [[[5, 500], 1.0]]}, ValueError, "sequence_bias has token id 500"),
+    "half a penalty": ({"exponential_decay_length_penalty": (2,)}, ValueError, "cannot read one of the options"),
+    "no watermark": ({"watermarking_config": 5}, ValueError, "cannot read one of the options"),
+    "attentions": ({"output_attentions": True}, ValueError, "output_attentions"),
+    "states in a config": (
+        {"generation_config": GenerationConfig(output_hidden_states=True)},
+        ValueError,
+        "output_hidden_states",
+    ),
+    "a number as grammar": ({"grammar": 5}, TypeError, "grammar is a int: pass one such as"),
+    "a schema as grammar": ({"grammar": {"type": "object"}}, TypeError, "grammar is a dict: pass one such as"),
     "beams": ({"num_beams": 4}, ValueError, "leave num_beams at 1"),
     "beams in a config": ({"generation_config": GenerationConfig(num_beams=3)}, ValueError, "num_beams"),
     "contrastive search": ({"penalty_alpha": 0.6, "top_k": 4}, ValueError, "penalty_alpha"),
@@ -210,6 +234,12 @@ def test_an_engine_that_refuses_a_prompt_goes_on() -> None:
     assert good.tokens == plain.sequences[0, 3:].tolist()
 
 
+@pytest.mark.parametrize("name", ["drafter", "streamer", "attention_mask", "shape"])
+def test_options_of_an_engine_are_none_of_a_request(name: str) -> None:
+    with Engine(build("llama")) as engine, pytest.raises(TypeError, match=f"^{name} belongs to draftree.generate or"):
+        engine.add([5, 6], **{name: None})
+
+
 def test_numbers_of_rules() -> None:
     with pytest.raises(ValueError, match=r"max_new_tokens is 3.5: give a whole number"):
         Rules(max_new_tokens=3.5)  # type: ignore[arg-type]
@@ -237,6 +267,9 @@ def test_shapes_and_budgets() -> None:
         ({"attention_mask": torch.ones(2, 9)}, ValueError, r"shape \(2, 9\) and input_ids \(1, 9\): give one value"),
         ({"attention_mask": ids(0, *[1] * 7)}, ValueError, r"mask has shape \(1, 8\) .*: give one mask value"),
         ({"inputs_embeds": torch.zeros(1, 4, 64), "input_ids": None}, ValueError, "give input_ids instead"),
+        ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, ValueError, "prompt is empty: give at least one token"),
+        ({"forced_eos_token_id": 500}, ValueError, "forced_eos_token_id has token id 500, outside"),
+        ({"synced_gpus": True}, ValueError, "which draftree does not drive"),
     ],
 )
 def test_through_hugging_faces_door(options: dict[str, Any], kind: type[Exception], words: str) -> None:

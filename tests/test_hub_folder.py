@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import TextIteratorStreamer
+from transformers import GenerationConfig, TextIteratorStreamer
 
 import draftree
 
@@ -45,6 +45,16 @@ def test_none_is_what_it_is_to_generate(demo: Any, door: dict[str, Any]) -> None
     plain = demo.model.generate(**given, **options)
     assert plain.shape[1] == given["input_ids"].shape[1] + 60
     assert torch.equal(demo.model.generate(**given, **door, **options), plain)
+
+
+def test_stop_strings_of_a_config(demo: Any, door: dict[str, Any]) -> None:
+    given = inputs(demo)
+    config = GenerationConfig(stop_strings=["e "], max_new_tokens=40, do_sample=False)
+    plain = demo.model.generate(**given, generation_config=config, tokenizer=demo.tokenizer)
+    assert plain.shape[1] < given["input_ids"].shape[1] + 40
+    ours = demo.model.generate(**given, **door, generation_config=config, tokenizer=demo.tokenizer)
+    assert torch.equal(ours, plain)
+    assert config.stop_strings == ["e "]
 
 
 def test_drafters_and_streamers(demo: Any, door: dict[str, Any]) -> None:

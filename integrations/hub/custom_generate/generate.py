@@ -6,6 +6,7 @@ calls, which learns from what it sees.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -33,5 +34,9 @@ def generate(
         if model not in _drafters:
             _drafters[model] = draftree.Lookahead()
         drafter = _drafters[model]
+    config = options.get("generation_config")
+    if getattr(config, "stop_strings", None) is not None:  # Hugging Face would want the tokenizer, which the loop has
+        options = {"stop_strings": config.stop_strings} | options | {"generation_config": copy.copy(config)}
+        options["generation_config"].stop_strings = None
     loop = draftree.custom_generate(drafter, streamer=streamer, tokenizer=tokenizer)
     return model.generate(inputs, custom_generate=loop, **options)

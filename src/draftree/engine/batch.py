@@ -42,6 +42,8 @@ def real_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[i
         ValueError: a mask of another shape, a prompt that is all padding, or tokens between others are hidden.
     """
     check_mask(input_ids, attention_mask)
+    if not input_ids.shape[1]:
+        raise ValueError("The prompt is empty: give at least one token (the tokenizer's BOS, say).")
     real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
     prompts = [row[keep].tolist() for row, keep in zip(input_ids, real, strict=True)]
     if not all(prompts):

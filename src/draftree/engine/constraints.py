@@ -35,7 +35,7 @@ def compile_grammars(
         TypeError: what is no grammar.
         ValueError: another number of grammars than answers, or one that does not fit the model.
     """
-    given = [grammars] * count if grammars is None or isinstance(grammars, Grammar) else list(grammars)
+    given: list[Any] = list(grammars) if isinstance(grammars, list | tuple) else [grammars] * count
     for grammar in given:
         if grammar is not None and not isinstance(grammar, Grammar):
             raise TypeError(

@@ -361,7 +361,7 @@ class Engine:
             raise interrupted
 
     def _over(self, request: Request) -> None:
-        request.state = State.FINISHED
+        request.let_go()
         self._open.pop(request, None)
 
     def _give_up(self, leaving: list[Request], error: BaseException | None) -> BaseException | None:

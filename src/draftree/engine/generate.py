@@ -16,7 +16,7 @@ from draftree.engine.batch import Row, check_streamer, ended, real_tokens, run_b
 from draftree.engine.config import EngineConfig
 from draftree.engine.constraints import Grammars, compile_grammars
 from draftree.engine.criteria import criteria_by_request
-from draftree.engine.limits import check_mask, check_prompt, check_source, decoder_start
+from draftree.engine.limits import check_mask, check_prompt, check_source, check_tokens, decoder_start
 from draftree.engine.options import Options, read_options, rules_for
 from draftree.engine.recorder import Recorder
 from draftree.engine.stats import RunStats
@@ -133,6 +133,7 @@ def generate(
             input_ids = input_ids.repeat_interleave(copies, 0)
             attention_mask = None if attention_mask is None else attention_mask.repeat_interleave(copies, 0)
         check_streamer(streamer, len(input_ids))
+        check_tokens(read.config, target.vocab_size)
         fit = tokenizer, target.vocab_size, read.eos_token_ids, read.config.min_new_tokens
         grammars = compile_grammars(grammar, len(input_ids), *fit)
         seeds = seeds_of(read.config.do_sample, seed, len(input_ids))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from numbers import Real
@@ -21,9 +22,9 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 
 from draftree.engine.constraints import compile_grammars
 from draftree.engine.criteria import split_criteria
-from draftree.engine.limits import as_ids
+from draftree.engine.limits import as_ids, check_tokens
 from draftree.engine.request import Rules
-from draftree.errors import check_kind, check_least, did_you_mean, whole
+from draftree.errors import brief, check_kind, check_least, did_you_mean, whole
 from draftree.grammar import CompiledGrammar
 from draftree.runner.target import Target, device_of
 
@@ -181,12 +182,13 @@ def read_options(
             stacklevel=3,
         )
     temperature = given.pop("temperature", None)  # Hugging Face refuses 0 in a paragraph, we in a sentence
-    config, left = model._prepare_generation_config(generation_config, **given)
+    with _in_a_sentence():
+        config, left = model._prepare_generation_config(generation_config, **given)
     if temperature is not None:
         config.temperature = temperature
+    refuse_other_methods(config)
     if left:
         raise TypeError(f"Unknown option {next(iter(left))!r}.")
-    refuse_other_methods(config)
     _check_ranges(config)
     if eos is not None:
         config.eos_token_id = list(as_ids(eos)) or None
@@ -204,6 +206,17 @@ def read_options(
     max_length = next((whole("max_length", n) for n in lengths if n is not None), None)
     new = None if config.max_new_tokens is None else whole("max_new_tokens", config.max_new_tokens)
     return Options(config, new, max_length, filler(config, ids), custom, ids, length)
+
+
+@contextmanager
+def _in_a_sentence() -> Iterator[None]:
+    """A context in which Hugging Face reads options; what it stumbles over is told in one sentence."""
+    try:
+        yield
+    except (AttributeError, IndexError) as error:
+        raise ValueError(
+            f"Hugging Face cannot read one of the options ({brief(error)}): give them as its GenerationConfig says."
+        ) from error
 
 
 @lru_cache(maxsize=1)
@@ -224,6 +237,11 @@ def _refuse_unknown(given: dict[str, Any]) -> None:
                 "draftree.custom_generate(...))."
             )
         if name not in known | set(OTHER_METHODS) | set(OF_THE_LOOP):
+            if name in OURS:
+                raise TypeError(
+                    f"{name} belongs to draftree.generate or draftree.Engine(...) and not to a single request: give it "
+                    "there."
+                )
             raise TypeError(f"Unknown option {name!r}.{did_you_mean(name, sorted(known | set(OURS)))}")
 
 
@@ -282,6 +300,7 @@ def rules_of(
     options = read_options(target.model, config, criteria, tokenizer, left)
     if int(options.config.num_return_sequences or 1) > 1:
         raise ValueError("num_return_sequences: one request has one answer; add the prompt again for another.")
+    check_tokens(options.config, target.vocab_size)
     fit = tokenizer, target.vocab_size, options.eos_token_ids, options.config.min_new_tokens
     (compiled,) = compile_grammars(grammar, 1, *fit)
     read = padded_prompt
@@ -333,14 +352,15 @@ def rules_for(
         config.min_length = padded_length + config.min_new_tokens
     if config._eos_token_tensor is None:  # whose scores it raises
         config.exponential_decay_length_penalty = None
-    processors = model._get_logits_processor(
-        generation_config=config,
-        input_ids_seq_length=padded_length,
-        encoder_input_ids=encoder_ids,
-        logits_processor=LogitsProcessorList(),
-        device=str(device_of(model)),
-        model_kwargs={} if mask is None else {"attention_mask": mask},
-    )
+    with _in_a_sentence():
+        processors = model._get_logits_processor(
+            generation_config=config,
+            input_ids_seq_length=padded_length,
+            encoder_input_ids=encoder_ids,
+            logits_processor=LogitsProcessorList(),
+            device=str(device_of(model)),
+            model_kwargs={} if mask is None else {"attention_mask": mask},
+        )
     length = options.criterion_length
     return Rules(
         max_new_tokens=max_new_tokens if length is None else max(1, length - padded_length),  # asked after a token

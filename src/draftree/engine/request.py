@@ -207,6 +207,14 @@ class Request:
         drawn = rules.resumed if generator is not None else 0
         return PrefixChooser(prefix, processors, generator, rules.sample, drawn)
 
+    def let_go(self) -> None:
+        """The request is over: keep what it said, and nothing that is only there to choose tokens."""
+        self.state = State.FINISHED
+        self.context.chooser = self._criteria = None
+        for processor in self.rules.processors:
+            if hasattr(processor, "unconditional_context"):  # of guidance: a KV cache of its own
+                processor.unconditional_context = None
+
     @property
     def id(self) -> int:
         """Unique in the process."""

@@ -16,7 +16,7 @@ DEPTH = 6  # frames between `generate` and the loop, at most
 
 
 def given_to_generate() -> dict[str, Any]:
-    """`streamer` and `cache` (by any of its names) of the call of `generate` under way; empty where there is none."""
+    """`streamer`, `synced_gpus` and `cache` (by any name) of the call of `generate` under way; empty for no call."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(DEPTH):
         if frame is None:
@@ -25,6 +25,7 @@ def given_to_generate() -> dict[str, Any]:
         if frame.f_code.co_name == "generate" and "custom_generate" in known and "generation_mode_kwargs" in known:
             held = known.get("kwargs") or {}
             caches = [held[name] for name in CACHES if held.get(name) is not None]
-            return {"streamer": known.get("streamer"), "cache": caches[0] if caches else None}
+            given = {name: known.get(name) for name in ("streamer", "synced_gpus")}
+            return given | {"cache": caches[0] if caches else None}
         frame = frame.f_back
     return {}

@@ -23,7 +23,7 @@ from draftree.engine.batch import Row, check_streamer, ended, real_tokens, run_b
 from draftree.engine.config import EngineConfig
 from draftree.engine.constraints import Grammars, compile_grammars
 from draftree.engine.criteria import criteria_by_request, split_criteria
-from draftree.engine.limits import check_prompt
+from draftree.engine.limits import check_prompt, check_tokens
 from draftree.engine.options import filler, refuse_other_methods
 from draftree.integrations.batched_processors import processors_by_request
 from draftree.integrations.caller import given_to_generate
@@ -114,6 +114,11 @@ def custom_generate(
                     "The KV cache (cache, or past_key_values) would neither be read nor filled, as draftree decodes on "
                     "a cache of its own: leave it out and give the whole text."
                 )
+            if called.get("synced_gpus"):
+                raise ValueError(
+                    "synced_gpus is for models whose parts lie with several processes (ZeRO-3, FSDP), which draftree "
+                    "does not drive: leave it out, or use Hugging Face's own generate."
+                )
             if streamer is not None and called.get("streamer") is not None:
                 raise ValueError("generate and draftree.custom_generate both have a streamer: give it to one of them.")
             opened = open_current(model, runner)
@@ -133,6 +138,7 @@ def custom_generate(
             check_inputs(input_ids, model_kwargs, encoder_decoder=target.encoder_decoder)
             own_mask = None if target.encoder_decoder else model_kwargs.get("attention_mask")  # else of the source
             prompts = real_tokens(input_ids, own_mask)
+            check_tokens(generation_config, target.vocab_size)
             for prompt in prompts:
                 check_prompt(prompt, new, target.vocab_size, target.max_positions)
             check_streamer(follower, count)
