@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from zoo import build
 
+from draftree.drafting.base import Capabilities, Context, Step
 from draftree.engine import Emitted, Engine, Request, Rules, State
 from draftree.shaping import Fixed
 
@@ -197,6 +198,44 @@ def test_a_request_whose_prefix_cannot_be_taken_over_ends_with_the_error(
     assert isinstance(request.error, kind)
     assert running.finish_reason == "error"
     goes_on(engine)
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_a_drafter_forgets_a_request_that_the_shape_stumbles_over(kind: type[BaseException]) -> None:
+    class Stumbling(Fixed):
+        ended = 0
+
+        def end(self, request: Context) -> None:
+            self.ended += 1
+            if self.ended == 1:
+                raise kind("once")
+
+    drafter = RandomTree({})
+    with Engine(build("llama"), drafter=drafter, shape=Stumbling(4), slots=2) as engine:
+        requests = [engine.add([5, 6, 7], Rules(3)), engine.add([9, 8, 7], Rules(6))]
+        if kind is KeyboardInterrupt:
+            with pytest.raises(KeyboardInterrupt):
+                engine.run()
+        engine.run()
+        assert [len(request.tokens) for request in requests] == [3, 6]
+    assert not drafter.live
+
+
+def test_a_step_counts_where_the_drafter_fails_to_observe_it() -> None:
+    class Blind(RandomTree):
+        capabilities = Capabilities(observes=True)
+        steps = 0
+
+        def observe(self, step: Step) -> None:
+            self.steps += 1
+            if self.steps == 3:
+                raise ValueError("once")
+
+    with Engine(build("llama"), drafter=Blind({}), shape=Fixed(4), slots=2) as engine:
+        requests = [engine.add([5, 6, 7], Rules(3)), engine.add([9, 8, 7], Rules(9))]
+        with pytest.raises(ValueError, match="once"):
+            engine.run()
+    assert [request.stats.emitted for request in requests] == [len(request.tokens) for request in requests]
 
 
 def test_a_step_within_a_step_is_refused() -> None:

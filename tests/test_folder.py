@@ -310,3 +310,9 @@ def test_shipped_drafters_are_small_and_say_how_they_were_made(demo):
     assert EarlyHead.from_pretrained(str(root / "early-head"), demo.model).layer == 4
     with pytest.raises(ValueError, match="choose medusa, bita, hidden-transfer"):
         draftree.demo_drafter("early-head", demo.model)
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/drafter", "/" + "a" * 5000])
+def test_folders_that_cannot_be(name: str) -> None:
+    with pytest.raises(ValueError, match="There is no drafter folder"):
+        load_drafter(name, build("llama"))

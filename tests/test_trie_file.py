@@ -150,3 +150,11 @@ def test_a_loaded_drafter_has_the_options_of_its_trie(demo: Any, tmp_path: Path)
     assert loaded.trie.backend == loaded.trie_of("another").backend == "python"
     with pytest.raises(TypeError, match="max_nodes"):
         Lookahead.load(tmp_path / "trie", demo.tokenizer, max_nodes=5)
+
+
+@pytest.mark.parametrize("given", [None, "a name", 5])
+def test_what_is_no_tokenizer(given: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=f"a {type(given).__name__} is none: give the model's"):
+        Lookahead().save(tmp_path / "trie", given)
+    with pytest.raises(TypeError, match="is none: give the model's"):
+        Lookahead.load(tmp_path / "trie", given)

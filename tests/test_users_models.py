@@ -189,6 +189,69 @@ def test_a_copy_that_a_thread_makes_in_the_middle_of_a_pass() -> None:
     assert torch.equal(answer(made), expected)
 
 
+@pytest.mark.parametrize("rows", ["one", "several"])
+def test_what_acts_by_the_number_of_rows_is_refused(rows: str) -> None:
+    """A control vector while decoding alone, or on prompts alone: a tree has several rows where decoding has one."""
+    model, vector = copy.deepcopy(build("llama")), torch.randn(64, generator=torch.Generator().manual_seed(0))
+
+    def steered(module: nn.Module, args: Any, output: Any) -> Any:
+        hidden = output[0] if isinstance(output, tuple) else output
+        if (hidden.shape[1] == 1) != (rows == "one"):
+            return None
+        return (hidden + vector, *output[1:]) if isinstance(output, tuple) else hidden + vector
+
+    model.model.layers[1].register_forward_hook(steered)
+    with pytest.raises(ValueError, match="are not those of its branches"):
+        answer(model, drafter=draftree.PromptLookup())
+
+
+class Scaled(nn.Module):
+    """Around a part of a layer; what it multiplies by is no parameter, buffer or setting."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part, self.factors = part, torch.ones(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x) * self.factors
+
+
+@pytest.mark.parametrize("way", ["module", "closure"])
+def test_no_prefix_is_kept_where_the_users_code_computes(way: str) -> None:
+    model = copy.deepcopy(build("llama"))
+    layer: Any = model.model.layers[1]
+    factors = torch.ones(1)
+    if way == "module":
+        layer.mlp = Scaled(layer.mlp)
+        factors = layer.mlp.factors
+    else:
+        stock = layer.mlp.forward
+        layer.mlp.forward = lambda x: stock(x) * factors
+    with draftree.Engine(model, slots=2, keep_prefixes=True) as engine:
+        for factor in (1.0, -1.5):
+            factors.fill_(factor)
+            request = engine.add(IDS[0].tolist(), max_new_tokens=8)
+            engine.run()
+            assert request.reused == 0
+            assert request.tokens == hf(model, IDS, max_new_tokens=8)[0, IDS.shape[1] :].tolist(), factor
+
+
+@pytest.mark.parametrize("part", ["head", "embedding"])
+def test_a_head_or_embedding_of_several_modules(part: str) -> None:
+    model = copy.deepcopy(build("gpt2" if part == "head" else "llama"))
+    width, generator = model.config.hidden_size, torch.Generator().manual_seed(0)
+    turn = nn.Linear(width, width, bias=False)
+    with torch.no_grad():
+        turn.weight.copy_(torch.eye(width) + 0.01 * torch.randn(width, width, generator=generator))
+    if part == "head":
+        model.set_output_embeddings(nn.Sequential(turn, model.get_output_embeddings()))
+    else:
+        model.set_input_embeddings(nn.Sequential(model.get_input_embeddings(), turn))
+    expected = hf(model, IDS)
+    assert torch.equal(answer(model, expected=expected), expected)
+    assert torch.equal(answer(model), expected)
+
+
 def test_a_model_whose_config_wants_tuples() -> None:
     model = copy.deepcopy(build("t5"))
     expected = hf(model, IDS)

@@ -240,12 +240,13 @@ def ask(
 
     from draftree.engine.limits import check_source, decoder_start
     from draftree.models import encode_prompt
+    from draftree.runner.target import rows_of
 
     target, ids = engine.target, encode_prompt(tokenizer, prompt, raw=asking.raw)
     options = asking.given() | {"max_new_tokens": max_new_tokens, "seed": asking.seed + number}
     options |= {"grammar": grammar, "tokenizer": tokenizer}
     if not target.encoder_decoder:
         return engine.add(ids, **options)
-    check_source(ids, target.model.get_input_embeddings().weight.shape[0], target.max_positions)
+    check_source(ids, rows_of(target.model), target.max_positions)
     start = decoder_start(target.model.generation_config)
     return engine.add([start], encoder_input=torch.tensor(ids, dtype=torch.long, device="cpu"), **options)

@@ -11,7 +11,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict
 from importlib import import_module
@@ -238,10 +238,11 @@ def _load(folder_or_repo: str | Path, model: Any, same_weights: bool) -> Trained
 
 
 def _fetch(folder_or_repo: str | Path) -> Path:
-    folder = Path(folder_or_repo).expanduser()
-    if folder.is_dir():
-        return folder
-    name = str(folder_or_repo)
+    folder, name = Path(folder_or_repo), str(folder_or_repo)
+    with suppress(OSError, RuntimeError):  # a path that is too long, a user that there is not
+        folder = folder.expanduser()
+        if folder.is_dir():
+            return folder
     if isinstance(folder_or_repo, Path) or name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise ValueError(f"There is no drafter folder {name!r}: give one with a {CONFIG}, or a hub name.")
     from huggingface_hub import snapshot_download

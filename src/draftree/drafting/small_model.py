@@ -17,6 +17,7 @@ from torch import Tensor
 from draftree.runner import Runner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.plan import PassResult, Plan
+from draftree.runner.target import rows_of
 
 CHUNK = 512  # rows of a pass over prompts
 CLOSE = 16  # requests that differ by fewer unread tokens are caught up in one pass
@@ -94,7 +95,7 @@ class SmallModel:
                 f"The source has {len(source)} tokens and the small model's encoder reads {target.max_positions}: "
                 "shorten it, or choose another small model."
             )
-        known = target.model.get_input_embeddings().weight.shape[0]
+        known = rows_of(target.model)
         if int(source.max()) >= known:
             raise ValueError(
                 f"The source holds token id {int(source.max())}, outside the small model's vocabulary of {known}: "
@@ -115,7 +116,7 @@ class SmallModel:
 
     def knows(self, request: int, text: Sequence[int]) -> bool:
         """Whether the small model has all tokens of `text` behind what it has read of it."""
-        most = self.runner.target.model.get_input_embeddings().weight.shape[0]
+        most = rows_of(self.runner.target.model)
         return max(text[self._read[request].certain :], default=0) < most
 
     def first_slot(self, requests: Sequence[int]) -> int:

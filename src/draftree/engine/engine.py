@@ -380,16 +380,16 @@ class Engine:
     def _forget(self, request: Request) -> None:
         """Have the drafter forget a request that has no slot any more."""
         self._over(request)
-        if self.loop.sizer is not None:
-            self.loop.sizer.end(request.context)
-        if self.config.drafter is not None:
+        knowing: list[Any] = [one for one in (self.loop.sizer, self.config.drafter) if one is not None]
+        for one in knowing:
             try:
-                self.config.drafter.end(request.context)
+                one.end(request.context)
             except Exception as error:  # the slot is free by now; the first error of a request is the one to raise
                 request.error = request.error or error
             except BaseException:  # Ctrl-C in the middle of it: once more, as others may go on using the drafter
-                with suppress(Exception):
-                    self.config.drafter.end(request.context)
+                for again in knowing:
+                    with suppress(Exception):
+                        again.end(request.context)
                 raise
 
 

@@ -23,6 +23,7 @@ from draftree.engine.stats import RunStats
 from draftree.grammar import CompiledGrammar
 from draftree.pruning import EarlyPruning, LossyCALM
 from draftree.runner import Runner, Target, open_current
+from draftree.runner.target import rows_of
 from draftree.shaping import Shape
 
 
@@ -157,7 +158,7 @@ def _rows(
     sources: list[Tensor | None] = [None] * len(prompts)
     if target.encoder_decoder:
         for source in prompts:
-            check_source(source, target.model.get_input_embeddings().weight.shape[0], target.max_positions)
+            check_source(source, rows_of(target.model), target.max_positions)
         sources = [torch.tensor(source, device=target.device, dtype=torch.long) for source in prompts]
         start, mask = decoder_start(options.config), None  # the mask is about the source
         prompts = [[start] for _ in sources]

@@ -13,6 +13,7 @@ import torch
 
 from draftree.errors import brief, check_kind, check_least
 from draftree.grammar import CompiledGrammar
+from draftree.runner.target import rows_of
 
 
 def check_prompt(prompt: Sequence[int], new: int, vocabulary: int, limit: int | None) -> None:
@@ -79,7 +80,7 @@ def check_encoder_side(target: Any, ids: torch.Tensor | None, states: torch.Tens
         if ids is not None or states is not None:
             raise ValueError("This model has no encoder: leave encoder_input and encoder_states out.")
     elif ids is not None:
-        vocabulary = target.model.get_input_embeddings().weight.shape[0]
+        vocabulary = rows_of(target.model)
         check_source(ids.tolist(), vocabulary, target.max_positions)
     elif states is None:
         raise ValueError("This model has an encoder: give what it reads as encoder_input (token ids).")

@@ -94,9 +94,9 @@ class Loop:
         marks.append(clock())
         timed = turn.offset == 0 and preparations() == prepared
         seconds = marks[-1] - marks[1] if timed else None
-        self._observe(plan, turn, result, paths, seconds, own_rows=not alone)
         left = None if result.rows is None else (result.rows, turn.offset, result.logits.shape[1])
         self._account(requests, trees, paths, left, marks)
+        self._observe(plan, turn, result, paths, seconds, own_rows=not alone)
         if self.sizer is not None and not alone:
             whole = clock() - marks[0] if timed else None
             self.sizer.observe(plan, self._outcome(turn, paths, whole, marks[1] - marks[0]))

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from torch import nn
+
 from draftree.drafting.base import Place
 from draftree.engine.request import Request
 from draftree.errors import ModelChangedError
@@ -22,8 +24,14 @@ from draftree.runner import Runner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.layout.positions import is_length_dependent
-from draftree.runner.weights.stock import has_hooks
+from draftree.runner.weights.stock import LOOSE, has_hooks
 
+# Whose modules compute with weights, settings and switches, which are compared before a text.
+PACKAGES = (
+    *("torch", "transformers", "transformers_modules", "draftree"),
+    *("peft", "accelerate", "torchao", "bitsandbytes", "optimum"),
+)
+SHOWN = ("extra_repr", *LOOSE)  # methods on a module itself that change nothing about what it computes
 CHEAP_PADDING = 32  # rows of padding that cost no more than a pass of their own would
 
 
@@ -44,7 +52,7 @@ class Slots:
         cache: keys and values, by slot.
         encoder: cross attention of an encoder-decoder, by slot; None for other models.
         keeps: whether free slots keep what they hold. Where keys depend on more than the tokens before them
-            (encoder-decoders, rotary angles that depend on the text's length, hooks of the user's) they never do.
+            (encoder-decoders, rotary angles that depend on the text's length, the user's hooks and code) they never do.
 
     Attributes:
         mixed: whether an error or Ctrl-C left requests half way between two slots, so that all of them must end.
@@ -58,7 +66,7 @@ class Slots:
         self.keeps = keeps and encoder is None
         if self.keeps:
             modules = runner.target.model.modules()
-            self.keeps = not any(is_length_dependent(module) or has_hooks(module) for module in modules)
+            self.keeps = not any(is_length_dependent(m) or has_hooks(m) or _of_the_users(m) for m in modules)
         self.running: list[Request] = []  # request i lives in slot i
         self.reading = 0  # the last so many of them have prompt tokens that are not in the cache yet
         self._kept: dict[int, Kept] = {}  # by free slot
@@ -283,6 +291,13 @@ class Slots:
     def _weights_in_place(self) -> list[bytes]:
         """Checksums of the weights that are read where they lie, as far as anything that they computed is kept."""
         return self.runner.copied.in_place_checksums(self.runner.target.model) if self.keeps else []
+
+
+def _of_the_users(module: nn.Module) -> bool:
+    """Whether a module computes by code of the user's own: what that reads may change without being noticed."""
+    kind = type(module)
+    replaced = (name for name, value in vars(module).items() if callable(value) and hasattr(kind, name))
+    return kind.__module__.partition(".")[0] not in PACKAGES or any(name not in SHOWN for name in replaced)
 
 
 def _holds(kept: Kept, other: Kept) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,8 +202,8 @@ def inspect_model(model: Any) -> Target:
         layers=layers,
         config=config,
         kinds=kinds,
-        vocab_size=int(getattr(head, "out_features", 0) or head.weight.shape[0]),
-        hidden_size=int(model.get_input_embeddings().weight.shape[1]),
+        vocab_size=int(getattr(head, "out_features", 0) or _table_of(head, config.vocab_size)[0]),
+        hidden_size=int(_table_of(model.get_input_embeddings(), 0, config.hidden_size)[-1]),
         max_positions=_max_positions(config),
         encoder_decoder=encoder_decoder,
         alteration=alteration(model),
@@ -239,8 +240,19 @@ def unwrapped(model: Any) -> Any:
 def device_of(model: Any) -> torch.device:
     """Where the input ids of a model go."""
     embedding = model.get_input_embeddings()
-    device = torch.device(embedding.weight.device)
+    device = torch.device(getattr(embedding, "weight", next(model.parameters())).device)
     return torch.device(_brought_to(embedding) or device) if device.type == "meta" else device
+
+
+def _table_of(module: Any, *sizes: int) -> Sequence[int]:
+    """The shape of a module's weight; `sizes` of one that is made of several, such as a factorised one."""
+    weight = getattr(module, "weight", None)
+    return sizes if weight is None else weight.shape
+
+
+def rows_of(model: Any) -> int:
+    """How many token ids a model, or its encoder, can read."""
+    return _table_of(model.get_input_embeddings(), model.config.get_text_config().vocab_size)[0]
 
 
 def offloaded(model: nn.Module) -> bool:

@@ -204,9 +204,17 @@ class Lookahead(Drafter):
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """A short name of a tokenizer's vocabulary: equal where equal ids mean equal text."""
+    """A short name of a tokenizer's vocabulary: equal where equal ids mean equal text.
+
+    Raises:
+        TypeError: something that is no tokenizer.
+    """
     import hashlib
 
+    if not hasattr(tokenizer, "get_vocab"):
+        raise TypeError(
+            f"A trie's file names its tokenizer, and this is a {type(tokenizer).__name__}: give the model's."
+        )
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
     digest = hashlib.sha256(repr(vocabulary).encode()).hexdigest()[:32]
     return f"{type(tokenizer).__name__}-{len(vocabulary)}-{digest}"

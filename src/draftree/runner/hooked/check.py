@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftree.errors import brief
 from draftree.runner.base import Runner
 from draftree.runner.plan import Plan
 
@@ -44,12 +45,12 @@ def check_trees(runner: Runner) -> float:
     source = _tokens(target.vocab_size, 5, 9)
     branches = [tree[branch] for branch in _branches()]
     try:
-        ours = _tree_logits(runner, texts, tree, source)
+        ours, alone = _tree_logits(runner, texts, tree, source)
         stock = torch.stack(
             [torch.stack([_stock(runner, t, branch, source) for branch in branches[1:]]) for t in texts]
         )
         ours, stock = ours.cpu().double(), stock.cpu().double()  # Macs' GPUs have no float64
-        off = ours - stock
+        off = torch.cat([ours - stock, alone.cpu().double() - stock[:, [node - 1 for node in _deepest()[1:]]]], 1)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -59,7 +60,10 @@ def check_trees(runner: Runner) -> float:
                 "compile it without fullgraph, or pass the model that is not compiled."
             ) from error
         if target.alteration is not None:
-            raise
+            raise ValueError(
+                f"This model fails in a pass as draftree makes it, and {target.alteration} ({type(error).__name__}: "
+                f"{brief(error)}): use Hugging Face's own generate, or the model without the change."
+            ) from error
         raise ValueError(
             f"'{target.model_type}' models cannot be driven as draftree tries it ({type(error).__name__} in a pass): "
             "use Hugging Face's own generate, and please report this architecture."
@@ -93,8 +97,18 @@ def _branches() -> list[list[int]]:
     return branches
 
 
-def _tree_logits(runner: Runner, texts: list[Tensor], tree: Tensor, source: Tensor) -> Tensor:
-    """[requests, nodes but the root, V] through the runner, all requests in one pass."""
+def _deepest() -> list[int]:
+    """The nodes of the longest branch."""
+    return max(_branches(), key=len)
+
+
+def _tree_logits(runner: Runner, texts: list[Tensor], tree: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits through the runner, all requests in one pass.
+
+    Returns:
+        those of the tree's nodes but the root, [requests, nodes - 1, V]; and those of the deepest branch one row at a
+        time, as plain decoding passes them, [requests, depth, V]: a model may do otherwise with a single row.
+    """
     device, cache, encoder = runner.target.device, runner.new_cache(len(texts)), None
     if runner.target.encoder_decoder:
         encoder = runner.new_encoder(len(texts))
@@ -117,7 +131,16 @@ def _tree_logits(runner: Runner, texts: list[Tensor], tree: Tensor, source: Tens
         rope_floor=floor,
         first_logit_row=1,  # as passes over prompts leave rows out
     )
-    return runner.run(plan, cache, 0, encoder).logits
+    logits = runner.run(plan, cache, 0, encoder).logits
+    single = torch.ones(count, 1, 1, dtype=torch.bool, device=device)
+    alone = []
+    for depth, node in enumerate(_deepest()):
+        row = tree[node].expand(count, 1).to(device)
+        plan = Plan(row, positions[:, :1].to(device) + depth, single, rope_floor=floor)
+        result = runner.run(plan, cache, 0, encoder)
+        cache.commit([[0]] * count, result.segments)
+        alone.append(result.logits)
+    return logits, torch.cat(alone[1:], 1)
 
 
 @torch.no_grad()
