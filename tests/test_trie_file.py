@@ -154,7 +154,7 @@ def test_a_loaded_drafter_has_the_options_of_its_trie(demo: Any, tmp_path: Path)
 
 @pytest.mark.parametrize("given", [None, "a name", 5])
 def test_what_is_no_tokenizer(given: Any, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=f"a {type(given).__name__} is none: give the model's"):
+    with pytest.raises(TypeError, match=f"a {type(given).__name__} is no tokenizer: give the model's"):
         Lookahead().save(tmp_path / "trie", given)
-    with pytest.raises(TypeError, match="is none: give the model's"):
+    with pytest.raises(TypeError, match="is no tokenizer: give the model's"):
         Lookahead.load(tmp_path / "trie", given)

@@ -213,7 +213,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
     if not hasattr(tokenizer, "get_vocab"):
         raise TypeError(
-            f"A trie's file names its tokenizer, and this is a {type(tokenizer).__name__}: give the model's."
+            f"A trie's file names its tokenizer, and a {type(tokenizer).__name__} is no tokenizer: give the model's."
         )
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
     digest = hashlib.sha256(repr(vocabulary).encode()).hexdigest()[:32]
