@@ -32,7 +32,11 @@ def held(drafter: Any) -> int:
     """How many requests a drafter remembers."""
     if isinstance(drafter, draftree.Merge):
         assert not drafter._joints
-        return len(drafter._begun) + len(drafter.votes._open) + sum(map(held, drafter.drafters))
+        return (
+            len(drafter._begun)
+            + sum(len(one._waiting) for one in drafter.votes.calibrations)
+            + sum(map(held, drafter.drafters))
+        )
     if isinstance(drafter, RandomTree):
         return len(drafter.live)
     return len(drafter._seen) + len(drafter.trie._slots)

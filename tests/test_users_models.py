@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
-import subprocess
-import sys
 import threading
 import weakref
 from typing import Any
@@ -14,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 from drafters_for_tests import RandomTree
+from forked import forked
 from generate_driver import NEW, hf, prompts
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationMixin, LlamaForCausalLM, LlamaModel, LlamaPreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.llama.modeling_llama import LlamaMLP
 from zoo import MEMBERS, build, construct
 
 import draftree
@@ -26,6 +25,7 @@ from draftree.drafting import SelfSpeculative
 from draftree.pruning import EarlyHead, EarlyPruning
 from draftree.runner import inspect_model
 from draftree.runner.target import CACHES
+from draftree.runner.weights import stock
 from draftree.runner.weights.stock import alteration
 from draftree.shaping import Fixed
 
@@ -110,10 +110,10 @@ class Steered(nn.Module):
 
 def of_class(kind: type) -> Any:
     """A model of the class with the weights of the zoo's llama, as far as they have the same names."""
-    stock = build("llama")
-    model = kind(copy.deepcopy(stock.config)).eval()
-    model.load_state_dict(stock.state_dict(), strict=False)
-    model.generation_config = copy.deepcopy(stock.generation_config)
+    usual = build("llama")
+    model = kind(copy.deepcopy(usual.config)).eval()
+    model.load_state_dict(usual.state_dict(), strict=False)
+    model.generation_config = copy.deepcopy(usual.generation_config)
     return model
 
 
@@ -225,8 +225,8 @@ def test_no_prefix_is_kept_where_the_users_code_computes(way: str) -> None:
         layer.mlp = Scaled(layer.mlp)
         factors = layer.mlp.factors
     else:
-        stock = layer.mlp.forward
-        layer.mlp.forward = lambda x: stock(x) * factors
+        usual = layer.mlp.forward
+        layer.mlp.forward = lambda x: usual(x) * factors
     with draftree.Engine(model, slots=2, keep_prefixes=True) as engine:
         for factor in (1.0, -1.5):
             factors.fill_(factor)
@@ -301,51 +301,41 @@ def test_opening_models_leaves_the_generator_to_other_threads() -> None:
     assert len(drawn) == len(set(drawn)) > 0
     zoo = [build(name) for name in MEMBERS]
     before = torch.get_rng_state()
-    for stock in zoo:
-        alteration(stock)
+    for each in zoo:
+        alteration(each)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-PATCHES = {
-    "an object as forward": """
-class Patch:
-    def __init__(self, forward):
-        self.forward = forward
-    def __get__(self, module, kind=None):
-        return self if module is None else lambda *args, **kwargs: 1.5 * self.forward(module, *args, **kwargs)
-LlamaMLP.forward = Patch(LlamaMLP.forward)
-""",
-    "__call__": """
-call = nn.Module.__call__
-nn.Module.__call__ = lambda self, *args, **kwargs: scaled(self, call(self, *args, **kwargs))
-""",
-    "_call_impl": """
-call = nn.Module._call_impl
-nn.Module._call_impl = lambda self, *args, **kwargs: scaled(self, call(self, *args, **kwargs))
-""",
-}
-
-
-@pytest.mark.parametrize("patch", PATCHES)
-def test_classes_that_are_patched_before_anything_is_opened(patch: str) -> None:
-    """In a process of its own, as torch itself is changed."""
-    program = f"""
-import torch
-from torch import nn
-from transformers.models.llama.modeling_llama import LlamaMLP
-from generate_driver import hf, prompts
-from zoo import build
-import draftree
-
-def scaled(module, output):
+def scaled(module: Any, output: Any) -> Any:
     return 1.5 * output if type(module) is LlamaMLP else output
 
-model, ids = build("llama"), torch.tensor(prompts((19,)))
-stock = model(ids).logits
-{PATCHES[patch]}
-assert not torch.equal(model(ids).logits, stock)
-assert torch.equal(draftree.generate(model, ids, max_new_tokens=24).sequences, hf(model, ids))
-"""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+
+class Standing:
+    """Stands for a method of a class."""
+
+    def __init__(self, method: Any) -> None:
+        self.method = method
+
+    def __get__(self, module: Any, kind: Any = None) -> Any:
+        return self if module is None else lambda *args, **kwargs: 1.5 * self.method(module, *args, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["forward", "__call__", "_call_impl"])
+def test_classes_that_are_patched_before_anything_is_opened(name: str) -> None:
+    """In a process of its own, as torch itself is changed."""
+
+    def patched() -> None:
+        model = copy.deepcopy(build("llama"))
+        before = model(IDS).logits
+        stock._seen.clear()  # as if no model had been looked at
+        stock._stocks.clear()
+        if name == "forward":
+            LlamaMLP.forward = Standing(LlamaMLP.forward)  # type: ignore[assignment]
+        else:
+            call = getattr(nn.Module, name)
+            setattr(nn.Module, name, lambda self, *args, **kwargs: scaled(self, call(self, *args, **kwargs)))
+        assert not torch.equal(model(IDS).logits, before)
+        assert torch.equal(answer(model), hf(model, IDS))
+
+    done = forked(patched)
+    assert done.status == 0, done.err[-2000:]

@@ -207,17 +207,17 @@ def inspect_model(model: Any) -> Target:
         max_positions=_max_positions(config),
         encoder_decoder=encoder_decoder,
         alteration=alteration(model),
-        cache_argument=CACHES[0] if CACHES[0] in arguments_of(type(model)) else CACHES[1],
+        cache_argument=next((name for name in arguments_of(type(model)) if name in CACHES), CACHES[1]),
     )
 
 
-def arguments_of(kind: type) -> set[str]:
-    """The names that the `forward` of a class takes, and those of the classes to which it hands on any others."""
-    names: set[str] = set()
+def arguments_of(kind: type) -> list[str]:
+    """The names that the `forward` of a class takes, then those of the classes to which it hands on any others."""
+    names: list[str] = []
     for part in kind.__mro__:
         if "forward" in vars(part):
             parameters = inspect.signature(vars(part)["forward"]).parameters
-            names.update(parameters)
+            names += parameters
             if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
                 break
     return names
