@@ -29,7 +29,8 @@ from draftree.runner.weights.stock import LOOSE, has_hooks
 # Whose modules compute with weights, settings and switches, which are compared before a text.
 PACKAGES = (
     *("torch", "transformers", "transformers_modules", "draftree"),
-    *("peft", "accelerate", "torchao", "bitsandbytes", "optimum"),
+    *("peft", "accelerate", "optimum"),
+    *("torchao", "bitsandbytes", "awq", "gptqmodel", "hqq", "compressed_tensors"),
 )
 SHOWN = ("extra_repr", *LOOSE)  # methods on a module itself that change nothing about what it computes
 CHEAP_PADDING = 32  # rows of padding that cost no more than a pass of their own would

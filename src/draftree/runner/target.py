@@ -211,12 +211,12 @@ def inspect_model(model: Any) -> Target:
     )
 
 
-def arguments_of(kind: type) -> list[str]:
+def arguments_of(kind: Any) -> list[str]:
     """The names that the `forward` of a class takes, then those of the classes to which it hands on any others."""
     names: list[str] = []
     for part in kind.__mro__:
         if "forward" in vars(part):
-            parameters = inspect.signature(vars(part)["forward"]).parameters
+            parameters = inspect.signature(part.forward).parameters
             names += parameters
             if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
                 break

@@ -2,8 +2,9 @@
 
 Any architecture may run through the hooked runner, also one nobody has tried. Where the model's type is not among the
 tested families, or its user has altered it, the engine calls `check_trees` once: two short requests of different
-lengths, one tree behind each, every branch compared with a plain `forward` of the model. It costs some tens of rows,
-and a model that ignores our mask or positions, or raises an error, is refused instead of being silently wrong.
+lengths, one tree behind each, every branch compared with a plain `forward` of the model, and the longest branch once
+more row by row. It costs some tens of rows, and a model that ignores our mask or positions, does otherwise with a
+single row, or raises an error, is refused instead of being silently wrong.
 """
 
 from __future__ import annotations
