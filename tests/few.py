@@ -19,9 +19,9 @@ def few(values: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     ]
 
 
-def halves(values: Sequence[Any], quick: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The same for two tests of one kind, such as greedy and sampled: each of `quick` is without the mark in one."""
-    return few(values, quick[::2]), few(values, quick[1::2])
+def shared(values: Sequence[Any], quick: Sequence[Any], tests: int = 2) -> tuple[list[Any], ...]:
+    """The same for tests of one kind, as greedy and sampled: each of `quick` is without the mark in one of them."""
+    return tuple(few(values, quick[test::tests]) for test in range(tests))
 
 
 def crossed(*axes: Iterable[Any]) -> list[Any]:

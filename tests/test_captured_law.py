@@ -45,7 +45,7 @@ NAMES = ["llama", "gemma3", "qwen3", "glm4"]
 CASES = product(NAMES, [False, True], [1, 5])
 
 
-@pytest.mark.parametrize(("name", "sampled", "batch"), few(CASES, [("llama", True, 5), ("gemma3", False, 1)]))
+@pytest.mark.parametrize(("name", "sampled", "batch"), few(CASES, [("llama", True, 1), ("gemma3", False, 5)]))
 def test_token_ids_are_those_of_hugging_face(name: str, sampled: bool, batch: int) -> None:
     """Every kind of drafter over recorded passes, and half of the tries with every other family."""
     model, rows = build(name), prompts(FIVE[:batch])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from few import halves
+from few import shared
 from generate_driver import NEW, SAMPLED, drafters, hf, left_pad, prompts, references_of, same, tries_in_turn
 from in_model_driver import MAKERS, make, recorded
 from torch import Tensor
@@ -30,7 +30,7 @@ from draftree.tree import TokenTree
 
 DEFAULT = ("llama", "gpt2", "bart")
 NAMES = [m.id for m in CAUSAL + ENCODER_DECODER]
-ODD, EVEN = halves(NAMES, DEFAULT)
+ODD, EVEN = shared(NAMES, DEFAULT)
 TURNS = [*DEFAULT, *(name for name in NAMES if name not in DEFAULT)]
 SEED = 11
 # Between them every criterion, layer and kind of head; tiny models' early states say little, so much leaves.

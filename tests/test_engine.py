@@ -100,7 +100,7 @@ def play(name: str, drafter: Drafter, slots: int, script: list[Any], runner: str
     assert engine.cache.lengths == [0] * slots
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(events, st.integers(1, 4), st.sampled_from(["random", "lookahead", "in-model"]))
 def test_any_schedule(script: list[Any], slots: int, kind: str) -> None:
     drafter = drafter_of(kind, "llama")

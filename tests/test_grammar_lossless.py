@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 import torch
 from drafters_for_tests import RandomTree
-from few import few, halves
+from few import few, shared
 from generate_driver import (
     ON_EVERY_RUNNER,
     SAMPLED,
@@ -44,7 +44,7 @@ NEW = 90
 SEED = 11
 DEFAULT = ("llama", "gpt2", "t5")
 NAMES = [m.id for m in CAUSAL]
-ODD, EVEN = halves(NAMES, DEFAULT)
+ODD, EVEN = shared(NAMES, DEFAULT)
 TURNS = [*DEFAULT[:2], *(name for name in NAMES if name not in DEFAULT)]
 SEQ2SEQ = few([m.id for m in ENCODER_DECODER], DEFAULT)
 # Tiny models know no words, so the shortest texts are the likeliest to hold every kind of step.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from few import crossed, halves
+from few import crossed, shared
 from generate_driver import LENGTHS, NEW, SAMPLED, SHAPES, hf, left_pad, prompts, same
 from in_model_driver import MAKERS, make
 from torch import Tensor
@@ -27,7 +27,7 @@ from draftree.tree import TokenTree
 
 DEFAULT = ("llama", "gpt2", "gemma3", "bart")
 NAMES = [m.id for m in CAUSAL + ENCODER_DECODER]
-ODD, EVEN = halves(NAMES, DEFAULT)
+ODD, EVEN = shared(NAMES, DEFAULT)
 KINDS = [*MAKERS]
 SEED = 11
 STEEP = StepCost((1, 2, 64), (1.0, 2.0, 64.0))  # a row costs what a token brings: nothing can pay

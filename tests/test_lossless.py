@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 from drafters_for_tests import RandomTree
-from few import few, halves
+from few import few, shared
 from generate_driver import (
     LENGTHS,
     NEW,
@@ -36,7 +36,7 @@ from draftree.shaping import Fixed
 DEFAULT = ("llama", "qwen3", "gpt2", "gemma3", "bloom", "opt", "deepseek_v3")
 NAMES = [m.id for m in CAUSAL]
 FAMILIES = few(NAMES, DEFAULT)
-ODD, EVEN = halves(NAMES, DEFAULT)
+ALONE, SAMPLED_ALONE, BATCH, SAMPLED_BATCH = shared(NAMES, DEFAULT, 4)
 TURNS = [*DEFAULT, *(name for name in NAMES if name not in DEFAULT)]
 SEED = 11
 
@@ -49,11 +49,11 @@ def check_all(name: str, ids: Tensor, mask: Tensor | None, expected: Tensor, eve
     """Every drafter on every runner in every shape, against `expected`.
 
     Or (not `every`) each in one shape in turn and, if it never sees a runner, on one; and one trie in turn, so that
-    `DEFAULT` has all of them alone, in a batch, greedy and sampled.
+    the families of `DEFAULT` have all of them between them.
     """
     rows = prompts(LENGTHS if len(ids) > 1 else LENGTHS[:1])
     made = drafters(references_of(rows, expected))
-    kinds = [*made] if every else tries_in_turn(made, TURNS.index(name) + 2 * (len(ids) > 1), 5)
+    kinds = [*made] if every else tries_in_turn(made, TURNS.index(name) + (len(ids) > 1), 5)
     accepted = 0
     for runner in runners(name):
         for number, (kind, make) in enumerate(made.items()):
@@ -98,13 +98,13 @@ def sampled_batch(name: str, every: bool) -> None:
     check_all(name, ids, mask, expected, every, seed=SEED, **SAMPLED)
 
 
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("name", ALONE)
 def test_greedy_alone(name: str) -> None:
     ids = torch.tensor(prompts(LENGTHS[:1]))
     check_all(name, ids, None, hf(build(name), ids), every=False)
 
 
-@pytest.mark.parametrize("name", EVEN)
+@pytest.mark.parametrize("name", SAMPLED_ALONE)
 def test_sampled_alone(name: str) -> None:
     ids = torch.tensor(prompts(LENGTHS[:1]))
     expected = hf(build(name), ids, seed=SEED, **SAMPLED)
@@ -112,12 +112,12 @@ def test_sampled_alone(name: str) -> None:
     check_all(name, ids, None, expected, every=False, seed=SEED, **SAMPLED)
 
 
-@pytest.mark.parametrize("name", EVEN)
+@pytest.mark.parametrize("name", BATCH)
 def test_greedy_in_a_ragged_batch(name: str) -> None:
     greedy_batch(name, every=False)
 
 
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("name", SAMPLED_BATCH)
 def test_sampled_in_a_ragged_batch(name: str) -> None:
     sampled_batch(name, every=False)
 
