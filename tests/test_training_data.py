@@ -232,6 +232,7 @@ def test_refuses_folders_of_something_else(make, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
     refused("'thesis.txt' and no data", lambda: make(ask(2), name="mine"))
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
     (tmp_path / "file").touch()
     refused("is a file", lambda: make(ask(2), name="file"))
     refused("'csv': choose jsonl or arrow", lambda: make(ask(2), name="new", file_format="csv"))

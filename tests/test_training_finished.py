@@ -9,7 +9,9 @@ from typer.testing import CliRunner
 
 from draftree.cli import app
 from draftree.training.objective_heads import MedusaObjective
-from draftree.training.options import TrainOptions
+from draftree.training.options import TrainOptions, check_out
+from draftree.training.rows import spread
+from draftree.training.trainer import BadLossError
 
 __all__ = ["zoo_data"]
 
@@ -87,3 +89,32 @@ def test_one_length_and_one_way_to_begin():
         TrainOptions(steps=10, epochs=1)
     with pytest.raises(ValueError, match="resume goes on with what is there, and force replaces it"):
         TrainOptions(resume=True, force=True)
+
+
+def test_a_result_is_known_for_one_until_there_is_another(zoo_data, tmp_path):
+    """A run that was to replace it fails at once: the drafter stays, and nobody replaces it without being asked."""
+    run(zoo_data, tmp_path, seed=1)
+    held, recipe = weights_of(tmp_path), (tmp_path / "recipe.json").read_text()
+    with pytest.raises(BadLossError):
+        run(zoo_data, tmp_path, seed=2, force=True, learning_rate=1e39)
+    assert (tmp_path / "checkpoints" / "replaced.json").read_text() == recipe
+    assert all(torch.equal(a, b) for a, b in zip(held.values(), weights_of(tmp_path).values(), strict=True))
+    with pytest.raises(ValueError, match="holds a finished result"):
+        run(zoo_data, tmp_path, seed=2)
+    again = run(zoo_data, tmp_path, seed=2, force=True)
+    assert again["options"]["seed"] == 2
+    assert not (tmp_path / "checkpoints" / "replaced.json").exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "draftree_config.json"])
+def test_what_comes_from_elsewhere_is_not_replaced(name, tmp_path):
+    (tmp_path / name).write_text("{}")
+    for force in (False, True):
+        with pytest.raises(ValueError, match="holds a model or drafter that no training here has left"):
+            check_out(tmp_path, "medusa", force=force)
+
+
+def test_a_share_of_rows_is_of_all_sets():
+    assert spread([*"aaabbbccc"], 3) == [*"abc"]
+    assert spread([*"ab"], 5) == [*"ab"]
+    assert spread([], 5) == []

@@ -383,9 +383,17 @@ def test_wrong_input_is_one_sentence(arguments, told, monkeypatch, capsys):
     assert "Traceback" not in said.err
 
 
+def test_drafters_that_nobody_named_are_of_the_type_that_the_model_has(monkeypatch):
+    """The package's own were trained for the embedded model in float32."""
+    asked = []
+    monkeypatch.setattr("draftree.tuning.search.tune", lambda *given: asked.append(given[3].specs) or given[9])
+    for dtype in ("float32", "bfloat16"):
+        CliRunner().invoke(app, ["tune", "--dtype", dtype])
+    assert [len(specs) for specs in asked] == [2, 0]
+
+
 def test_an_empty_prompts_file_is_told(tmp_path, monkeypatch, capsys):
-    path = tmp_path / "empty.jsonl"
-    path.write_text("\n")
+    (path := tmp_path / "empty.jsonl").write_text("\n")
     monkeypatch.setattr(sys, "argv", ["draftree", "tune", "--prompts", str(path), "--column", "question"])
     with pytest.raises(SystemExit):
         main()

@@ -339,3 +339,58 @@ def test_classes_that_are_patched_before_anything_is_opened(name: str) -> None:
 
     done = forked(patched)
     assert done.status == 0, done.err[-2000:]
+
+
+def test_what_a_hook_reads_is_looked_at_before_every_text() -> None:
+    """A coefficient that is no setting of a module: at 0 the hook does nothing, later it steers the last row alone."""
+    model, steering, coefficient = copy.deepcopy(build("llama")), torch.randn(64), [0.0]
+
+    def steer(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        return torch.cat([output[:, :-1], output[:, -1:] + coefficient[0] * steering], 1)
+
+    model.model.layers[1].register_forward_hook(steer)
+    expected = hf(model, IDS)
+    engine = draftree.Engine(model, runner="hooked")
+    for _ in range(2):
+        assert torch.equal(answer(model, expected=expected), expected)
+        engine.add(IDS[0].tolist(), max_new_tokens=4)
+        engine.run()
+    coefficient[0] = 5.0
+    custom = draftree.custom_generate(draftree.Lookahead())
+    for ask in (
+        lambda: answer(model, expected=expected),
+        lambda: model.generate(IDS, custom_generate=custom, do_sample=False, max_new_tokens=4),
+        lambda: engine.add(IDS[0].tolist(), max_new_tokens=4),
+    ):
+        with pytest.raises(ValueError, match="are not those of its branches"):
+            ask()
+    coefficient[0] = 0.0
+    assert torch.equal(answer(model, expected=expected), expected)
+
+
+class Preparing(LlamaForCausalLM):
+    """Changes what a pass gets."""
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **given: Any) -> Any:
+        prepared = super().prepare_inputs_for_generation(input_ids, **given)
+        return prepared | {"input_ids": prepared["input_ids"].clamp(max=50)}
+
+
+def test_inputs_that_the_model_prepares_otherwise_are_refused() -> None:
+    model = construct(MEMBERS["llama"])
+    usual = model.prepare_inputs_for_generation
+    model.prepare_inputs_for_generation = lambda ids, **given: usual(ids.clamp(max=50), **given)
+    for one in (Preparing(model.config).eval(), model):
+        with pytest.raises(ValueError, match="has a prepare_inputs_for_generation of its own"):
+            answer(one)
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_a_padding_token_without_an_embedding(family: str) -> None:
+    """As training leaves it: drafters inside the model look at another row."""
+    model = construct(MEMBERS[family])
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] = 0.0
+    expected = hf(model, IDS, no_repeat_ngram_size=3)
+    drafter = draftree.Medusa.fresh(model)
+    assert torch.equal(answer(model, drafter=drafter, no_repeat_ngram_size=3), expected)

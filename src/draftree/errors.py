@@ -10,6 +10,10 @@ from typing import SupportsFloat, SupportsIndex
 LARGEST = 4096  # of what counts draft tokens in some way: more would only take memory and time
 
 
+class NoTokenError(RuntimeError):
+    """A request's options or the model leave no token that could be drawn; `generate` raises a RuntimeError as well."""
+
+
 class ModelChangedError(ValueError):
     """A model is no longer the one that an engine was made for."""
 

@@ -1,8 +1,8 @@
 """How files are written and read: a user's file is replaced whole or not at all, and a damaged one is refused.
 
-Everything that draftree writes over a file of the user's goes through `replacing` or `replacing_files`: the new
-content is written to a temporary folder, brought to the disk, and renamed. A full disk, an error or a kill leaves the
-old file as it was.
+Everything that draftree writes over a file of the user's goes through `replacing` or `replacing_files`, but for lines
+that are written as they come (the answers of `generate --out`, journals): the new content is written to a temporary
+folder, brought to the disk, and renamed. A full disk, an error or a kill leaves the old file as it was.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def jsonl_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     Raises:
         ValueError: a line that is not JSON, or bytes that are no UTF-8.
     """
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8-sig") as lines:  # some editors begin a file with a mark
         try:
             for number, line in enumerate(lines, 1):
                 if line.strip():
@@ -96,6 +96,10 @@ def jsonl_prompts(file: Path, fields: Sequence[str] = FIELDS) -> Iterator[tuple[
         if not turns:
             named = " or ".join(map(repr, fields))
             raise ValueError(f"{where} has no {named} with text, but {', '.join(row) or 'nothing'}: give each row one.")
+        if any("\ud800" <= character <= "\udfff" for turn in turns for character in turn):
+            raise ValueError(
+                f"{where} holds half a character, which no tokenizer reads: write it whole, or leave it out."
+            )
         prompt = Prompt(
             id=str(row.get("id", row.get("question_id", f"{file.stem}-{number}"))),
             set=str(row.get("set", row.get("category", file.stem))),

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as stock
 
+from draftree.errors import NoTokenError
 from draftree.grammar import GrammarProcessor
 from draftree.runner.callers_mode import callers_mode
 
@@ -63,12 +64,12 @@ class PrefixChooser:
         """The next token given raw `logits` [V] at the true prefix; called once per emitted token, in order.
 
         Raises:
-            RuntimeError: nothing can be drawn, where Hugging Face's `generate` raises one as well.
+            NoTokenError: nothing can be drawn, where Hugging Face's `generate` raises one as well.
         """
         noisy = self._noisy(self.scores(logits), 0)
         token = int(noisy.argmax(-1))
         if self._sample and math.isnan(noisy[0, token]):
-            raise RuntimeError(
+            raise NoTokenError(
                 "No token has a probability that is a number: raise the temperature, forbid fewer tokens, or look for "
                 "NaN in the model's weights."
             )

@@ -27,10 +27,12 @@ def write_all(found: Comparison, reports: Sequence[Report], folder: Path) -> lis
     """Write bench-compare.json, .csv, .md, .html and Spec-Bench's answers into `folder`; returns their paths."""
     report = comparison_report(found)
     table, text, html = (folder / f"bench-compare.{ending}" for ending in ("csv", "md", "html"))
+    written = report.write(folder)
+    answers = write_answers(found, folder)
     write_csv(report, table)
     write_text(text, "\n".join(markdown(found, reports)))
     write_text(html, page(found, reports))
-    return [*report.write(folder), table, text, html, write_answers(found, folder)]
+    return [*written, table, text, html, answers]
 
 
 def comparison_report(found: Comparison) -> Report:

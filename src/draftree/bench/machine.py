@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -49,7 +50,7 @@ def describe(model: Any, name: str | None) -> dict[str, Any]:
     device = torch.device("cpu") if model is None else model.device
     return {
         "commit": commit(),
-        "command": " ".join(["draftree", *(_shown(argument) for argument in sys.argv[1:])]),
+        "command": shlex.join(["draftree", *(_shown(argument) for argument in sys.argv[1:])]),
         "model": "no model" if model is None else _shown(name) if name else "embedded chat-4m",
         "device": chip_name(device),
         "device_type": device.type,

@@ -22,15 +22,18 @@ def png(draw: Callable[[Any], None], caption: str = "") -> bytes | None:
     """What `draw` puts into a matplotlib figure, `caption` above it; None without matplotlib."""
     if find_spec("matplotlib") is None:
         return None
+    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure, out = Figure(layout="constrained"), io.BytesIO()
     FigureCanvasAgg(figure)
-    draw(figure)
-    if caption:
-        figure.suptitle(caption, fontsize=8, color="0.35", wrap=True)
-    figure.savefig(out, dpi=120)
+    with rc_context({"text.parse_math": False}):  # names of sets and models may have dollar signs
+        draw(figure)
+        if caption:
+            written = caption.replace("$", r"\$")  # lines are broken as if there were mathematics all the same
+            figure.suptitle(written, fontsize=8, color="0.35", wrap=True, parse_math=True)
+        figure.savefig(out, dpi=120)
     return out.getvalue()
 
 

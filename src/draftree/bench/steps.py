@@ -61,7 +61,7 @@ def time_rows(
     """
     counts = runners[LOOP][1]
     size = (batch, max(context, *counts))
-    vocabulary = min(1000, int(model.config.vocab_size))
+    vocabulary = min(1000, runners[LOOP][0].target.vocab_size)
     tokens = torch.randint(0, vocabulary, size, generator=torch.Generator().manual_seed(0)).to(model.device)
     memory = Bandwidth(model.device)
     kinds = {HF: (_hf_steps(model, tokens, context), counts)}
@@ -147,7 +147,7 @@ def weight_bytes(model: Any) -> int:
 
 def check_context(context: int, most: int, model: Any) -> None:
     """Raise a ValueError for a context that leaves no room for `most` rows in the model's positions."""
-    limit = getattr(model.config, "max_position_embeddings", None)
+    limit = inspect_model(model).max_positions
     if limit is not None and context + most > limit:
         raise ValueError(
             f"A context of {context} and {most} rows do not fit the model's {limit} positions: give a shorter one."

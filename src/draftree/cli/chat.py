@@ -93,13 +93,15 @@ def talk(dialogue: Chat, lines: Iterator[str]) -> None:
 
 def answer(dialogue: Chat, line: str, console: Any, *, drafting: bool) -> None:
     """Print an answer as it comes; Ctrl-C ends it, and what has come stays."""
-    from draftree.cli.colours import ColouredText
+    from draftree.cli.colours import source_style
+    from draftree.cli.screen import print_answer
+    from draftree.detokenizer import Detokenizer
 
-    coloured, stream = ColouredText(dialogue.tokenizer), dialogue.stream(line, drafting=drafting)
+    text, stream = Detokenizer(dialogue.tokenizer), dialogue.stream(line, drafting=drafting)
     try:
         for emitted in stream:
-            console.print(coloured.add(emitted.token, emitted.source), end="")
-        console.print(coloured.rest(), end="")
+            print_answer(console, text.feed(emitted.token), source_style(emitted.source))
+        print_answer(console, text.rest())
     except KeyboardInterrupt:
         console.print(" ...", style="dim", end="")
     finally:

@@ -114,19 +114,20 @@ def kept(trie: Path | None, drafter: Any, tokenizer: Any) -> Iterator[None]:
 
 def answer_one(engine: Engine, tokenizer: Any, request: Request, *, as_json: bool) -> None:
     """Print an answer as it comes; or one JSON object."""
-    from draftree.cli.colours import ColouredText
-    from draftree.cli.screen import line_console
+    from draftree.cli.colours import source_style
+    from draftree.cli.screen import line_console, print_answer
+    from draftree.detokenizer import Detokenizer
 
-    console, coloured = line_console(), ColouredText(tokenizer)
+    console, text = line_console(), Detokenizer(tokenizer)
     begin = time.perf_counter()
     for emitted in engine.stream(request):
-        piece = coloured.add(emitted.token, emitted.source)
+        piece = text.feed(emitted.token)
         if not as_json:
-            console.print(piece, end="")
+            print_answer(console, piece, source_style(emitted.source))
     if as_json:
         print(json.dumps(_described(request, tokenizer) | {"seconds": time.perf_counter() - begin}))
     else:
-        console.print(coloured.rest())
+        print_answer(console, text.rest() + "\n")
 
 
 def answer_file(

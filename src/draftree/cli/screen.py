@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rich import progress
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 from draftree.errors import install
 from draftree.progress import Watcher
@@ -36,6 +37,17 @@ def wide_console() -> Console:
 def line_console() -> Console:
     """A console for running text: lines are as long as they are, and brackets in them are no markup."""
     return Console(highlight=False, markup=False, soft_wrap=True)
+
+
+def print_answer(console: Console, piece: str, style: str = "") -> None:
+    """Print a piece of an answer: coloured on a terminal, elsewhere as it is, since rich makes blanks of tabs and drops
+    carriage returns.
+    """
+    if console.is_terminal:
+        console.print(Text(piece, style=style), end="")
+    else:
+        console.file.write(piece)
+        console.file.flush()
 
 
 def show_report(console: Console, report: Report, out: Path) -> None:

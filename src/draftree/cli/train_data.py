@@ -41,7 +41,7 @@ def data(
     from draftree.training.answers import AnswerOptions, make_data  # torch takes seconds, and a refusal none
 
     target, tokenizer = where.load(model)
-    how = Template(template, tokenizer, system or SYSTEM)
+    how = Template(template, tokenizer, SYSTEM if system is None else system)
     options = AnswerOptions(max_new_tokens=max_new_tokens, slots=batch, skip_long=skip_long)
     answer = None
     if workers > 1:

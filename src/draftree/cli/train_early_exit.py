@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -45,6 +46,8 @@ def early_exit(
             options=run,
             report=report,
         )
+    if int(os.environ.get("RANK", "0")):  # under accelerate launch the first process speaks for all
+        return
     before, after = recipe["agreement"]["before"], recipe["agreement"]["after"]
     report(
         f"{recipe['steps']} steps in {recipe['seconds'] / 60:.1f} min. The exit predicts the answers' next token in "

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftree.engine import streams
 from draftree.engine.config import EngineConfig
-from draftree.engine.limits import check_encoder_side, check_grammar, check_prompt, eos_token_ids
+from draftree.engine.limits import check_added, check_encoder_side, check_grammar, check_prompt, eos_token_ids
 from draftree.engine.loop import Loop
 from draftree.engine.options import rules_of
 from draftree.engine.recorder import about_engine
@@ -131,6 +131,7 @@ class Engine:
             raise RuntimeError("The engine is closed: make a new one.")
         if rules is not None and options:
             raise TypeError(f"add got rules and the option {next(iter(options))!r}: put it into the rules.")
+        check_added(prompt, rules, Rules)
         prompt = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
         check_encoder_side(self.target, encoder_input, encoder_states)
         rules = rules or rules_of(self.target, prompt, options, encoder_input, padded_prompt)

@@ -16,6 +16,20 @@ from draftree.grammar import CompiledGrammar
 from draftree.runner.target import rows_of
 
 
+def check_added(prompt: Any, rules: Any, kind: type) -> None:
+    """Refuse a text where token ids belong, and what is no `kind` of rules.
+
+    Raises:
+        TypeError: says what to give.
+    """
+    if isinstance(prompt, str):
+        raise TypeError("The prompt is a text, and an engine takes token ids: give tokenizer(text).input_ids.")
+    if rules is not None and not isinstance(rules, kind):
+        raise TypeError(
+            f"The rules are a {type(rules).__name__}: give draftree.Rules(...), or options by name (max_new_tokens=64)."
+        )
+
+
 def check_prompt(prompt: Sequence[int], new: int, vocabulary: int, limit: int | None) -> None:
     """Refuse a prompt that cannot be answered with `new` tokens by a model with a context of `limit` (None: without).
 

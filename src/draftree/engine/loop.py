@@ -109,7 +109,9 @@ class Loop:
             return self._undrafted(contexts, [context.tokens[-1] for context in contexts])
         plan = _within_rules(sizer.plan(contexts, drafter.max_nodes, closed=closed), requests)
         if not any(plan.budgets):
-            return sizer.trim(plan, self._roots([context.tokens[-1] for context in contexts]))
+            plan = sizer.trim(plan, self._roots([context.tokens[-1] for context in contexts]))
+            _check_roots(plan, contexts)
+            return plan
         began = self.config.clock()
         drafted = self._usable(drafter.draft(contexts, wider(plan.budgets, contexts, drafter.max_nodes)))
         drafted = permitted(drafted, contexts, plan.budgets)
@@ -118,6 +120,7 @@ class Loop:
         if self.config.reject_drafts:  # -1 is no token, so no text confirms it
             drafted = replace(drafted, tokens=torch.where(drafted.depth > 0, -1, drafted.tokens))
         plan = sizer.trim(plan, drafted)
+        _check_roots(plan, contexts)
         return replace(plan, trees=_trees_of(plan).to(self.device))
 
     def _usable(self, trees: TokenTree) -> TokenTree:
@@ -262,6 +265,19 @@ class Loop:
             ["", *("" if drafter is None else drafter.source_name(source) for source in sources)],
             [0, *(node for node in path.drafted_by if node is not None)],
             list(path.tokens),
+        )
+
+
+def _check_roots(plan: StepPlan, contexts: Sequence[Context]) -> None:
+    """Refuse trees of a drafter or shape that are not the requests': what follows them would be no text of theirs.
+
+    Raises:
+        ValueError: other roots than the requests' newest tokens, in their order.
+    """
+    if _trees_of(plan).tokens[:, 0].tolist() != [context.tokens[-1] for context in contexts]:
+        raise ValueError(
+            "The drafter or the shape returned trees whose roots are not the requests' newest tokens, in the requests' "
+            "order: begin each tree at request.tokens[-1], and leave request.tokens as it is."
         )
 
 

@@ -91,6 +91,13 @@ OF_THE_LOOP = (
     "disable_compile",
     "prefill_chunk_size",
 )
+# Inputs of a model that `model.generate` takes.
+NOT_READ = {
+    "inputs_embeds": "drafts are token ids: give input_ids",
+    "past_key_values": "decoding has a KV cache of its own: leave it out (draftree.Chat keeps that of a dialogue)",
+    "position_ids": "they follow from attention_mask: give that",
+    "token_type_ids": "draftree does not pass it on: leave it out",
+}
 # Fields of `Rules` that may stand beside them for a request of an engine.
 OF_A_REQUEST = ("drafting", "node_budget", "logprobs", "keep_trees", "prediction", "scope")
 OURS = (
@@ -231,6 +238,8 @@ def _refuse_unknown(given: dict[str, Any]) -> None:
     for name in given:
         if name in PARTS_OF_OTHER_METHODS:
             raise ValueError(f"{name} has no effect here: {PARTS_OF_OTHER_METHODS[name]}.")
+        if name in NOT_READ:
+            raise TypeError(f"draftree.generate takes no {name}, as {NOT_READ[name]}.")
         if name in ONLY_BY_CUSTOM_GENERATE:
             raise TypeError(
                 f"draftree.generate takes no {name}: give it to model.generate(custom_generate="

@@ -15,24 +15,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch import nn
-
 from draftree.drafting.base import Place
 from draftree.engine.request import Request
 from draftree.errors import ModelChangedError
-from draftree.runner import Runner
+from draftree.runner import Runner, try_again
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.layout.positions import is_length_dependent
-from draftree.runner.weights.stock import LOOSE, has_hooks
+from draftree.runner.weights.users_code import runs_users_code
 
-# Whose modules compute with weights, settings and switches, which are compared before a text.
-PACKAGES = (
-    *("torch", "transformers", "transformers_modules", "draftree"),
-    *("peft", "accelerate", "optimum"),
-    *("torchao", "bitsandbytes", "awq", "gptqmodel", "hqq", "compressed_tensors"),
-)
-SHOWN = ("extra_repr", *LOOSE)  # methods on a module itself that change nothing about what it computes
 CHEAP_PADDING = 32  # rows of padding that cost no more than a pass of their own would
 
 
@@ -66,8 +57,8 @@ class Slots:
         self.encoder = encoder
         self.keeps = keeps and encoder is None
         if self.keeps:
-            modules = runner.target.model.modules()
-            self.keeps = not any(is_length_dependent(m) or has_hooks(m) or _of_the_users(m) for m in modules)
+            model = runner.target.model
+            self.keeps = not runs_users_code(model) and not any(map(is_length_dependent, model.modules()))
         self.running: list[Request] = []  # request i lives in slot i
         self.reading = 0  # the last so many of them have prompt tokens that are not in the cache yet
         self._kept: dict[int, Kept] = {}  # by free slot
@@ -276,7 +267,8 @@ class Slots:
 
         Raises:
             ModelChangedError: it has changed.
-            ValueError: it was put into a training mode in which no two passes agree.
+            ValueError: it was put into a training mode in which no two passes agree, or code of its user's own in it
+                now does what trees do not survive.
         """
         if self.just_compared:
             self.just_compared = False
@@ -284,6 +276,7 @@ class Slots:
         self.runner.target.refuse_training()
         if self.runner.outdated:
             raise ModelChangedError
+        try_again(self.runner)
         weights = self._weights_in_place()
         if weights != self._read_by:
             self._kept.clear()
@@ -292,13 +285,6 @@ class Slots:
     def _weights_in_place(self) -> list[bytes]:
         """Checksums of the weights that are read where they lie, as far as anything that they computed is kept."""
         return self.runner.copied.in_place_checksums(self.runner.target.model) if self.keeps else []
-
-
-def _of_the_users(module: nn.Module) -> bool:
-    """Whether a module computes by code of the user's own: what that reads may change without being noticed."""
-    kind = type(module)
-    replaced = (name for name, value in vars(module).items() if callable(value) and hasattr(kind, name))
-    return kind.__module__.partition(".")[0] not in PACKAGES or any(name not in SHOWN for name in replaced)
 
 
 def _holds(kept: Kept, other: Kept) -> bool:

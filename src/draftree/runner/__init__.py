@@ -28,6 +28,7 @@ from draftree.runner.target import Target, inspect_model, offloaded, unwrapped
 from draftree.runner.weights.checksum import Span, weights_checksums
 from draftree.runner.weights.packed import MUCH, packed
 from draftree.runner.weights.stock import state_of
+from draftree.runner.weights.users_code import runs_users_code
 
 __all__ = [
     "CpuRunner",
@@ -45,6 +46,7 @@ __all__ = [
     "open_runner",
     "pack_own",
     "pack_weights",
+    "try_again",
     "unpack_weights",
 ]
 
@@ -126,7 +128,19 @@ def open_current(model: Any, choice: str | Runner = "auto") -> Runner:
             "The model has changed since this runner was opened, which would answer as it was: open it again, or give "
             "its name."
         )
+    try_again(opened)
     return opened
+
+
+def try_again(runner: Runner) -> None:
+    """Before a text: where code of the user's own runs in the model, look once more whether trees are its branches.
+
+    Raises:
+        ValueError: they are not, as what that code does has changed.
+    """
+    if runner.tries_again:
+        with runner.lock:
+            check_trees(runner, again=True)
 
 
 def anatomy_of(model: Any) -> Anatomy:
@@ -174,6 +188,7 @@ def _open(target: Target, way: type[Runner]) -> Runner:
     inside = not target.encoder_decoder and target.config is not target.model.config  # of a model for images, say
     if target.model_type not in TESTED_FAMILIES or altered or inside:
         check_trees(runner)
+        runner.tries_again = runs_users_code(target.model)
     return runner
 
 

@@ -46,6 +46,7 @@ class Runner(ABC):
         self.lock: AbstractContextManager[Any] = nullcontext()
         self.costs: dict[int, Any] = {}  # measured `StepCost` by number of threads
         self.copied = Copies()
+        self.tries_again = False  # whether every text begins with a look at the model's trees, see `try_again`
 
     @property
     def outdated(self) -> bool:

@@ -15,7 +15,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from draftree.engine import Emitted
 from draftree.engine.request import StepTree, TokenScores
-from draftree.errors import ModelChangedError
+from draftree.errors import ModelChangedError, NoTokenError
 from draftree.grammar import GrammarBusyError, GrammarError
 from draftree.serve.delivery import Answers
 from draftree.serve.errors import ApiError
@@ -209,19 +209,20 @@ async def stream(call: Call, answers: Answers, prompts: int) -> AsyncIterator[by
 
     try:
         for index, part in enumerate(parts):
-            if call.chat:
-                yield event(_chat_choice(index, {"role": "assistant", "content": ""}, None, None))
-            elif call.echo:  # whose log-probabilities take long, and nobody else must wait for them
+            if not call.chat and call.echo:  # whose log-probabilities take long, and nobody else must wait for them
                 yield event(await asyncio.to_thread(_echoed, call, part, index))
         async for delta in answers.deltas(KEEP_ALIVE):
             if delta is None:
                 yield b": waiting\n\n"
                 continue
             part, details = parts[delta.index], _details(call, delta)
-            brought += len(delta.emitted)
-            if call.body.return_token_ids and delta.index not in begun:
-                details["prompt_token_ids"] = list(part.prompt)
+            if delta.index not in begun:
                 begun.add(delta.index)
+                if call.body.return_token_ids:
+                    details["prompt_token_ids"] = list(part.prompt)
+                if call.chat:  # not while it waits: clients take this chunk for the first token
+                    yield event(_chat_choice(delta.index, {"role": "assistant", "content": ""}, None, None))
+            brought += len(delta.emitted)
             if call.chat:
                 message, finish = _read(call, delta)
                 choice = _chat_choice(delta.index, message, finish, _logprobs(call, delta, part))
@@ -254,7 +255,7 @@ def api_error(error: BaseException) -> ApiError:
         return ApiError(str(error), status=503, retry_after=60)
     if isinstance(error, ModelChangedError):
         return ApiError(str(error), status=503)
-    if isinstance(error, GrammarError):
+    if isinstance(error, GrammarError | NoTokenError):
         return ApiError(str(error))
     log_failure(error)
     return ApiError("The server could not answer: its log says why.", status=500)

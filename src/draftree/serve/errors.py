@@ -65,7 +65,7 @@ class LateError(ApiError):
         message = (
             "The time was over before the prompt was scored: allow more by draftree.timeout, or shorten the prompt."
         )
-        super().__init__(message, status=408, code="timeout")
+        super().__init__(message, code="timeout")  # not 408, after which clients send it again
 
 
 class StoppingError(ApiError):

@@ -184,7 +184,9 @@ def _calls(body: Chat, tools: Sequence[dict[str, Any]], tokenizer: Any, form: _R
 
 def _arguments_of(function: dict[str, Any], forced: bool) -> dict[str, Any]:
     """The schema of a function's arguments, where it is asked for; it stays a root, to which its references lead."""
-    asked = (function.get("parameters") if forced or function.get("strict") else None) or {}
+    asked: dict[str, Any] = {}
+    if forced or function.get("strict"):
+        asked = function.get("parameters", {"type": "object", "properties": {}, "additionalProperties": False})
     said = asked.keys() & {"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"}  # what kind of value it is
     return asked if said else {"type": "object"} | asked
 

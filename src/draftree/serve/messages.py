@@ -32,6 +32,8 @@ def chat_prompt(tokenizer: Any, messages: Sequence[Message], **options: Any) -> 
     if not getattr(tokenizer, "chat_template", None):
         raise ApiError("The model's tokenizer has no chat template: use /v1/completions.", "messages")
     given = [_as_dict(message) for message in messages]
+    if "developer" not in str(tokenizer.chat_template):  # which leaves out what has a role that it does not know
+        given = [one | {"role": "system"} if one["role"] == "developer" else one for one in given]
     try:
         return encode_messages(tokenizer, given, **options)
     except Exception as error:  # templates are programs, and raise what they like
@@ -82,7 +84,7 @@ def _as_dict(message: Message) -> dict[str, Any]:
 
 def _arguments(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text) if text.strip() else {}  # nothing, from clients that join pieces of a call without any
     except (ValueError, RecursionError):
         raise ApiError("The arguments of a tool call in the messages are no JSON.", "messages") from None
 
@@ -217,7 +219,12 @@ def _calls_of(value: Any) -> list[dict[str, Any]]:
         arguments = function.get("arguments")
         if not isinstance(arguments, str | dict):
             return []
-        written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        try:
+            written = arguments if isinstance(arguments, str) else json.dumps(arguments, allow_nan=False)
+            if not isinstance(json.loads(written), dict):
+                return []
+        except (ValueError, RecursionError):  # no JSON, or a number that JSON does not have, such as 1e999
+            return []
         own = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
         calls.append(own | {"function": {"name": function["name"], "arguments": written}})
     return calls

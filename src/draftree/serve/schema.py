@@ -234,6 +234,16 @@ class Chat(Sampling):
     modalities: Annotated[list[Literal["text"]], Listed] | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
+    # Of the API's, what is not here: some clients send null for all that they do not use.
+    audio: None = None
+    function_call: None = None
+    functions: None = None
+    metadata: None = None
+    prompt_cache_key: None = None
+    reasoning_effort: None = None
+    safety_identifier: None = None
+    verbosity: None = None
+    web_search_options: None = None
 
 
 class Tokenize(Strict):

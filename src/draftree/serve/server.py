@@ -132,23 +132,26 @@ class Server:
         except ValueError as error:
             raise ApiError(str(error)) from None
 
-    async def score(self, parts: list[Part], count: int, tries: int, timeout: float) -> list[list[TokenScores]]:
+    async def score(
+        self, parts: list[Part], count: int, tries: int, told: int, timeout: float
+    ) -> list[list[TokenScores]]:
         """Have the worker score the prompt of each part.
 
         Args:
             parts: `tries` for each prompt.
             count: how many of the likeliest tokens to tell with each token.
             tries: how often each prompt stands among the parts; it is scored once.
+            told: how often the response has the scores of each.
             timeout: seconds after which the request is refused.
 
         Raises:
             ApiError: the queue is full, the server is stopping, or the time is over; more scores than memory is for.
         """
-        wanted = sum(len(part.prompt) for part in parts[::tries]) * (1 + count)
+        wanted = sum(len(part.prompt) for part in parts[::tries]) * (1 + count) * told
         if wanted > MOST_SCORES:
             raise ApiError(
                 f"The prompts have {wanted} log-probabilities, and at most {MOST_SCORES} are told at once: "
-                "send fewer prompts, or ask for fewer logprobs.",
+                "send fewer prompts, or ask for fewer logprobs or a smaller n.",
                 "logprobs",
             )
         found = await self.worker.score([part.prompt for part in parts[::tries]], count, timeout)
@@ -160,7 +163,7 @@ class Server:
         prompts = sum(len(part.prompt) for part in parts) // tries
         deadline = time.monotonic() + min(self.settings.timeout, body.own.timeout or math.inf)
         if call.echo and call.logprobs is not None:
-            scoring = self.score(parts, call.logprobs, tries, deadline - time.monotonic())
+            scoring = self.score(parts, call.logprobs, tries, n, deadline - time.monotonic())
             call.scores = await while_there(request, scoring)
         answers = Answers(parts, deadline - time.monotonic(), self.worker.cancel, whole=not body.stream)
         if body.max_tokens != 0:

@@ -51,7 +51,7 @@ def _draw(curve: dict[str, Any], path: Path, title: str) -> Path:
         axis.set_xlabel("step")
         axis.legend(frameon=False)
         axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=9, color="0.35")
+    figure.suptitle(title, fontsize=9, color="0.35", parse_math=False)
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=110)
     return path

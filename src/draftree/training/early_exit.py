@@ -77,10 +77,11 @@ def train_early_exit(
     base = base_of(target.model)
     settings = {"exit_layer": exit_layer, "every_layer": every_layer}
     made_of = {"method": "early-exit", "settings": settings}
-    session = Session(out, made_of, rows, options, target.device, EarlyExitObjective.learning_rate)
     trained = copy.deepcopy(target.model).eval()
     with in_float32(trained):
-        scored = session.fit(EarlyExitObjective(trained, weights).train(), None, report)
+        objective = EarlyExitObjective(trained, weights).train()  # which may refuse the model
+        session = Session(out, made_of, rows, options, target.device, objective.learning_rate)
+        scored = session.fit(objective, None, report)
     trained.eval()
     agreement = {
         when: {"exit": entry["eval_accuracy"][0][0], "model": entry["eval_accuracy"][1][0]}

@@ -63,6 +63,7 @@ class Journal:
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
+        fresh = not (self.folder / LOCK).exists()
         with ExitStack() as opened:
             lock = opened.enter_context((self.folder / LOCK).open("wb"))
             try:
@@ -71,7 +72,12 @@ class Journal:
                 raise ValueError(
                     f"Another run is writing {str(self.folder)!r}: wait for it, or name another."
                 ) from None
-            self._read_meta()
+            try:
+                self._read_meta()
+            except ValueError:
+                if fresh:
+                    (self.folder / LOCK).unlink(missing_ok=True)
+                raise
             journal = self.folder / JOURNAL
             if self.complete:
                 journal.unlink(missing_ok=True)

@@ -49,6 +49,12 @@ class Data:
     left_out: int  # rows longer than `max_length`, or with answers too short to draft in
 
 
+def spread(rows: Sequence[Row], count: int) -> list[Row]:
+    """At most so many rows, evenly over all, as those of one set may stand together."""
+    count = min(count, len(rows))
+    return [rows[i * len(rows) // count] for i in range(count)]
+
+
 def read_data(folder: Path, target: Target, max_length: int | None = None) -> Data:
     """Rows of a data set that `draftree train data` made with `target`'s model.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -19,15 +20,15 @@ import torch
 import transformers
 from transformers import TrainingArguments
 
-from draftree.files import parse_json, write_json
+from draftree.files import parse_json, write_json, write_text
 from draftree.runner.step_cost import chip_name
 from draftree.training.checkpoints import last_checkpoint
 from draftree.training.curve import write_curve
 from draftree.training.elapsed import Elapsed
 from draftree.training.journal import fingerprint
 from draftree.training.objective import Objective
-from draftree.training.options import CHECKPOINTS, RECIPE, RUN, TrainOptions, check_out
-from draftree.training.rows import Data
+from draftree.training.options import CHECKPOINTS, RECIPE, REPLACED, RUN, TrainOptions, check_out, recipe_in
+from draftree.training.rows import Data, spread
 from draftree.training.trainer import DrafterTrainer, Report
 
 WARMUP = 0.03  # share of the steps in which the learning rate rises
@@ -99,10 +100,14 @@ class Session:
         check_out(out, record["method"], force=self.options.force)
         if last is not None and not (out / RECIPE).is_file():
             raise ValueError(f"{str(out)!r} holds an unfinished run: add --resume to go on, or name another folder.")
+        before = recipe_in(out)
+        recipe = None if before is None else before.read_text(encoding="utf-8")
         if (folder / RUN).is_file():  # a finished run of ours makes room
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        (out / RECIPE).unlink(missing_ok=True)
+        if recipe is not None:  # the result stays, and is known for one, until there is another
+            write_text(folder / REPLACED, recipe)
+            (out / RECIPE).unlink(missing_ok=True)
         write_json(folder / RUN, record)
         return None
 
@@ -118,7 +123,7 @@ class Session:
             BadLossError: a loss or weight is no number any more.
         """
         elapsed = Elapsed(self._checkpoint)
-        dev = self.data.dev[: self.options.dev_rows]
+        dev = spread(self.data.dev, self.options.dev_rows)
         self.trainer = DrafterTrainer(objective, self.args, self.data.train, dev, splits, report)
         self.trainer.add_callback(elapsed)
         scored = self.trainer.train_and_score(self._checkpoint)
@@ -152,6 +157,7 @@ class Session:
         if args.process_index == 0:
             save(recipe)
             write_json(self.out / RECIPE, recipe)
+            (self.out / CHECKPOINTS / REPLACED).unlink(missing_ok=True)
             write_curve(trainer.state.log_history, self.out, title)
         trainer.accelerator.wait_for_everyone()
         return recipe
@@ -159,7 +165,7 @@ class Session:
 
 def arguments(out: Path, rows: int, options: TrainOptions, device: torch.device, **more: Any) -> TrainingArguments:
     """Hugging Face's arguments of a run on so many rows; `more` wins over all."""
-    gpu = torch.cuda.is_available()
+    gpu = torch.cuda.is_available() and device.type != "cpu"
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION") == "bf16"
     bf16 = options.bf16 if options.bf16 is not None else launched or (gpu and torch.cuda.is_bf16_supported())
     fixed: dict[str, Any] = {
@@ -171,7 +177,7 @@ def arguments(out: Path, rows: int, options: TrainOptions, device: torch.device,
         "max_steps": options.steps or -1,
         "lr_scheduler_type": "cosine",
         "bf16": bool(bf16),
-        "use_cpu": not gpu or device.type == "cpu",
+        "use_cpu": not gpu,
         "seed": options.seed,
         "logging_steps": 5,
         "logging_nan_inf_filter": False,
@@ -191,12 +197,12 @@ def arguments(out: Path, rows: int, options: TrainOptions, device: torch.device,
     per_step = options.batch * options.accumulate * args.world_size
     steps = options.steps or math.ceil(rows / per_step * options.passes)
     args.warmup_steps = max(1, round(WARMUP * steps))
-    args.eval_steps = max(1, steps // options.evaluations)
-    args.save_steps = max(1, steps // options.checkpoints)
+    args.eval_steps = math.ceil(steps / options.evaluations)
+    args.save_steps = math.ceil(steps / options.checkpoints)
     return args
 
 
 def command() -> str | None:
     """The command line of this process, for the recipe; None where another program called."""
     own = Path(sys.argv[0]).stem in ("draftree", "__main__")
-    return " ".join(["draftree", *sys.argv[1:]]) if own else None
+    return shlex.join(["draftree", *sys.argv[1:]]) if own else None

@@ -22,7 +22,7 @@ from draftree.progress import Watcher
 from draftree.runner import Runner, open_runner
 from draftree.runner.layout.skip import Skip
 from draftree.training.options import RECIPE, SearchOptions, check_out
-from draftree.training.rows import read_data
+from draftree.training.rows import read_data, spread
 from draftree.training.session import command
 from draftree.training.skip_replay import ROUNDS, Prices, Replay, Score, measure_prices, parted
 
@@ -110,13 +110,13 @@ def search_skip_set(
     rows = read_data(data, driver.target, options.max_length)
     watcher = watcher or Watcher()
     watcher.stage("reading texts and timing rows", None)
-    replay = Replay(driver, rows.train[: options.texts], options.places, options.num_draft_tokens)
+    replay = Replay(driver, spread(rows.train, options.texts), options.places, options.num_draft_tokens)
     prices = measure_prices(driver, replay)
     begin = time.monotonic()
     tried = try_sets(driver, replay, prices, options, watcher)
     best = max(tried, key=lambda skip: tried[skip].speed)
     timed = min(replay.time_row(best) for _ in range(ROUNDS))
-    dev = Replay(driver, rows.dev[: options.texts], options.places, options.num_draft_tokens)
+    dev = Replay(driver, spread(rows.dev, options.texts), options.places, options.num_draft_tokens)
     held_out, whole = dev.score(best, prices), dev.score(Skip(), prices)
     settings = {"num_draft_tokens": options.num_draft_tokens}
     drafter = SelfSpeculative.fresh(

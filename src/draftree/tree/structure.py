@@ -53,6 +53,7 @@ def _kept(parents: bytes, batch: int, width: int, device: torch.device | None) -
 def on_cpu(parents: np.ndarray) -> Structure:
     """Pointer jumping in numpy, where small arrays cost a third of torch's time."""
     batch, width = parents.shape
+    check_parents(parents)
     total = batch * width
     # One flat forest with a sink at the end: everything above a root is the sink, which sees nothing.
     jump = np.full(total + 1, total)
@@ -69,6 +70,19 @@ def on_cpu(parents: np.ndarray) -> Structure:
         torch.from_numpy(seen[:total].reshape(batch, width, width)),
         int(depth.max(initial=0)),
     )
+
+
+def check_parents(parents: np.ndarray) -> None:
+    """Refuse nodes that do not come behind their parents, [B, N].
+
+    Raises:
+        ValueError: there is one.
+    """
+    if (parents >= np.arange(parents.shape[1])).any():
+        raise ValueError(
+            "A draft tree has a node that does not stand behind its parent: parents are numbers of draft tokens, from "
+            "0 on (-1 for the root), and no draft token may have a higher path log-probability than its parent."
+        )
 
 
 def any_above(structure: Structure, flags: Tensor) -> Tensor:

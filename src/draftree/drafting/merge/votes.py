@@ -18,6 +18,7 @@ import numpy as np
 from draftree.drafting.base import Context
 from draftree.drafting.merge.calibration import Calibration
 from draftree.tree import Draft, TokenTree
+from draftree.tree.structure import check_parents
 
 TIE = 0.02  # weight of a drafter's own log-probability: keeps its order where calibration sees no difference
 LEAST, CERTAIN = 1e-6, 0.999  # probabilities of a token after its parent
@@ -71,6 +72,7 @@ class Votes:
 
 def _read(calibration: Calibration, tree: TokenTree, requests: Sequence[Context]) -> _Proposed:
     parents = tree.parents.numpy(force=True)
+    check_parents(parents)
     paths = calibration.worth(tree, requests) * np.exp(TIE * tree.logp.numpy(force=True))
     paths[:, 0] = 1.0
     above = np.take_along_axis(paths, parents.clip(min=0), 1)

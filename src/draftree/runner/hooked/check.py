@@ -9,6 +9,7 @@ single row, or raises an error, is refused instead of being silently wrong.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from draftree.runner.base import Runner
 from draftree.runner.plan import Plan
 
 PARENTS = (-1, 0, 0, 1, 1, 2, 4)
+AGAIN = (4, 5)  # nodes whose branches are enough where a model was tried before; neither is the last row of the pass
 CONTEXT = 12  # tokens; longer where a window is short enough to reach its end cheaply
 LONGEST_CONTEXT = 160
 # Root mean square difference of a row allowed, in units of the logits' own spread. A wrong mask gives 0.05 to 1,
@@ -27,8 +29,12 @@ TOLERANCE = 1e-3
 TOLERANCE_16_BIT = 0.05
 
 
-def check_trees(runner: Runner) -> float:
+def check_trees(runner: Runner, *, again: bool = False) -> float:
     """Compare a tree's logits with its branches'; return the relative difference, largest in fp32, median in 16 bits.
+
+    Args:
+        runner: of the model.
+        again: whether the model was tried before; then one request, two branches and two single rows are enough.
 
     Raises:
         ValueError: they differ, so drafts would change the model's text; or a model that fails in such a pass.
@@ -41,17 +47,24 @@ def check_trees(runner: Runner) -> float:
     context = reach + 4 if CONTEXT < reach + 4 <= LONGEST_CONTEXT else CONTEXT
     room = (target.max_positions or LONGEST_CONTEXT * 2) - len(PARENTS)
     context = max(4, min(context, room))
-    texts = [_tokens(target.vocab_size, context - 3 * b, 1 + b) for b in range(2)]
+    texts = [_tokens(target.vocab_size, context - 3 * b, 1 + b) for b in range(1 if again else 2)]
     tree = _tokens(target.vocab_size, len(PARENTS), 7)
     source = _tokens(target.vocab_size, 5, 9)
-    branches = [tree[branch] for branch in _branches()]
+    branches, path = _branches(), max(_branches(), key=len)
+    compared, path = (AGAIN, path[:2]) if again else (range(1, len(PARENTS)), path)
     try:
-        ours, alone = _tree_logits(runner, texts, tree, source)
+        ours, alone = _tree_logits(runner, texts, tree, source, path)
+        nodes = [*dict.fromkeys([*compared, *path[1:]])]
         stock = torch.stack(
-            [torch.stack([_stock(runner, t, branch, source) for branch in branches[1:]]) for t in texts]
+            [torch.stack([_stock(runner, t, tree[branches[node]], source) for node in nodes]) for t in texts]
         )
-        ours, stock = ours.cpu().double(), stock.cpu().double()  # Macs' GPUs have no float64
-        off = torch.cat([ours - stock, alone.cpu().double() - stock[:, [node - 1 for node in _deepest()[1:]]]], 1)
+        # Macs' GPUs have no float64.
+        ours, alone, stock = (
+            ours[:, [node - 1 for node in nodes]].cpu().double(),
+            alone.cpu().double(),
+            stock.cpu().double(),
+        )
+        off = torch.cat([ours - stock, alone - stock[:, [nodes.index(node) for node in path[1:]]]], 1)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -98,17 +111,15 @@ def _branches() -> list[list[int]]:
     return branches
 
 
-def _deepest() -> list[int]:
-    """The nodes of the longest branch."""
-    return max(_branches(), key=len)
-
-
-def _tree_logits(runner: Runner, texts: list[Tensor], tree: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+def _tree_logits(
+    runner: Runner, texts: list[Tensor], tree: Tensor, source: Tensor, path: Sequence[int]
+) -> tuple[Tensor, Tensor]:
     """Logits through the runner, all requests in one pass.
 
     Returns:
-        those of the tree's nodes but the root, [requests, nodes - 1, V]; and those of the deepest branch one row at a
-        time, as plain decoding passes them, [requests, depth, V]: a model may do otherwise with a single row.
+        those of the tree's nodes but the root, [requests, nodes - 1, V]; and those of a path from the root on, one row
+        at a time as plain decoding passes them, but for the root [requests, len(path) - 1, V]: a model may do otherwise
+        with a single row.
     """
     device, cache, encoder = runner.target.device, runner.new_cache(len(texts)), None
     if runner.target.encoder_decoder:
@@ -135,7 +146,7 @@ def _tree_logits(runner: Runner, texts: list[Tensor], tree: Tensor, source: Tens
     logits = runner.run(plan, cache, 0, encoder).logits
     single = torch.ones(count, 1, 1, dtype=torch.bool, device=device)
     alone = []
-    for depth, node in enumerate(_deepest()):
+    for depth, node in enumerate(path):
         row = tree[node].expand(count, 1).to(device)
         plan = Plan(row, positions[:, :1].to(device) + depth, single, rope_floor=floor)
         result = runner.run(plan, cache, 0, encoder)

@@ -18,7 +18,7 @@ from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.gradient import GradientCache
 from draftree.runner.own_thread import lock_of
 from draftree.runner.plan import PassResult, Plan
-from draftree.runner.target import Target
+from draftree.runner.target import Target, rows_of
 
 
 class HookedRunner(Runner):
@@ -37,11 +37,12 @@ class HookedRunner(Runner):
     def _one_row(self, cache: SlotCache | None = None, taps: tuple[int, ...] = ()) -> PassResult:
         """Pass one row through the model, for those that watch."""
         target, encoder = self.target, None
+        # Out of the middle of the vocabulary: the embedding of padding, which is often token 0, may be all zeros.
+        one = torch.full((1, 1), rows_of(target.model) // 2, dtype=torch.long, device=target.device)
         if target.encoder_decoder:
             encoder = self.new_encoder(1)
-            encoder.admit(0, torch.zeros(2, dtype=torch.long, device=target.device))
+            encoder.admit(0, one[0].repeat(2))
         row = torch.ones(1, 1, 1, dtype=torch.bool, device=target.device)
-        one = torch.zeros(1, 1, dtype=torch.long, device=target.device)
         cache = self.new_cache(1) if cache is None else cache
         return self.run(Plan(one, one, row, taps=taps), cache, encoder=encoder)
 
