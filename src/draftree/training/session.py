@@ -164,8 +164,17 @@ class Session:
 
 
 def arguments(out: Path, rows: int, options: TrainOptions, device: torch.device, **more: Any) -> TrainingArguments:
-    """Hugging Face's arguments of a run on so many rows; `more` wins over all."""
+    """Hugging Face's arguments of a run on so many rows; `more` wins over all.
+
+    Raises:
+        ValueError: another GPU than the first one.
+    """
     gpu = torch.cuda.is_available() and device.type != "cpu"
+    if gpu and device.index and "RANK" not in os.environ:  # Hugging Face's trainer takes the first
+        raise ValueError(
+            f"Training runs on the first GPU that it sees: set CUDA_VISIBLE_DEVICES={device.index} and leave "
+            f"--device {device} out."
+        )
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION") == "bf16"
     bf16 = options.bf16 if options.bf16 is not None else launched or (gpu and torch.cuda.is_bf16_supported())
     fixed: dict[str, Any] = {

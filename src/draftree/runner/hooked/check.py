@@ -20,7 +20,7 @@ from draftree.runner.base import Runner
 from draftree.runner.plan import Plan
 
 PARENTS = (-1, 0, 0, 1, 1, 2, 4)
-AGAIN = (4, 5)  # nodes whose branches are enough where a model was tried before; neither is the last row of the pass
+FEW = (-1, 0, 0)  # the tree where a model was tried before; its first child is not the last row of the pass
 CONTEXT = 12  # tokens; longer where a window is short enough to reach its end cheaply
 LONGEST_CONTEXT = 160
 # Root mean square difference of a row allowed, in units of the logits' own spread. A wrong mask gives 0.05 to 1,
@@ -34,7 +34,7 @@ def check_trees(runner: Runner, *, again: bool = False) -> float:
 
     Args:
         runner: of the model.
-        again: whether the model was tried before; then one request, two branches and two single rows are enough.
+        again: whether the model was tried before; then one request of few tokens and one branch are enough.
 
     Raises:
         ValueError: they differ, so drafts would change the model's text; or a model that fails in such a pass.
@@ -46,15 +46,15 @@ def check_trees(runner: Runner, *, again: bool = False) -> float:
     reach = min(filter(None, (named, *(kind.window or kind.chunk for kind in target.kinds))), default=0)
     context = reach + 4 if CONTEXT < reach + 4 <= LONGEST_CONTEXT else CONTEXT
     room = (target.max_positions or LONGEST_CONTEXT * 2) - len(PARENTS)
-    context = max(4, min(context, room))
+    context = 4 if again else max(4, min(context, room))
     texts = [_tokens(target.vocab_size, context - 3 * b, 1 + b) for b in range(1 if again else 2)]
-    tree = _tokens(target.vocab_size, len(PARENTS), 7)
+    branches = _branches(FEW if again else PARENTS)
+    path = max(branches, key=len)
+    nodes = path[1:] if again else range(1, len(branches))
+    tree = _tokens(target.vocab_size, len(branches), 7)
     source = _tokens(target.vocab_size, 5, 9)
-    branches, path = _branches(), max(_branches(), key=len)
-    compared, path = (AGAIN, path[:2]) if again else (range(1, len(PARENTS)), path)
     try:
-        ours, alone = _tree_logits(runner, texts, tree, source, path)
-        nodes = [*dict.fromkeys([*compared, *path[1:]])]
+        ours, alone = _tree_logits(runner, texts, tree, branches, source)
         stock = torch.stack(
             [torch.stack([_stock(runner, t, tree[branches[node]], source) for node in nodes]) for t in texts]
         )
@@ -104,22 +104,21 @@ def _tokens(vocabulary: int, count: int, seed: int) -> Tensor:
     return torch.randint(low, max(vocabulary // 2, low + 1), (count,), generator=generator, device="cpu")
 
 
-def _branches() -> list[list[int]]:
+def _branches(parents: Sequence[int]) -> list[list[int]]:
     branches: list[list[int]] = []
-    for node, parent in enumerate(PARENTS):
+    for node, parent in enumerate(parents):
         branches.append([*(branches[parent] if parent >= 0 else []), node])
     return branches
 
 
 def _tree_logits(
-    runner: Runner, texts: list[Tensor], tree: Tensor, source: Tensor, path: Sequence[int]
+    runner: Runner, texts: list[Tensor], tree: Tensor, branches: list[list[int]], source: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Logits through the runner, all requests in one pass.
 
     Returns:
-        those of the tree's nodes but the root, [requests, nodes - 1, V]; and those of a path from the root on, one row
-        at a time as plain decoding passes them, but for the root [requests, len(path) - 1, V]: a model may do otherwise
-        with a single row.
+        those of the tree's nodes but the root, [requests, nodes - 1, V]; and those of the longest branch one row at a
+        time, as plain decoding passes them, [requests, depth, V]: a model may do otherwise with a single row.
     """
     device, cache, encoder = runner.target.device, runner.new_cache(len(texts)), None
     if runner.target.encoder_decoder:
@@ -130,10 +129,10 @@ def _tree_logits(
             encoder.admit(b, source)
         plan = Plan.causal(text[None].to(device), rope_floor=floor[b : b + 1])
         cache.commit([list(range(len(text)))], runner.run(plan, cache, b, encoder).segments)
-    seen = torch.zeros(len(PARENTS), len(PARENTS), dtype=torch.bool, device="cpu")
-    for node, branch in enumerate(_branches()):
+    seen = torch.zeros(len(branches), len(branches), dtype=torch.bool, device="cpu")
+    for node, branch in enumerate(branches):
         seen[node, branch] = True
-    depths = torch.tensor([len(branch) - 1 for branch in _branches()], dtype=torch.long, device="cpu")
+    depths = torch.tensor([len(branch) - 1 for branch in branches], dtype=torch.long, device="cpu")
     positions = torch.tensor(floor, dtype=torch.long, device="cpu")[:, None] + depths
     count = len(texts)
     plan = Plan(
@@ -145,8 +144,8 @@ def _tree_logits(
     )
     logits = runner.run(plan, cache, 0, encoder).logits
     single = torch.ones(count, 1, 1, dtype=torch.bool, device=device)
-    alone = []
-    for depth, node in enumerate(path):
+    alone, longest = [], max(branches, key=len)
+    for depth, node in enumerate(longest):
         row = tree[node].expand(count, 1).to(device)
         plan = Plan(row, positions[:, :1].to(device) + depth, single, rope_floor=floor)
         result = runner.run(plan, cache, 0, encoder)
