@@ -59,9 +59,8 @@ def tune(
         if path.exists():
             check_file(path, name, prompts=prompts)
     found = embedded_prompts() if prompts is None else read_prompts(prompts, column)
-    own = (
-        model is None and where.dtype in ("auto", "float32") and where.quantize is None
-    )  # for which the package has drafters
+    # Whether it is the model that the package's drafters were trained for.
+    own = model is None and where.dtype in ("auto", "float32") and where.quantize is None
     named = drafters if drafters is not None else ["medusa", "hidden-transfer"] if own else []
     specs = tuple(_spec(name) for name in dict.fromkeys(named))
     options = TuningOptions(5.0 if minutes is None else minutes, max_new_tokens, per_set, specs)
