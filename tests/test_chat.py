@@ -262,18 +262,14 @@ def test_in_a_terminal(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_keeps_what_a_trie_has_learned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from draftree.cli.colours import ColouredText
+    said: list[str] = []
 
-    class Interrupted(ColouredText):
-        left = 5
+    def interrupted(console: Any, piece: str, style: str = "") -> None:
+        said.append(piece)
+        if len(said) == 5:
+            raise KeyboardInterrupt
 
-        def add(self, token: int, source: str | None) -> Any:
-            self.left -= 1
-            if not self.left:
-                raise KeyboardInterrupt
-            return super().add(token, source)
-
-    monkeypatch.setattr("draftree.cli.colours.ColouredText", Interrupted)
+    monkeypatch.setattr("draftree.cli.screen.print_answer", interrupted)
     trie = tmp_path / "kept.trie"
     done = CliRunner().invoke(app, ["generate", "--trie", str(trie), "Tell me about the sea."])
     assert done.exit_code != 0

@@ -18,6 +18,7 @@ from draftree.engine.limits import as_seed, check_mask
 from draftree.engine.request import Emitted, Rules
 from draftree.engine.stats import RunStats
 from draftree.errors import given_as
+from draftree.runner import try_again
 
 MOST_SLOTS = 64  # larger batches queue, so that the cache stays bounded
 MOST_COLUMNS = 1 << 15  # of the cache to begin with, all slots together; it grows with what is really needed
@@ -149,6 +150,7 @@ def run_batch(
                     on_token=None if streamer is None else put,
                 )
             )
+        try_again(engine.runner)
         engine.run()
         stats = RunStats([request.stats for request in requests], engine.runner.name)
     for request in requests:

@@ -128,7 +128,6 @@ def open_current(model: Any, choice: str | Runner = "auto") -> Runner:
             "The model has changed since this runner was opened, which would answer as it was: open it again, or give "
             "its name."
         )
-    try_again(opened)
     return opened
 
 
