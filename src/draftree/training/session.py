@@ -101,7 +101,7 @@ class Session:
         if last is not None and not (out / RECIPE).is_file():
             raise ValueError(f"{str(out)!r} holds an unfinished run: add --resume to go on, or name another folder.")
         before = recipe_in(out)
-        recipe = None if before is None else before.read_text(encoding="utf-8")
+        recipe = None if before is None else before.read_text(encoding="utf-8", errors="replace")
         if (folder / RUN).is_file():  # a finished run of ours makes room
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
