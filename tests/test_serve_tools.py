@@ -16,7 +16,7 @@ from draftree.serve.messages import MessageReader, chat_prompt
 from draftree.serve.schema import Chat, Message
 
 
-@pytest.mark.parametrize("written", ['{"x": 1e999}', '"no json"', '"[1]"', "NaN"])
+@pytest.mark.parametrize("written", ['{"x": 1e999}', '"no json"', '"[1]"', "NaN", '"{\\"x\\": NaN}"'])
 def test_arguments_that_are_no_object_of_json_are_no_call(written: str) -> None:
     said = f'<call>{{"name": "look", "arguments": {written}}}</call>'
     read = MessageReader(Talker(), [ord(c) for c in "user: Hi\nA: "], [TOOL]).feed(said, last=True)

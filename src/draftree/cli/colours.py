@@ -42,7 +42,3 @@ class ColouredText:
         coloured = Text(self._detokenizer.feed(token), style=source_style(source))
         self.text.append_text(coloured)
         return coloured
-
-    def rest(self) -> str:
-        """What is left at the end, an incomplete character for one."""
-        return self._detokenizer.rest()

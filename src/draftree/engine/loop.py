@@ -109,8 +109,10 @@ class Loop:
             return self._undrafted(contexts, [context.tokens[-1] for context in contexts])
         plan = _within_rules(sizer.plan(contexts, drafter.max_nodes, closed=closed), requests)
         if not any(plan.budgets):
-            plan = sizer.trim(plan, self._roots([context.tokens[-1] for context in contexts]))
-            _check_roots(plan, contexts)
+            roots = self._roots([context.tokens[-1] for context in contexts])
+            plan = sizer.trim(plan, roots)
+            if plan.trees is not roots:  # to read them would wait for a GPU
+                _check_roots(plan, contexts)
             return plan
         began = self.config.clock()
         drafted = self._usable(drafter.draft(contexts, wider(plan.budgets, contexts, drafter.max_nodes)))

@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from draftree.files import parse_json
 from draftree.models import encode_messages
 from draftree.serve.errors import ApiError
 from draftree.serve.schema import Chat, Message, plain
@@ -220,8 +221,8 @@ def _calls_of(value: Any) -> list[dict[str, Any]]:
         if not isinstance(arguments, str | dict):
             return []
         try:
-            written = arguments if isinstance(arguments, str) else json.dumps(arguments, allow_nan=False)
-            if not isinstance(json.loads(written), dict):
+            written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+            if not isinstance(parse_json(written.encode("utf-8", "replace")), dict):
                 return []
         except (ValueError, RecursionError):  # no JSON, or a number that JSON does not have, such as 1e999
             return []
