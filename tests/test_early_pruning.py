@@ -16,7 +16,7 @@ from generate_driver import NEW, SAMPLED, drafters, hf, left_pad, prompts, refer
 from in_model_driver import MAKERS, make, recorded
 from torch import Tensor
 from tree_paths import from_arrays
-from zoo import CAUSAL, ENCODER_DECODER, build
+from zoo import CAUSAL, ENCODER_DECODER, MORE_TOKENS, build
 
 import draftree
 from draftree.engine import generate
@@ -101,6 +101,15 @@ def test_sampled_in_a_ragged_batch(name: str) -> None:
         ids, mask = ids.flip(1), mask.flip(1)
     expected = generate(build(name), ids, mask, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences
     check(name, ids, mask, expected, seed=SEED, **SAMPLED)
+
+
+@pytest.mark.parametrize("name", [member.id for member in MORE_TOKENS])
+def test_more_tokens_than_positions(name: str) -> None:
+    model, ids = build(name), torch.tensor(prompts()[:1])
+    drafter, pruner = make("medusa", model), PRUNERS["best"](model)
+    out = generate(model, ids, drafter=drafter, pruner=pruner, shape=Fixed(16), runner="hooked", max_new_tokens=NEW)
+    same(out.sequences, hf(model, ids), name)
+    assert out.stats.total.pruned > 0
 
 
 def as_if_steps_cost(bind: Any, cost: StepCost, runner: Any, _measured: StepCost, clock: Any) -> Any:

@@ -11,7 +11,7 @@ from few import crossed, shared
 from generate_driver import LENGTHS, NEW, SAMPLED, SHAPES, hf, left_pad, prompts, same
 from in_model_driver import MAKERS, make
 from torch import Tensor
-from zoo import CAUSAL, ENCODER_DECODER, build
+from zoo import CAUSAL, ENCODER_DECODER, MORE_TOKENS, build
 
 from draftree.drafting import BiTA, Context, HiddenTransfer, Lookahead, Medusa
 from draftree.drafting.base import StepPlan
@@ -92,6 +92,13 @@ def test_sampled_in_a_ragged_batch(name: str) -> None:
     expected = generate(build(name), ids, mask, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences
     on_both = KINDS[NAMES.index(name) % 2 :: 2]
     assert check(name, ids, mask, expected, on_both=on_both, seed=SEED, **SAMPLED) > 0
+
+
+@pytest.mark.parametrize("name", [member.id for member in MORE_TOKENS])
+def test_more_tokens_than_positions(name: str) -> None:
+    ids = torch.tensor(prompts(LENGTHS[:1]))
+    expected = hf(build(name), ids)
+    check(name, ids, None, expected, kinds=["medusa", "bita", "hidden-transfer"], on_both=[])
 
 
 @pytest.mark.parametrize(("name", "sampled"), crossed(["llama", "gpt2", "t5"], [False, True]))

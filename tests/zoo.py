@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -283,6 +283,23 @@ ENCODER_DECODER: tuple[Member, ...] = (
     _seq2seq("m2m_100", BART_LIKE, note="sinusoidal positions"),
 )
 
+# Far more tokens than positions, as in most real models: the members above have fewer.
+MORE_TOKENS_SETTINGS = {
+    "vocab_size": 997,
+    "decoder_vocab_size": 997,
+    "n_positions": 64,
+    "max_position_embeddings": 64,
+}
+MORE_TOKENS: tuple[Member, ...] = tuple(
+    replace(
+        member,
+        id=f"{member.id}-more-tokens",
+        settings={name: MORE_TOKENS_SETTINGS.get(name, value) for name, value in member.settings.items()},
+    )
+    for member in CAUSAL + ENCODER_DECODER
+    if member.id in ("llama", *("gpt2", "gptj", "codegen", "gpt_bigcode", "gpt_neo", "opt", "biogpt", "xglm"), "bart", "marian")
+)
+
 # Families that keep a recurrent state: draftree refuses them.
 RECURRENT: tuple[Member, ...] = (
     Member(
@@ -316,7 +333,7 @@ RECURRENT: tuple[Member, ...] = (
     _llama("lfm2", full_attn_idxs=[1]),
 )
 
-MEMBERS: dict[str, Member] = {m.id: m for m in CAUSAL + ENCODER_DECODER + RECURRENT}
+MEMBERS: dict[str, Member] = {m.id: m for m in CAUSAL + ENCODER_DECODER + MORE_TOKENS + RECURRENT}
 BUILT: dict[str, Any] = {}  # what `build` holds
 # Cheap families that between them use every code path; the checks of the default test run.
 CORE = (

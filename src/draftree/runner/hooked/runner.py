@@ -37,14 +37,14 @@ class HookedRunner(Runner):
     def _one_row(self, cache: SlotCache | None = None, taps: tuple[int, ...] = ()) -> PassResult:
         """Pass one row through the model, for those that watch."""
         target, encoder = self.target, None
-        # Out of the middle of the vocabulary: the embedding of padding, which is often token 0, may be all zeros.
+        # A token of the middle of the vocabulary: token 0 is often padding, whose embedding may be all zeros.
         one = torch.full((1, 1), rows_of(target.model) // 2, dtype=torch.long, device=target.device)
         if target.encoder_decoder:
             encoder = self.new_encoder(1)
             encoder.admit(0, one[0].repeat(2))
         row = torch.ones(1, 1, 1, dtype=torch.bool, device=target.device)
         cache = self.new_cache(1) if cache is None else cache
-        return self.run(Plan(one, one, row, taps=taps), cache, encoder=encoder)
+        return self.run(Plan(one, torch.zeros_like(one), row, taps=taps), cache, encoder=encoder)
 
     @torch.no_grad()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
