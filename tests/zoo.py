@@ -283,43 +283,20 @@ ENCODER_DECODER: tuple[Member, ...] = (
     _seq2seq("m2m_100", BART_LIKE, note="sinusoidal positions"),
 )
 
-# Far more tokens than positions, as in most real models: the members above have fewer.
-MORE_TOKENS_SETTINGS = {
-    "vocab_size": 997,
-    "decoder_vocab_size": 997,
-    "n_positions": 64,
-    "max_position_embeddings": 64,
-}
+# Families that differ in how they find positions, with far more tokens than positions, as most real models have.
+MANY_TOKENS = {"vocab_size": 997, "decoder_vocab_size": 997, "n_positions": 64, "max_position_embeddings": 64}
+POSITIONED = ("llama", "gpt2", "gptj", "codegen", "gpt_bigcode", "gpt_neo", "opt", "biogpt", "xglm", "bart", "marian")
 MORE_TOKENS: tuple[Member, ...] = tuple(
-    replace(
-        member,
-        id=f"{member.id}-more-tokens",
-        settings={name: MORE_TOKENS_SETTINGS.get(name, value) for name, value in member.settings.items()},
-    )
-    for member in CAUSAL + ENCODER_DECODER
-    if member.id in ("llama", *("gpt2", "gptj", "codegen", "gpt_bigcode", "gpt_neo", "opt", "biogpt", "xglm"), "bart", "marian")
+    replace(m, id=f"{m.id}-more-tokens", settings={k: MANY_TOKENS.get(k, v) for k, v in m.settings.items()})
+    for m in CAUSAL + ENCODER_DECODER
+    if m.id in POSITIONED
 )
 
 # Families that keep a recurrent state: draftree refuses them.
+RNN_LIKE = {"vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 4}
 RECURRENT: tuple[Member, ...] = (
-    Member(
-        "mamba",
-        "mamba",
-        {"vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 4, "state_size": 8},
-        attention="eager",
-    ),
-    Member(
-        "rwkv",
-        "rwkv",
-        {
-            "vocab_size": VOCABULARY,
-            "hidden_size": 64,
-            "num_hidden_layers": 4,
-            "attention_hidden_size": 64,
-            "intermediate_size": 112,
-        },
-        attention="eager",
-    ),
+    Member("mamba", "mamba", RNN_LIKE | {"state_size": 8}, attention="eager"),
+    Member("rwkv", "rwkv", RNN_LIKE | {"attention_hidden_size": 64, "intermediate_size": 112}, attention="eager"),
     _llama(
         "qwen3_next",
         head_dim=16,

@@ -13,7 +13,7 @@ from benchmarks.harness.report import Report, partial_file
 from benchmarks.harness.setup import Setup
 from draftree.bench.machine import describe, now
 from draftree.bench.report import Table
-from draftree.models import Placement
+from draftree.placement import Placement
 from draftree.progress import Watcher
 from draftree.prompts import Prompt, embedded_prompts
 

@@ -24,7 +24,8 @@ from draftree.bench.samples import Task
 from draftree.demo_model import without_bars
 from draftree.drafting import Drafter
 from draftree.drafting.folder import Trained, demo_drafter
-from draftree.models import Placement, encode_prompt
+from draftree.models import encode_prompt
+from draftree.placement import Placement
 from draftree.progress import Watcher
 from draftree.prompts import Prompt, embedded_prompts
 from draftree.runner import inspect_model

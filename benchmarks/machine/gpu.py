@@ -27,7 +27,7 @@ from draftree.bench.methods import HuggingFace
 from draftree.bench.report import Table
 from draftree.bench.speed import COLUMNS, draw_steps, measure_answers
 from draftree.bench.steps import LOOP, Steps, check_context, time_rows
-from draftree.models import Placement
+from draftree.placement import Placement
 from draftree.runner import Runner, open_runner
 from draftree.runner.step_cost import StepCost
 from draftree.shaping.planner import choose

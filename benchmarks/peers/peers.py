@@ -30,7 +30,7 @@ from draftree.bench.samples import Answer
 from draftree.drafting import DraftModel
 from draftree.drafting.folder import base_of
 from draftree.engine.limits import eos_token_ids
-from draftree.models import free_bytes
+from draftree.placement import free_bytes
 
 GRACE = 60.0  # seconds for a process to end
 ROOM = 4  # times the model's weights that must be free before one more way is made ready: a machine that swaps is none

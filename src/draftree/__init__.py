@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from draftree.engine import generate as generate
     from draftree.grammar import Grammar as Grammar
     from draftree.integrations import custom_generate as custom_generate
+    from draftree.models import load_model as load_model
     from draftree.pruning import EarlyHead as EarlyHead
     from draftree.pruning import EarlyPruning as EarlyPruning
     from draftree.pruning import LossyCALM as LossyCALM
@@ -72,6 +73,7 @@ _ROOMS = {
     "draftree.engine": ("Engine", "Recorder", "Rules", "generate"),
     "draftree.grammar": ("Grammar",),
     "draftree.integrations": ("custom_generate",),
+    "draftree.models": ("load_model",),
     "draftree.pruning": ("EarlyHead", "EarlyPruning", "LossyCALM", "demo_early_head"),
     "draftree.runner": ("open_runner", "pack_weights", "unpack_weights"),
     "draftree.shaping": ("DynamicTree", "Fixed"),

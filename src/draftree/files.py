@@ -16,8 +16,9 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+MOST_JSON = 16 << 20  # bytes of a configuration or a tuned choice
 PREFIX = ".draftree-"  # of the folders in which new files are written; only a kill leaves one behind
 
 
@@ -76,6 +77,32 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Replace the file `path` by plain values, for people to read too; see `replacing`."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file to read it; refuse pipes and devices, which may never end.
+
+    Raises:
+        ValueError: it is not a regular file.
+        OSError: there is no such file, or it cannot be read.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError(f"{os.fspath(path)} is not a regular file: give one on a disk.")
+    return open(path, "rb")
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Return the value of a small JSON file.
+
+    Raises:
+        ValueError: not a regular file, one of more than `MOST_JSON` bytes, or no JSON.
+        OSError: there is no such file, or it cannot be read.
+    """
+    with open_regular(path) as file:
+        data = file.read(MOST_JSON + 1)
+    if len(data) > MOST_JSON:
+        raise ValueError(f"{os.fspath(path)} has more than {MOST_JSON} bytes")
+    return parse_json(data)
 
 
 def parse_json(data: bytes) -> Any:

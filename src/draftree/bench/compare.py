@@ -24,7 +24,8 @@ from draftree.bench.machine import now
 from draftree.bench.names import ASSISTED, SMALL, WITH_WARM_TRIE
 from draftree.bench.samples import Sampling
 from draftree.drafter_names import names_in
-from draftree.models import Placement, load_model
+from draftree.models import load_model
+from draftree.placement import Placement
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
 from draftree.training.journal import Journal, fingerprint

@@ -12,7 +12,8 @@ from draftree.bench.checkout import from_checkout
 from draftree.bench.machine import describe
 from draftree.bench.samples import Sampling, Task, encode_tasks
 from draftree.drafting.folder import model_hash
-from draftree.models import Placement, load_model
+from draftree.models import load_model
+from draftree.placement import Placement
 from draftree.prompts import Prompt, split_prompts
 from draftree.runner import inspect_model
 

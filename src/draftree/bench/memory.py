@@ -23,7 +23,7 @@ from draftree.bench.inputs import Subject
 from draftree.bench.methods import Draftree
 from draftree.drafting import Lookahead
 from draftree.engine import Engine
-from draftree.models import Placement
+from draftree.placement import Placement
 from draftree.runner.target import device_of
 from draftree.shaping import Fixed
 

@@ -187,13 +187,21 @@ class Draftree(Method):
         Engine(self._model, drafter=self.drafter, shape=self.shape, slots=1, **self._options)  # binds
         teach(self.drafter, ids, answer)
 
-    def answer(self, ids: Sequence[int], after_step: AfterStep | None = None) -> Answer:
-        """Answer one prompt; `after_step` gets the request after every step, outside of the measured time."""
-        return self.answers([ids], after_step)[0]
+    def answer(self, ids: Sequence[int], after_step: AfterStep | None = None, **asked: Any) -> Answer:
+        """Answer one prompt.
 
-    def answers(self, prompts: Sequence[Sequence[int]], after_step: AfterStep | None = None) -> list[Answer]:
+        Args:
+            ids: token ids of the prompt.
+            after_step: gets the request after every step, outside of the measured time.
+            asked: more of `Engine.add`, such as `grammar`.
+        """
+        return self.answers([ids], after_step, **asked)[0]
+
+    def answers(
+        self, prompts: Sequence[Sequence[int]], after_step: AfterStep | None = None, **asked: Any
+    ) -> list[Answer]:
         begin = time.perf_counter()
-        engine, requests = self._requests(prompts)
+        engine, requests = self._requests(prompts, asked)
         seconds = time.perf_counter() - begin
         lengths: list[list[int]] = [[] for _ in requests]
         prompt_verify = [0.0] * len(requests)
@@ -217,10 +225,10 @@ class Draftree(Method):
             for request, own, verify in zip(requests, lengths, prompt_verify, strict=True)
         ]
 
-    def _requests(self, prompts: Sequence[Sequence[int]]) -> tuple[Engine, list[Request]]:
+    def _requests(self, prompts: Sequence[Sequence[int]], asked: dict[str, Any]) -> tuple[Engine, list[Request]]:
         """An engine with a slot for each prompt, and the prompts in it."""
         sampling = self._sampling
-        options = {"max_new_tokens": self._new} | decoding_options(sampling)
+        options = {"max_new_tokens": self._new} | decoding_options(sampling) | asked
         starts: Sequence[Sequence[int]] = prompts
         sources: list[torch.Tensor | None] = [None] * len(prompts)
         if self._model.config.is_encoder_decoder:

@@ -11,7 +11,7 @@ from draftree.cli.options import Inflate, Model, grouped
 from draftree.cli.where import Where
 
 if TYPE_CHECKING:
-    from draftree.models import Placement
+    from draftree.placement import Placement
 
 
 OWN = "the experiment's own"  # the default of what an experiment has a default for

@@ -12,8 +12,8 @@ import typer
 
 from draftree.cli.decoding import Choosing, Drafter, Drafting, Running
 from draftree.cli.generate import kept
-from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
-from draftree.cli.where import Where
+from draftree.cli.options import MaxNewTokens, RealModel, check_file, grouped
+from draftree.cli.where import Where, chosen_model
 
 if TYPE_CHECKING:
     from draftree.chat import Chat
@@ -25,7 +25,7 @@ LINES = 1000  # of what was typed, kept for the arrow keys
 @grouped
 def chat(
     *,
-    model: Model = None,
+    model: RealModel = None,
     where: Where,
     drafter: Drafter = None,
     trie: Annotated[Path | None, "Saved trie to draft from; what it learns is added to it."] = None,
@@ -46,7 +46,7 @@ def chat(
     running.check()
     from draftree.chat import Chat  # torch takes seconds, and a refusal none
 
-    target, tokenizer = where.load(model)
+    target, tokenizer = where.load(chosen_model(model, embedded=drafting.of_embedded))
     running.prepare(target)
     made = drafting.for_engine(target, tokenizer, trie)["drafter"]
     dialogue = Chat(

@@ -57,6 +57,15 @@ class Drafting:
         """The drafter's."""
         return "lookahead" if self.drafter is None else self.drafter
 
+    @property
+    def of_embedded(self) -> bool:
+        """Whether a name stands for something that was trained for the embedded model."""
+        from draftree.by_name import SMALL_ONES
+        from draftree.drafter_names import TRAINED, names_in
+
+        trained = any(part in TRAINED for part in names_in(self.name))
+        return trained or self.early_head == "demo" or self.bild in SMALL_ONES
+
     def check(self, trie: Path | None, nodes: int | None = None) -> None:
         """Raise a ValueError for no such drafter, and for options (--trie and --nodes among them) without effect."""
         from draftree.by_name import check_drafter

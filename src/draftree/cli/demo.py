@@ -1,4 +1,4 @@
-"""`draftree demo`: the embedded model answers seven kinds of prompt, plainly and with drafting, side by side."""
+"""`draftree demo`: a model answers questions plainly and with drafting, side by side, and the answers are compared."""
 
 from __future__ import annotations
 
@@ -8,39 +8,50 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.options import DRAFTER, complete_drafter
+from draftree.cli.options import DRAFTER, RealModel, complete_drafter, grouped
+from draftree.cli.where import Where, chosen_model
 
 WARM_PER_SET = 12
 
 
+@grouped
 def demo(
+    *,
+    model: RealModel = None,
+    where: Where,
     drafter: Annotated[str, typer.Option(help=DRAFTER, autocompletion=complete_drafter)] = "lookahead",
     max_new_tokens: Annotated[int, typer.Option(min=1, max=1024, help="Most tokens of an answer.")] = 96,
-    cold: Annotated[bool, typer.Option("--cold", help="Start with an empty trie.")] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="Embedded model: start with an empty trie.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
-    """Show what drafting does on the embedded model, and prove that it changes no token."""
+    """Show what drafting does on MODEL, and prove that it changes no token."""
     from draftree.by_name import check_drafter, make_drafter
+    from draftree.drafter_names import TRAINED, names_in
 
     check_drafter(drafter)
-    from draftree import __version__, demo_model  # torch takes seconds, and a refusal none
+    where.check()
+    from draftree import __version__  # torch takes seconds, and a refusal none
     from draftree.cli.demo_view import View
-    from draftree.models import encode_prompt
     from draftree.quiet import Quiet
-    from draftree.showcase import KINDS, Scene, Showcase, figures
+    from draftree.runner import pack_own
+    from draftree.showcase import KINDS, QUESTIONS, Scene, Showcase, embedded_questions, figures
 
     begin = time.perf_counter()
     quiet = Quiet()
-    fewer = quiet.choose_threads()
-    model, tokenizer = demo_model()
-    chosen = make_drafter(drafter, tokenizer, model)
-    showcase = Showcase(model, lambda text: encode_prompt(tokenizer, text), chosen, max_new_tokens)
+    fewer = quiet.choose_threads() if where.threads is None else None
+    name = chosen_model(model, embedded=any(part in TRAINED for part in names_in(drafter)))
+    loaded, tokenizer = where.load(name)
+    parameters = loaded.num_parameters()  # packed weights are not counted
+    pack_own(loaded, "auto")
+    chosen = make_drafter(drafter, tokenizer, loaded)
+    showcase = Showcase(loaded, tokenizer, chosen, max_new_tokens)
+    questions = embedded_questions() if name is None else QUESTIONS
     view = View(tokenizer, drafter, quiet=as_json)
-    view.opening(model, fewer)
-    if drafter == "lookahead" and not cold:
+    view.opening(parameters, len(questions), fewer)
+    if name is None and drafter == "lookahead" and not cold:
         view.warming(showcase.warm(WARM_PER_SET), WARM_PER_SET * len(KINDS))
     scenes: list[Scene] = []
-    for scene in showcase.run(view.watch, view.begin):
+    for scene in showcase.run(questions, view.watch, view.begin):
         scenes.append(scene)
         quiet.look()
         view.finish(scene)
@@ -48,13 +59,14 @@ def demo(
     calm = trouble is None
     total = figures("total", scenes, quiet=calm)
     if as_json:
-        shown = {"version": __version__, "drafter": drafter, "cold": cold}
+        shown = {"version": __version__, "model": name or "embedded", "drafter": drafter, "cold": cold}
         shown |= {"prompts": [scene.as_dict(quiet=calm) for scene in scenes], "total": total}
         print(json.dumps(shown | {"quiet": calm, "trouble": trouble, "seconds": seconds}, ensure_ascii=False))
     else:
-        view.closing([figures(scene.kind, [scene], quiet=calm) for scene in scenes], total, seconds, trouble)
+        rows = [figures(scene.question.kind, [scene], quiet=calm) for scene in scenes]
+        view.closing(rows, total, seconds, trouble)
     if not total["equal"]:
         for scene in scenes:
-            for way, where in scene.parted.items():
-                typer.echo(f"{scene.kind}: the {way} answer {where}", err=True)
+            for way, difference in scene.differences.items():
+                typer.echo(f"{scene.question.kind}: the {way} answer {difference}", err=True)
         raise typer.Exit(1)

@@ -17,7 +17,7 @@ from rich.text import Text
 from draftree.cli.colours import ColouredText, legend, source_style
 from draftree.cli.screen import PIPED_WIDTH, bar_columns
 from draftree.engine import Request
-from draftree.showcase import KINDS, Scene, figures
+from draftree.showcase import Question, Scene, figures
 
 REFRESH = 1 / 15  # seconds between pictures; each costs the run nothing but its own time
 WIDEST = 120
@@ -40,16 +40,10 @@ class View:
         self._shown: dict[str, int] = {}
         self._drawn = 0.0
 
-    def opening(self, model: Any, fewer: str | None) -> None:
+    def opening(self, parameters: int, questions: int, fewer: str | None) -> None:
         """Say what is about to run, and why with fewer threads, if so."""
-        size = sum(p.numel() for p in model.parameters()) / 1e6
-        self.console.print(
-            Text.assemble(
-                ("draftree demo", "bold"),
-                f": the embedded {size:.0f}M-parameter model answers {len(KINDS)} kinds of prompt, plainly and "
-                f"with drafter {self._drafter}.",
-            )
-        )
+        said = f": a model of {parameters / 1e6:.0f}M parameters answers {questions} questions, plainly and with "
+        self.console.print(Text.assemble(("draftree demo", "bold"), f"{said}drafter {self._drafter}."))
         if fewer is not None:
             self.console.print(fewer, style="yellow")
         if self.console.is_terminal:
@@ -65,9 +59,9 @@ class View:
         seconds = time.perf_counter() - begin
         self.console.print(f"The trie has seen the answers to {total} other prompts of these kinds ({seconds:.1f} s).")
 
-    def begin(self, kind: str) -> None:
+    def begin(self, question: Question) -> None:
         """Make room for a scene."""
-        self._kind, self._texts = kind, {way: ColouredText(self._tokenizer) for way in ("plain", "drafted")}
+        self._kind, self._texts = question.kind, {way: ColouredText(self._tokenizer) for way in ("plain", "drafted")}
         self._shown = dict.fromkeys(self._texts, 0)
         if self._draws:
             self._live = Live(console=self.console, auto_refresh=False, transient=True)
@@ -89,12 +83,12 @@ class View:
         if self._live is not None:
             self._live.stop()
             self._live = None
-        row = figures(scene.kind, [scene])
+        row = figures(scene.question.kind, [scene])
         if self.console.is_terminal:
             self.console.print()
-            self.console.print(self._picture(scene.kind, scene.prompt.text, row))
+            self.console.print(self._picture(scene.question.kind, scene.question.text, row))
             return
-        self.console.print(f"\n{scene.kind}: {_shortened(scene.prompt.text, 300)}", markup=False)
+        self.console.print(f"\n{scene.question.kind}: {_shortened(scene.question.text, 300)}", markup=False)
         self.console.print(f"> {self._texts['drafted'].text.plain.strip()}", markup=False)
         self.console.print(
             f"{row['tokens']} tokens; plain {row['plain_tokens_per_second']:.0f} tok/s, {self._drafter} "
@@ -134,9 +128,11 @@ class View:
         )
         self.console.print(verdict)
         self.console.print(
-            'Next: draftree generate --stats "Write a shell command using git: Undo the last commit."', markup=False
+            'Next: draftree generate --stats "Write a haiku about the sea."   (one answer, with statistics)',
+            markup=False,
         )
-        self.console.print("      draftree bench quick     (all methods, 13 sets, with intervals and a plot)")
+        self.console.print("      draftree chat              (a dialogue)")
+        self.console.print("      draftree bench quick       (all methods on the embedded model, with intervals)")
 
 
 def speed_table(rows: list[dict[str, Any]], total: dict[str, Any], drafter: str) -> Table:
@@ -146,7 +142,8 @@ def speed_table(rows: list[dict[str, Any]], total: dict[str, Any], drafter: str)
         return "-" if value is None else f"{value:.2f}{unit}"
 
     def speed(row: dict[str, Any], way: str) -> str:
-        return f"{row[f'{way}_tokens_per_second']:.0f}"
+        found = row[f"{way}_tokens_per_second"]
+        return "-" if found is None else f"{found:.0f}"
 
     def cells(row: dict[str, Any]) -> dict[str, str | Text]:
         gain = row["speed_up"]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from draftree.cli.decoding import Asking, Constraint, Drafting, Running, ask, read_prompt
-from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
-from draftree.cli.where import Where
+from draftree.cli.options import MaxNewTokens, RealModel, check_file, grouped
+from draftree.cli.where import Where, chosen_model
 
 if TYPE_CHECKING:
     from draftree.engine import Engine, Request
@@ -41,7 +41,7 @@ def generate(
     slots: Annotated[
         int | None, typer.Option(min=1, help="With --prompts: answers at a time.", show_default="8")
     ] = None,
-    model: Model = None,
+    model: RealModel = None,
     where: Where,
     drafting: Drafting,
     trie: Annotated[Path | None, "Saved trie to draft from; the answer is added to it."] = None,
@@ -78,7 +78,7 @@ def generate(
     from draftree.engine.engine import Engine  # torch takes seconds, and a refusal none
     from draftree.grammar import GrammarError
 
-    target, tokenizer = where.load(model)
+    target, tokenizer = where.load(chosen_model(model, embedded=drafting.of_embedded))
     running.prepare(target)
     parts = drafting.for_engine(target, tokenizer, trie)
     engine = Engine(target, **parts, slots=min(slots or 8, len(texts)), runner=running.name, strict=running.strict)

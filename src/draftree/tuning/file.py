@@ -20,7 +20,7 @@ from draftree.drafter_names import TRAINED
 from draftree.drafting import Drafter, Lookahead, Merge, PromptLookup
 from draftree.drafting.folder import demo_drafter, model_hash, trained_drafter
 from draftree.errors import LARGEST, brief
-from draftree.files import is_whole, parse_json, replacing, write_json
+from draftree.files import is_whole, read_json, replacing, write_json
 from draftree.runner import inspect_model
 from draftree.runner.step_cost import chip_name
 from draftree.shaping import DynamicTree, Fixed, Shape
@@ -220,7 +220,7 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"There is no tuned choice {str(path)!r}: give a file that draftree tune wrote.")
     try:
-        entries: dict[str, Any] = parse_json(path.read_bytes())
+        entries: dict[str, Any] = read_json(path)
         found = entries["format"]
         if found == FORMAT:
             return _checked(entries)

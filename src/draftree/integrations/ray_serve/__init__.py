@@ -16,7 +16,7 @@ from typing import Any
 
 from draftree.by_name import check_drafter, make_drafter
 from draftree.errors import install
-from draftree.models import Placement
+from draftree.placement import Placement
 from draftree.serve.launch import Launch
 from draftree.serve.settings import ServerSettings, keys_of
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftree.models import free_bytes
+from draftree.placement import free_bytes
 from draftree.runner.weights.packed import PackedLinear, weight_bytes
 
 COPY_LIMIT = 1024**3  # bytes of weights that may always be copied

@@ -1,0 +1,85 @@
+"""Writes tiny GGUF files for tests: a llama of the zoo with the embedded model's tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from gguf.quants import quantize
+
+NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def write_gguf(path: Path, model: Any, tokenizer: Any, kind: str = "F32") -> None:
+    """Write a llama model; matrices in blocks of `kind`, such as Q4_1, where their rows are multiples of a block."""
+    config = model.config
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(config.hidden_size // heads)
+    writer.add_vocab_size(config.vocab_size)
+    _add_tokenizer(writer, tokenizer)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if "q_proj" in name or "k_proj" in name:
+            tensor = _interleaved(tensor, heads if "q_proj" in name else kv_heads)
+        block = kind if tensor.dim() == 2 and tensor.shape[1] % 32 == 0 else "F32"
+        form = gguf.GGMLQuantizationType[block]
+        writer.add_tensor(_name(name), quantize(tensor.numpy(), form), raw_dtype=form)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _name(name: str) -> str:
+    if name in NAMES:
+        return NAMES[name]
+    _, _, layer, part = name.split(".", 3)
+    return f"blk.{layer}.{NAMES[part.removesuffix('.weight')]}.weight"
+
+
+def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows of a head as llama files have them: the two halves of the rotary pairs take turns."""
+    half = weight.shape[0] // heads // 2
+    return weight.reshape(heads, 2, half, -1).swapaxes(1, 2).reshape(weight.shape).contiguous()
+
+
+def _add_tokenizer(writer: Any, tokenizer: Any) -> None:
+    bpe = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(
+        [gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL for i in range(len(tokens))]
+    )
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in bpe["merges"]])
+    writer.add_bos_token_id(tokenizer.bos_token_id)
+    writer.add_eos_token_id(tokenizer.eos_token_id)
+    writer.add_pad_token_id(tokenizer.pad_token_id)
+    writer.add_chat_template(tokenizer.chat_template)

