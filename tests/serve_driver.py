@@ -15,7 +15,7 @@ import draftree
 from draftree.engine import Engine
 from draftree.serve.app import create_app
 from draftree.serve.settings import ServerSettings
-from draftree.serve.stopping import GracefulServer
+from draftree.serve.uvicorn_server import GracefulServer
 
 MESSAGES: Any = [{"role": "user", "content": "Tell me about the sea."}]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 from serve_driver import Running
 
-from draftree.serve.stopping import GRACE, SENDING
+from draftree.serve.uvicorn_server import GRACE, SENDING
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 

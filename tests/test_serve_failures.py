@@ -31,7 +31,8 @@ from draftree.serve.delivery import Answers
 from draftree.serve.errors import FullError, StoppingError
 from draftree.serve.parts import Part
 from draftree.serve.scoring import Scoring
-from draftree.serve.stopping import GracefulServer
+from draftree.serve.settings import ServerSettings
+from draftree.serve.uvicorn_server import GracefulServer
 
 PLAIN = "/v1/completions"
 SECRET = "what the client has said"
@@ -246,7 +247,8 @@ def test_a_tokenizer_that_fails_ends_its_request_alone(server: Running, monkeypa
 def test_whoever_is_cut_off_is_told_why(alive: bool, status: int) -> None:
     """An ASGI server cancels a request when its client has gone, or when it stops and waits no longer."""
     sent: list[Any] = []
-    server: Any = SimpleNamespace(worker=SimpleNamespace(alive=alive), metrics=SimpleNamespace(responded=sent.append))
+    metrics = SimpleNamespace(responded=sent.append)
+    server: Any = SimpleNamespace(worker=SimpleNamespace(alive=alive), metrics=metrics, settings=ServerSettings())
 
     async def endless(*way: Any) -> None:
         await asyncio.sleep(60)

@@ -270,12 +270,21 @@ def encode_prompt(
     return ids
 
 
-def encode_messages(tokenizer: Any, messages: Sequence[dict[str, Any]], **options: Any) -> list[int]:
-    """Token ids of a chat, through the tokenizer's template, which gets `options` as well.
+def encode_messages(
+    tokenizer: Any, messages: Sequence[dict[str, Any]], check: Callable[[str], None] = lambda text: None, **options: Any
+) -> list[int]:
+    """Return the token ids of a chat, through the tokenizer's template.
+
+    Args:
+        tokenizer: Hugging Face's, with a chat template.
+        messages: of the chat.
+        check: gets the text that the template makes before it is tokenised, and may raise.
+        options: for the template, such as `tools`.
 
     Raises:
-        Exception: whatever the template raises where it does not take these messages.
+        Exception: whatever the template raises where it does not take these messages, or `check`.
     """
     text = tokenizer.apply_chat_template(messages, tokenize=False, **{"add_generation_prompt": True, **options})
+    check(text)
     ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
     return ids

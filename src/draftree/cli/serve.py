@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from draftree.cli.decoding import Drafting, Running
 from draftree.cli.options import RealModel, grouped
 from draftree.cli.where import Where, chosen_model
 from draftree.errors import install
-from draftree.serve.settings import KEYS, keys_of
+from draftree.serve.settings import KEYS, LOCAL_HOSTS, keys_of
 
 if TYPE_CHECKING:
     from draftree.engine.engine import Engine
@@ -55,6 +56,13 @@ def serve(
         list[str] | None,
         typer.Option(help=f"Key that lets a client in; may be given again. Better in {KEYS}, joined by commas."),
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Host that requests may name; may be given again. Others get status 421.",
+            show_default="any; localhost where it listens for this machine alone and has no key",
+        ),
+    ] = None,
     share: Annotated[bool, "Let all keys share what drafters learn and what the cache keeps."] = False,
     log_format: Annotated[str, "Log lines for people (text) or for programs (json)."] = "text",
     running: Running,
@@ -77,7 +85,7 @@ def serve(
         from draftree.serve.launch import Launch
         from draftree.serve.logs import FORMATS, start_logging
         from draftree.serve.settings import ServerSettings
-        from draftree.serve.stopping import GracefulServer
+        from draftree.serve.uvicorn_server import GracefulServer
     except ImportError as error:
         raise ValueError(MISSING) from error
     running.check()
@@ -86,11 +94,13 @@ def serve(
         raise ValueError(f"There is no log format {log_format!r}: give {' or '.join(FORMATS)}.")
     if log_format == "json" and replicas is not None:
         raise ValueError("Replicas log as Ray Serve does: set RAY_SERVE_LOG_ENCODING=JSON in place of --log-format.")
+    keys = keys_of(api_key or ())
     model = chosen_model(model, embedded=drafting.of_embedded)
     settings = ServerSettings(
         model_name=name or (Path(model).name.removesuffix(".gguf") if model else "draftree-demo"),
         root=model or "",
-        api_keys=keys_of(api_key or ()),
+        api_keys=keys,
+        allowed_hosts=hosts_for(host, allowed_host or (), keys),
         slots=slots,
         queue=queue,
         max_prompt_tokens=max_prompt_tokens,
@@ -117,6 +127,15 @@ def serve(
         report(host, opened.getsockname()[1], settings.model_name, app.state.server.engine)
         quiet: dict[str, Any] = {"log_level": "warning", "log_config": None}  # uvicorn logs as all else does
         GracefulServer(app.state.server.worker, app=app, keep_alive=keep_alive, **quiet).run(sockets=[opened])
+
+
+def hosts_for(host: str, allowed: Sequence[str], keys: Sequence[str]) -> tuple[str, ...]:
+    """Return the hosts that requests may name, none for any; see `ServerSettings.allowed_hosts`.
+
+    A server without keys that listens on a loopback address is meant for this machine alone.
+    """
+    local = host in LOCAL_HOSTS or host.startswith("127.")
+    return (*LOCAL_HOSTS, host, *allowed) if allowed or (local and not keys) else ()
 
 
 def scale_out(launch: Launch, replicas: int, host: str, port: int, **options: Any) -> None:

@@ -63,14 +63,14 @@ def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None =
     async def completions(request: Request) -> Response:
         key = server.key(request)
         body = await server.body(request, Completion)
-        call, parts = await server.read(server.calls.completion, body, key)
+        call, parts = await server.read(request, server.calls.completion, body, key)
         return await server.answer(request, call, parts)
 
     @app.post("/v1/chat/completions", openapi_extra=described(Chat))
     async def chat_completions(request: Request) -> Response:
         key = server.key(request)
         body = await server.body(request, Chat)
-        call, parts = await server.read(server.calls.chat, body, key)
+        call, parts = await server.read(request, server.calls.chat, body, key)
         return await server.answer(request, call, parts)
 
     add_extras(app, server)
@@ -125,6 +125,7 @@ class Watch:
                 raise UnreadError from None
 
         try:
+            self._server.settings.check_host(dict(scope["headers"]).get(b"host", b"").decode("latin-1"))
             await self._app(scope, receive, watched)
         except asyncio.CancelledError:  # by an ASGI server that stops, or that has lost the client
             alive = self._server.worker.alive

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from draftree.engine import Engine
@@ -18,6 +19,11 @@ from draftree.serve.settings import ServerSettings
 from draftree.serve.text import MOST_CHARACTERS
 
 COMPLETION_TOKENS = 16  # the API's own default
+
+
+def longest_token(tokenizer: Any) -> int:
+    """Return the bytes of a tokenizer's longest token, or somewhat more."""
+    return max(len(name.encode("utf-8", "replace")) for name in tokenizer.get_vocab())
 
 
 class CallReader:
@@ -39,6 +45,7 @@ class CallReader:
         self.most_choices = min(settings.most_choices, engine.config.slots + settings.queue)
         limits = [n for n in (settings.max_prompt_tokens, self.target.max_positions) if n is not None]
         self.longest = min(limits) if limits else None
+        self._most_bytes = None if self.longest is None else self.longest * longest_token(tokenizer)
 
     # ---------------------------------------------------------------- completions
 
@@ -67,6 +74,9 @@ class CallReader:
             message = "add_special_tokens says how a text is read, and the prompt is token ids: leave it out."
             raise ApiError(message, "add_special_tokens")
         special = body.add_special_tokens is not False
+        for one in listed:
+            if isinstance(one, str):
+                self.check_bytes(one)
         prompts = [one if isinstance(one, list) else self.encode(one, special=special) for one in listed]
         resumed = body.own.resumed_tokens or 0
         if resumed and (tries > 1 or body.echo or min(map(len, prompts)) <= resumed):
@@ -117,7 +127,7 @@ class CallReader:
             options["add_generation_prompt"] = body.add_generation_prompt
         if tools:
             options["tools"] = tools
-        prompt = chat_prompt(self.tokenizer, body.messages, **options)
+        prompt = chat_prompt(self.tokenizer, body.messages, partial(self.check_bytes, field="messages"), **options)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         prediction = self._prediction(body)
         readers = [MessageReader(self.tokenizer, prompt, tools) for _ in range(body.tries)]
@@ -141,7 +151,9 @@ class CallReader:
                 "merged, or leave prediction out.",
                 "prediction",
             )
-        prediction = self.encode(plain(body.prediction.content), special=False)
+        content = plain(body.prediction.content)
+        self.check_bytes(content, "prediction")
+        prediction = self.encode(content, special=False)
         self.check_length(prediction, "prediction")
         return prediction
 
@@ -205,6 +217,21 @@ class CallReader:
                 code = "context_length_exceeded" if "context" in str(error) else None
                 raise ApiError(str(error).replace("max_new_tokens", length), field, code=code) from None
         return most
+
+    def check_bytes(self, text: str, field: str = "prompt") -> None:
+        """Refuse a text that has more bytes than so many of the longest token, before it is tokenised.
+
+        Raises:
+            ApiError: it does; `field` is what the client gave.
+        """
+        size = len(text.encode("utf-8", "replace"))
+        if self._most_bytes is not None and size > self._most_bytes:
+            raise ApiError(
+                f"The text has {size} bytes, and {self.longest} tokens, which this server reads, have at most "
+                f"{self._most_bytes}: shorten it.",
+                field,
+                code="context_length_exceeded",
+            )
 
     def check_length(self, ids: Sequence[int], field: str) -> None:
         """Refuse a prompt, or a prediction, that is longer than this server reads.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -75,14 +76,17 @@ def add_extras(app: FastAPI, server: Server) -> None:
             if body.add_special_tokens is not None:
                 message = "A chat has the special tokens of its template: leave add_special_tokens out."
                 raise ApiError(message, "add_special_tokens")
-            generation = body.add_generation_prompt is not False
-            ids = await asyncio.to_thread(chat_prompt, tokenizer, body.messages, add_generation_prompt=generation)
+            check, messages = partial(calls.check_bytes, field="messages"), body.messages
+            options = {"add_generation_prompt": body.add_generation_prompt is not False}
+            ids = await server.in_thread(request, lambda: chat_prompt(tokenizer, messages, check, **options))
         else:
             if body.add_generation_prompt is not None:
                 message = "add_generation_prompt belongs to messages: leave it out, or give messages."
                 raise ApiError(message, "add_generation_prompt")
             special = body.add_special_tokens is not False
-            ids = await asyncio.to_thread(calls.encode, body.prompt or "", special=special)
+            text = body.prompt or ""
+            calls.check_bytes(text)
+            ids = await server.in_thread(request, lambda: calls.encode(text, special=special))
         calls.check_length(ids, "prompt" if body.messages is None else "messages")
         limit = server.engine.target.max_positions
         return JSONResponse({"count": len(ids), "max_model_len": limit, "tokens": ids})
@@ -119,4 +123,4 @@ def add_extras(app: FastAPI, server: Server) -> None:
                 drafter.warm(rows, scope)
             return sum(map(len, rows))
 
-        return JSONResponse({"texts": len(body.texts), "tokens": await asyncio.to_thread(learn)})
+        return JSONResponse({"texts": len(body.texts), "tokens": await server.in_thread(request, learn)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,12 +19,15 @@ from draftree.serve.schema import Chat, Message, plain
 REASONING = ("reasoning_content", "thinking")  # what response templates call it
 
 
-def chat_prompt(tokenizer: Any, messages: Sequence[Message], **options: Any) -> list[int]:
-    """Token ids of a chat, through the tokenizer's own template.
+def chat_prompt(
+    tokenizer: Any, messages: Sequence[Message], check: Callable[[str], None] = lambda text: None, **options: Any
+) -> list[int]:
+    """Return the token ids of a chat, through the tokenizer's own template.
 
     Args:
         tokenizer: Hugging Face's.
         messages: of the chat.
+        check: gets the text before it is tokenised, and may raise an ApiError.
         options: what the template gets besides, such as `tools`.
 
     Raises:
@@ -36,7 +39,9 @@ def chat_prompt(tokenizer: Any, messages: Sequence[Message], **options: Any) -> 
     if "developer" not in str(tokenizer.chat_template):  # which leaves out what has a role that it does not know
         given = [one | {"role": "system"} if one["role"] == "developer" else one for one in given]
     try:
-        return encode_messages(tokenizer, given, **options)
+        return encode_messages(tokenizer, given, check, **options)
+    except ApiError:
+        raise
     except Exception as error:  # templates are programs, and raise what they like
         raise ApiError(f"The model's chat template does not take these messages: {error}", "messages") from None
 

@@ -8,13 +8,32 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from draftree.serve.errors import ApiError
+
 SHARING = ("key", "all")
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 KEYS = "DRAFTREE_API_KEYS"  # the environment variable with more API keys, joined by commas
 
 
 def keys_of(given: Iterable[str]) -> tuple[str, ...]:
-    """The API keys that are given, which `ServerSettings` refuses where one is empty, and those of the environment."""
-    return (*given, *(key.strip() for key in os.environ.get(KEYS, "").split(",") if key.strip()))
+    """Return the given API keys, of which `ServerSettings` refuses empty ones, and those of the environment.
+
+    Raises:
+        ValueError: the environment variable is set and holds no key, as where a secret was not filled in.
+    """
+    found = os.environ.get(KEYS)
+    keys = [key.strip() for key in (found or "").split(",") if key.strip()]
+    if found is not None and not keys:
+        raise ValueError(f"{KEYS} is set and holds no key: give it one, or unset it for a server that is open to all.")
+    return (*given, *keys)
+
+
+def host_of(header: str) -> str:
+    """Return the host in a Host header, in small letters and without its port."""
+    header = header.strip().lower()
+    if header.startswith("["):  # an IPv6 address
+        return header[1:].partition("]")[0]
+    return header if header.count(":") > 1 else header.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +53,8 @@ class ServerSettings:
         most_choices: most answers of one request: `n`, `best_of`, and prompts in a list.
         body_bytes: longest body of a request.
         body_seconds: time that a client has to send one.
+        allowed_hosts: hosts that a request may name in its Host header; others get status 421. Empty allows all. A page
+            of another site that has its own name resolve to this machine (DNS rebinding) sends that name.
         timeout: seconds after which an answer ends as it is, with finish_reason "length".
         sharing: "key" lets keys (and the `user`s of one key) share neither what drafters learned nor what the cache
             keeps; "all" shares both among all.
@@ -52,6 +73,7 @@ class ServerSettings:
     most_choices: int = 64
     body_bytes: int = 4 << 20
     body_seconds: float = 30.0
+    allowed_hosts: tuple[str, ...] = ()
     timeout: float = 600.0
     sharing: str = "key"
 
@@ -65,6 +87,7 @@ class ServerSettings:
             raise ValueError(f"timeout is {self.timeout:g}: give seconds over 0.")
         if self.sharing not in SHARING:
             raise ValueError(f"sharing is {self.sharing!r}: give 'key' or 'all'.")
+        object.__setattr__(self, "allowed_hosts", tuple(map(host_of, self.allowed_hosts)))
         object.__setattr__(self, "api_keys", tuple(key.strip() for key in self.api_keys))
         if not all(self.api_keys):
             raise ValueError("An API key is empty: leave it out, or give it at least one character.")
@@ -90,6 +113,19 @@ class ServerSettings:
             if hmac.compare_digest(own, digest):
                 found = own.hex()[:16]
         return found
+
+    def check_host(self, header: str) -> None:
+        """Refuse a request whose Host header names another server.
+
+        Raises:
+            ApiError: it does, with status 421.
+        """
+        if self.allowed_hosts and host_of(header) not in self.allowed_hosts:
+            raise ApiError(
+                f"This server answers for {', '.join(self.allowed_hosts)} and not for {header[:100]!r}: use one of "
+                "these, or start it with --allowed-host.",
+                status=421,
+            )
 
     def scope(self, key: str | None, user: str | None) -> str | None:
         """Within which requests of a key and of a user of it share what is learned; None among all."""
