@@ -287,6 +287,14 @@ def test_strict_is_refused_where_attention_cannot_be_reached() -> None:
     Engine(build("bloom"), strict=True)  # float32 needs none of it
 
 
+def test_strict_is_refused_where_rows_cannot_attend_alone() -> None:
+    """Doge's masks have one row for each key-value head."""
+    settings = MEMBERS["llama"].settings | {"num_key_value_heads": 2}
+    model = construct(replace(MEMBERS["llama"], id="doge", model_type="doge", settings=settings))
+    with pytest.raises(ValueError, match=r"strict=True cannot be kept here, as attention of this 'doge' model"):
+        Engine(model, strict=True)
+
+
 def test_strict_is_refused_where_attention_is_reached_in_empty_caches_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = open_runner(flat("llama"), "hooked")
     reached = runner.run

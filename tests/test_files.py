@@ -295,3 +295,29 @@ def test_nothing_writes_past_the_helper():
             found = [line for line in lines if writes.search(line) and "temporary" not in line and line not in known]
             past += [f"{path.relative_to(ROOT)}: {line}" for line in found]
     assert not past
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "sparse"])
+def test_only_files_of_a_plausible_size_are_read(kind, tmp_path, demo):
+    """A pipe would be waited for, /dev/zero read until memory ends, and so would 20 GB of zeros."""
+    folder = tmp_path / "drafter"
+    folder.mkdir()
+    paths = {name: folder / name for name in ("a.trie", "a.jsonl", "a.json", "draftree_config.json")}
+    for path in paths.values():
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "device":
+            path.symlink_to("/dev/zero")
+        else:
+            with path.open("wb") as file:
+                file.truncate(20 << 30)
+    (folder / "drafter.safetensors").touch()
+    reads = {
+        "a.trie": lambda path: draftree.Lookahead.load(path, demo.tokenizer),
+        "a.jsonl": read_trace,
+        "a.json": lambda path: load_tuned(path, demo.model),
+        "draftree_config.json": lambda path: load_drafter(path.parent, demo.model),
+    }
+    for name, path in paths.items():
+        with pytest.raises(ValueError, match=re.escape(name)):
+            reads[name](path)

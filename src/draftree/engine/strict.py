@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from draftree.drafting import Drafter
+from draftree.errors import brief
 from draftree.runner import Runner, open_runner
 from draftree.runner.plan import PassResult, Plan
 
@@ -81,7 +82,12 @@ def strict_runner(model: Any, choice: str | Runner, runner: Runner, drafter: Dra
 def _trouble(runner: Runner) -> str | None:
     """Why a runner's passes are not to be relied on; None where they are."""
     where = f"{str(runner.target.dtype).removeprefix('torch.')} on {runner.target.device.type}"
-    worst = worst_difference(runner)
+    try:
+        worst = worst_difference(runner)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # such as Doge's, whose masks have one row for each key-value head
+        return f"as attention of this '{runner.target.model_type}' model cannot be taken row by row ({brief(error)})"
     if math.isinf(worst):
         return f"as this '{runner.target.model_type}' model in {where} does not attend by torch's scaled dot product"
     return f"as scores of this model in {where} depend on the other rows of a pass (by {worst:.2g})" if worst else None

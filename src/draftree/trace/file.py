@@ -12,13 +12,14 @@ from typing import Any
 
 from draftree.engine.recorder import Recorder
 from draftree.errors import brief
-from draftree.files import parse_json, replacing
+from draftree.files import open_regular, parse_json, replacing
 from draftree.trace.labels import label, pieces
 from draftree.trace.records import Trace as Trace
 from draftree.trace.records import wrong_record, wrong_whole
 from draftree.version import __version__
 
 FORMAT = 2
+MOST_FIRST = 4096  # bytes of the first line
 KINDS = ("run", "request", "step", "tokens")
 
 
@@ -66,12 +67,13 @@ def read_trace(path: str | Path) -> Trace:
 
     Raises:
         OSError: there is no such file.
-        ValueError: it is no trace, was cut off, or has a format that this version does not know.
+        ValueError: it is not a regular file or no trace, was cut off, or has a format that this version does not know.
     """
     path = Path(path)
-    lines = path.read_bytes().split(b"\n")
-    first = _parsed(path, 1, lines[0])
-    if first.get("kind") != "trace" or "format" not in first:
+    with open_regular(path) as file:
+        first = _parsed(path, 1, file.readline(MOST_FIRST))
+        lines = file.read().split(b"\n") if first.get("kind") == "trace" else []
+    if "format" not in first or first.get("kind") != "trace":
         raise ValueError(f"{path} is no trace: give a file that draftree trace or draftree.write_trace wrote.")
     if first["format"] != FORMAT:
         raise ValueError(
@@ -80,7 +82,7 @@ def read_trace(path: str | Path) -> Trace:
         )
     trace = Trace({}, {}, [], {})
     whole = False
-    for number, line in enumerate(lines[1:], 2):
+    for number, line in enumerate(lines, 2):
         if not line:
             continue
         record = _parsed(path, number, line)

@@ -28,7 +28,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from threading import RLock
 from typing import Any, NamedTuple
 
@@ -170,7 +169,7 @@ class Trie:
 
         ValueError when the file is not a trie, is damaged, of a newer version or of another tokenizer.
         """
-        return _unpacked(Path(path).read_bytes(), tokenizer_fingerprint, backend, path)
+        return _unpacked(trie_file.read(path), tokenizer_fingerprint, backend, path)
 
     def __reduce__(self) -> Any:
         """A copy, also in another process, has options and outputs, and no live requests."""

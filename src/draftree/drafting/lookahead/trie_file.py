@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 from dataclasses import asdict
 from typing import Any
@@ -18,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftree.drafting.lookahead.twins import MAX_COUNT, NO_PARENT, ONE_HIT, Dump, TrieOptions
-from draftree.files import is_whole, parse_json
+from draftree.files import is_whole, open_regular, parse_json
 
 MAGIC = b"DRAFTRIE"
 VERSION = 1
+MOST_HEADER = 64 << 10  # bytes
 _START = struct.Struct("<8sII")
 _DIGEST = hashlib.sha256().digest_size
 _COLUMNS = ("<i4", "<i4", "<u4", "<u4")  # token, parent, count, stamp
@@ -37,6 +39,26 @@ def packed(tokenizer_fingerprint: str, options: TrieOptions, dump: Dump) -> byte
     body = _START.pack(MAGIC, VERSION, len(text)) + text
     body += b"".join(column.astype(dtype).tobytes() for column, dtype in zip(columns, _COLUMNS, strict=True))
     return body + hashlib.sha256(body).digest()
+
+
+def read(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a trie file, or the first bytes of another file, which `unpacked` refuses.
+
+    Raises:
+        ValueError: it is not a regular file.
+        OSError: there is no such file, or it cannot be read.
+    """
+    with open_regular(path) as file:
+        start = file.read(_START.size)
+        if len(start) < _START.size or not start.startswith(MAGIC):
+            return start
+        header = file.read(min(_START.unpack(start)[2], MOST_HEADER))
+        try:
+            nodes = parse_json(header)["nodes"]
+        except (ValueError, TypeError, KeyError):
+            nodes = 0
+        most = nodes * _NODE + _DIGEST + 1 if is_whole(nodes, 0) else 0  # one byte more shows that there are others
+        return start + header + file.read(min(most, os.fstat(file.fileno()).st_size))
 
 
 def unpacked(content: bytes, tokenizer_fingerprint: str, path: object) -> tuple[TrieOptions, Dump]:

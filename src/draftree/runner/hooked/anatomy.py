@@ -23,6 +23,7 @@ from draftree.runner.target import Target
 
 OneRow = Callable[[SlotCache, tuple[int, ...]], PassResult]  # passes one row, and taps these layers
 
+INSTEAD = "use a drafter outside the model, such as draftree.Lookahead(), and no pruner"
 CLOSE = 1e-2  # relative difference, wide enough for 16-bit types
 
 
@@ -126,13 +127,14 @@ def anatomy_of(target: Target, one_row: OneRow) -> Anatomy:
             result = one_row(cache, (len(target.layers),))
     if len(cache.shapes) != 1:
         raise ValueError(
-            f"The layers of this '{target.model_type}' model differ in the shape of their keys and values, so one "
-            "learned drafter cannot serve them all: use a drafter outside the model, such as draftree.Lookahead()."
+            f"The layers of this '{target.model_type}' model differ in the shape of their keys and values, so "
+            f"neither early pruning nor a drafter inside the model can be used with it: {INSTEAD}."
         )
     if cache.numbers != sorted(cache.numbers):  # rows that join or leave between layers are counted by their places
         raise ValueError(
             "The layers of this model do not stand in the order of their numbers: number them anew (layer_idx of each "
-            "layer's attention), or use a drafter outside the model, such as draftree.Lookahead(), and no pruner."
+            "layer's attention), or "
+            f"{INSTEAD}."
         )
     kv_heads, head_dim, value_dim = cache.shapes.pop()
     closing = tuple(module for module, _ in calls if not isinstance(module, nn.Dropout))
@@ -156,8 +158,8 @@ def _finished(anatomy: Anatomy, target: Target, output: Tensor, logits: Tensor) 
     if (anatomy.finish(output) - logits).abs().max() <= CLOSE * logits.abs().max():
         return anatomy
     raise ValueError(
-        f"Cannot follow a '{target.model_type}' model from its head to its logits: use a drafter that reads none, such "
-        "as draftree.Lookahead(), and please report this architecture."
+        f"Cannot follow a '{target.model_type}' model from its head to its logits, as early pruning and drafters "
+        f"inside the model need: {INSTEAD}; and please report this architecture."
     )
 
 
@@ -172,6 +174,6 @@ def _scale(closing: tuple[nn.Module, ...], last: Tensor, read: Tensor | None, fa
         if (scale * ours - theirs).abs().max() <= CLOSE * theirs.abs().max():
             return 1.0 if abs(scale - 1) < CLOSE else scale
     raise ValueError(
-        f"Cannot follow a '{family}' model from its last layer to its head: use a drafter that needs no heads, such "
-        "as draftree.Lookahead(), and please report this architecture."
+        f"Cannot follow a '{family}' model from its last layer to its head, as early pruning and drafters inside "
+        f"the model need: {INSTEAD}; and please report this architecture."
     )
