@@ -23,7 +23,7 @@ export PYTHONPATH :=
 INSTALL_INPUTS := pyproject.toml hatch_build.py $(shell find src -name '*.[ch]')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all test-clients test-ray test-8bit test-vllm lint format bench bench-peers results docs dist clean
+.PHONY: help demo serve test test-all test-clients test-ray test-8bit test-vllm test-extras lint format bench bench-peers results docs dist clean
 
 help:
 	@echo 'make demo      SmolLM2-135M-Instruct answers, plainly and with drafting side by side'
@@ -34,6 +34,7 @@ help:
 	@echo 'make test-ray  replicas and training data on Ray'
 	@echo 'make test-8bit  models with weights of 8 bits by torchao, Quanto and bitsandbytes'
 	@echo 'make test-vllm  the proposer inside the CPU build of vLLM, and the server under its benchmark'
+	@echo 'make test-extras  each extra in a fresh environment, and the commands that it is for'
 	@echo 'make lint      ruff and mypy, no changes'
 	@echo 'make format    let ruff rewrite the sources'
 	@echo 'make bench     the comparison of all methods'
@@ -149,6 +150,10 @@ dist:
 	mkdir build/elsewhere
 	cd build/elsewhere && ../fresh/bin/draftree demo
 	ls dist
+
+# Minutes for each: python tests/extras.py 'torch==2.13.0' bench runs one alone.
+test-extras:
+	$(PYTHON) tests/extras.py '$(TORCH)'
 
 # Wants other versions than the tests, and brings packages linked with CUDA that it does not need.
 .venv-vllm/.made: $(VENV)/.torch
