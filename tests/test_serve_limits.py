@@ -144,3 +144,23 @@ def test_which_hosts_are_allowed() -> None:
     assert "a.example" in hosts_for("0.0.0.0", ["a.example"], ("key",))
     assert ServerSettings().allowed_hosts == ()
     assert host_of("[::1]") == host_of("[::1]:80") == host_of("::1") == "::1"
+
+
+def test_the_description_names_what_requests_are_refused_with(server: Running) -> None:
+    paths = server.http.get("/openapi.json").json()["paths"]
+
+    def told(method: str, path: str) -> set[int]:
+        return {int(status) for status in paths[path][method]["responses"]}
+
+    answers = [told("post", path) for path in ("/v1/completions", "/v1/chat/completions", "/v1/corpus", "/tokenize")]
+    assert all({200, 400, 401, 404, 413, 429, 503} <= found for found in answers)
+    assert {200, 401} <= told("get", "/v1/models") & told("get", "/metrics")
+    assert {200, 401, 404} <= told("get", "/v1/models/{name}")
+    assert {200, 503} <= told("get", "/health")
+    assert not any(422 in told(method, path) for path, methods in paths.items() for method in methods)
+    assert "text/event-stream" in paths["/v1/completions"]["post"]["responses"]["200"]["content"]
+    kind = server.http.get("/metrics").headers["content-type"].partition(";")[0]
+    assert list(paths["/metrics"]["get"]["responses"]["200"]["content"]) == [kind]
+    for path, body in (("/v1/completions", {"prompt": 1}), ("/v1/completions", {"prompt": "a", "model": "no"})):
+        refused = server.post(path, **body)
+        assert refused.status_code in told("post", path)
