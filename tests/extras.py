@@ -38,7 +38,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     ],
     "serve": [SERVE],
     "train": [
-        ["train", "data", "--prompts", "prompts.jsonl", *SHORT, "--out", "data"],
+        ["train", "data", "prompts.jsonl", *SHORT, "--out", "data"],
         ["train", "medusa", "--data", "data", "--steps", "2", "--out", "medusa"],
         ["generate", *SHORT, "--drafter", "medusa", PROMPT],
     ],
