@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import torch
 from gguf.quants import quantize
+from numpy.typing import NDArray
 
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -26,8 +28,25 @@ NAMES = {
 }
 
 
+def random_blocks(kind: str, outputs: int, inputs: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Blocks of a format with any numbers in them and scales that fit them: uint8 [outputs, bytes of a row]."""
+    rng = np.random.default_rng((seed, outputs, inputs))
+    inside, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    rows = rng.integers(0, 256, (outputs, inputs // inside, size), dtype=np.uint8)
+    most = {"Q8_0": 128, "Q6_K": 32 * 128, "Q4_K": 15 * 63, "Q5_K": 31 * 63}.get(kind, 16)
+    scales = rng.uniform(0.5, 2, (2, *rows.shape[:2])) / (most * np.sqrt(inputs) / 2)
+    scale, minimum = scales.astype(np.float16)[..., None].view(np.uint8)
+    if kind == "Q6_K":
+        rows[..., 208:210] = scale
+    else:
+        rows[..., :2] = scale
+    if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
+        rows[..., 2:4] = minimum
+    return rows.reshape(outputs, -1)
+
+
 def write_gguf(path: Path, model: Any, tokenizer: Any, kind: str = "F32") -> None:
-    """Write a llama model; matrices in blocks of `kind`, such as Q4_1, where their rows are multiples of a block."""
+    """Write a llama model; matrices in blocks of `kind`, such as Q4_1. Those of K-quants are random ones."""
     config = model.config
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     writer = gguf.GGUFWriter(path, "llama")
@@ -47,9 +66,10 @@ def write_gguf(path: Path, model: Any, tokenizer: Any, kind: str = "F32") -> Non
             continue
         if "q_proj" in name or "k_proj" in name:
             tensor = _interleaved(tensor, heads if "q_proj" in name else kv_heads)
-        block = kind if tensor.dim() == 2 and tensor.shape[1] % 32 == 0 else "F32"
-        form = gguf.GGMLQuantizationType[block]
-        writer.add_tensor(_name(name), quantize(tensor.numpy(), form), raw_dtype=form)
+        whole = tensor.dim() == 2 and tensor.shape[1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0] == 0
+        form = gguf.GGMLQuantizationType[kind if whole else "F32"]
+        rows = random_blocks(kind, *tensor.shape) if kind.endswith("_K") and tensor.dim() == 2 else None
+        writer.add_tensor(_name(name), quantize(tensor.numpy(), form) if rows is None else rows, raw_dtype=form)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import draftree
-from draftree import models, placement
+from draftree import checkpoints, models, placement
 from draftree.cli import app
 from draftree.drafting import Medusa
 from draftree.drafting.folder import base_of, load_drafter, model_hash
@@ -200,7 +200,7 @@ class Hub:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> None:
         self.answers, self.asked = list(answers), 0
         monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", self.ask)
-        monkeypatch.setattr(models.time, "sleep", lambda seconds: None)
+        monkeypatch.setattr(checkpoints.time, "sleep", lambda seconds: None)
 
     def ask(self, url: str) -> Any:
         assert url.endswith("/config.json")
@@ -250,7 +250,7 @@ def test_without_a_network_the_cache_is_used(
         (kept / "snapshots" / "1234").mkdir(parents=True)
         (kept / "snapshots" / "1234" / stored_as).write_text("{}")
     Hub(monkeypatch, *[OSError("no network")] * 2)
-    assert models.known_folder("some/model") == str(kept / "snapshots" / "1234")
+    assert checkpoints.known_folder("some/model") == str(kept / "snapshots" / "1234")
     if stored_as == "config.json":
         Hub(monkeypatch, *[OSError("no network")] * 2)
         assert load_model("some/model")[0].num_parameters() > 4_000_000
@@ -269,7 +269,7 @@ def test_without_a_network_the_cache_is_used(
 )
 def test_what_the_hub_may_have_is_loaded_by_hugging_face(monkeypatch: pytest.MonkeyPatch, answers: list[Any]) -> None:
     hub = Hub(monkeypatch, *answers)
-    assert models.known_folder("some/model") == "some/model"
+    assert checkpoints.known_folder("some/model") == "some/model"
     assert hub.asked == len(answers)
 
 

@@ -39,10 +39,10 @@ from benchmarks.harness.measure import measure_parts, of
 from benchmarks.harness.quality import METRICS, check_metric, points, row_statistics
 from draftree.bench.measure import ready
 from draftree.bench.pictures import plain_axis
+from draftree.checkpoints import known_folder
 from draftree.drafting import DraftModel
 from draftree.drafting.folder import demo_drafter, model_hash
 from draftree.drafting.second_model import check_pair
-from draftree.models import known_folder
 from draftree.prompts import Prompt, take_per_set
 from draftree.runner import inspect_model
 from draftree.trace.labels import pieces

@@ -19,10 +19,10 @@ from benchmarks.harness.comparisons import LENGTH, SPEED, Comparison
 from benchmarks.harness.trees import EFFICIENT, STRAIGHTFORWARD, Case, anew, with_depth, with_tree
 from benchmarks.harness.truth import hits_of
 from benchmarks.papers.ways import COLUMNS, HF, QUICK, compared, hf_way, sized
+from draftree.checkpoints import known_folder
 from draftree.drafting import DraftModel, Jacobi, SelfSpeculative
 from draftree.drafting.in_model import InModelDrafter
 from draftree.drafting.second_model import check_pair
-from draftree.models import known_folder
 from draftree.runner import inspect_model
 from draftree.tree.static import best_choices, chain, efficient, full
 

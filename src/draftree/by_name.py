@@ -100,10 +100,10 @@ def make_bild(
     Raises:
         ValueError: no such model, one that does not fit, or a threshold out of range.
     """
+    from draftree.checkpoints import known_folder
     from draftree.drafting import BiLD
     from draftree.drafting.bild import check_options
     from draftree.drafting.folder import demo_drafter
-    from draftree.models import known_folder
     from draftree.runner import inspect_model
 
     given = {"fallback_threshold": fallback_threshold, "rollback_threshold": rollback_threshold}

@@ -34,6 +34,12 @@ class Placement:
     device_map: str | None = None
     quantize: str | None = None
 
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether the weights of a GGUF file can stay in their blocks there: on the CPU, computed in float32."""
+        device = best_device() if self.device == "auto" else self.device
+        return device == "cpu" and self.device_map is None and self.dtype in ("auto", "float32")
+
     def check(self) -> None:
         """Refuse what cannot be, before a model is loaded.
 

@@ -34,6 +34,7 @@ def demo(
     from draftree.cli.demo_view import View
     from draftree.quiet import Quiet
     from draftree.runner import pack_own
+    from draftree.runner.weights.packed import parameter_count
     from draftree.showcase import KINDS, QUESTIONS, Scene, Showcase, embedded_questions, figures
 
     begin = time.perf_counter()
@@ -41,13 +42,12 @@ def demo(
     fewer = quiet.choose_threads() if where.threads is None else None
     name = chosen_model(model, embedded=any(part in TRAINED for part in names_in(drafter)))
     loaded, tokenizer = where.load(name)
-    parameters = loaded.num_parameters()  # packed weights are not counted
     pack_own(loaded, "auto")
     chosen = make_drafter(drafter, tokenizer, loaded)
     showcase = Showcase(loaded, tokenizer, chosen, max_new_tokens)
     questions = embedded_questions() if name is None else QUESTIONS
     view = View(tokenizer, drafter, quiet=as_json)
-    view.opening(parameters, len(questions), fewer)
+    view.opening(parameter_count(loaded), len(questions), fewer)
     if name is None and drafter == "lookahead" and not cold:
         view.warming(showcase.warm(WARM_PER_SET), WARM_PER_SET * len(KINDS))
     scenes: list[Scene] = []

@@ -40,9 +40,9 @@ def align(
     """Fine-tune a small model on a large one's greedy outputs (BiLD); the result is a stock Hugging Face model."""
     run.begin(out, "align")
     where.check()
+    from draftree.checkpoints import known_folder
     from draftree.cli.screen import DataBar, line_console
     from draftree.drafting import DraftModel
-    from draftree.models import known_folder
     from draftree.training.align import align_on_inputs
     from draftree.training.answers import AnswerOptions
 

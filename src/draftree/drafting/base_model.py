@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from draftree.runner.target import inspect_model
-from draftree.runner.weights.checksum import tensors_checksum
+from draftree.runner.weights.blocks import PackedEmbedding
+from draftree.runner.weights.checksum import span_of, tensors_checksum
 from draftree.runner.weights.packed import PackedLinear
 
 
@@ -37,7 +38,11 @@ def model_hash(model: Any) -> str:
     Raises:
         ValueError: weights that are not in memory.
     """
-    packed = {f"{name}.weight": m for name, m in model.named_modules() if isinstance(m, PackedLinear)}
+    packed: dict[str, Any] = {}
+    for name, module in model.named_modules():  # a tied head counts as its embedding, as among parameters
+        if isinstance(module, PackedLinear | PackedEmbedding):
+            places = {span_of(other.panels) for other in packed.values()}
+            packed |= {} if span_of(module.panels) in places else {f"{name}.weight": module}
     named = [(name, part) for name, parameter in model.named_parameters() for part in _parts(parameter)]
     parameters = sorted([*named, *((name, m.panels) for name, m in packed.items())], key=lambda pair: pair[0])
     if any(parameter.is_meta for _, parameter in parameters):

@@ -18,10 +18,11 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from draftree.checkpoints import pretrained
 from draftree.drafting.base import ByRequest, Context, Drafter
 from draftree.drafting.small_model import SmallModel
-from draftree.models import pretrained
 from draftree.runner import Target, open_runner
+from draftree.runner.weights.packed import parameter_count
 from draftree.tree import TokenTree
 
 
@@ -170,12 +171,8 @@ def check_pair(small: Target, large: Target, padding: float = 0.0) -> None:
 
 def warn_of_size(small: Target, large: Target, stacklevel: int = 3) -> None:
     """Warn of a small model that is no smaller than the large one; `stacklevel` as of `warnings.warn`."""
-    if _size(small.model) >= _size(large.model):
+    if parameter_count(small.model) >= parameter_count(large.model):
         warnings.warn(
             "The small model is no smaller than the large one, so drafting with it saves no time.",
             stacklevel=stacklevel,
         )
-
-
-def _size(model: Any) -> int:
-    return sum(p.numel() for p in model.parameters())

@@ -155,7 +155,7 @@ INLINE void product_tiles(const Product *t, int64_t first, int64_t last, int kin
                 multiply_beside(&some, kind);
             if (kind == BYTE_TILES) join_parts(result, units + row, height, parts, some.wide * LANES, numbers);
             if (kind == FLOAT_TILES) join_floats(result, height, some.wide * LANES, numbers);
-            put_tile(m, kind == TILES ? result : numbers, panel, height, some.wide, t->add, t->out + row * m->outputs);
+            put_tile(m, kind == TILES ? result : numbers, panel, height, some.wide, t->add, t->out + row * m->stride);
             row += height, some.ahead = 0;
         }
     }

@@ -134,7 +134,8 @@ typedef void (*Share)(const void *task, int64_t first, int64_t last); /* panels 
 /* The functions for one kind of processor. */
 typedef struct {
     Share laying, product, gating, attending, attending_t5, checksum;
-    Share in_pairs, in_bytes, in_halves, in_parts; /* as laying, for DOTS, BYTES, TILES and FLOAT_TILES, BYTE_TILES; or NULL */
+    /* As laying, for DOTS, BYTES, TILES and FLOAT_TILES, BYTE_TILES, BLOCKS; or NULL. */
+    Share in_pairs, in_bytes, in_halves, in_parts, in_blocks;
     int64_t most; /* rows of a tile */
     void (*norm)(const float *, const float *, float, int64_t, int64_t, int, int, float *);
     void (*rotate)(const Layer *, const Pass *, const float *, float *, float *, float *);

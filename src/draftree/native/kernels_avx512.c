@@ -24,6 +24,7 @@ __attribute__((target(AVX512))) static void in_pairs_dots(const void *task, int6
 __attribute__((target("avx512bw," AVX512))) static void in_bytes_dots(const void *task, int64_t first, int64_t last) {
     lay_bytes(task, first, last, MOST_ROWS(LANES) / ((const Laying *)task)->parts, BYTES);
 }
+#include "block_dots.h"
 #if HAS_AMX
 __attribute__((target(AVX512))) static void halves_amx(const void *task, int64_t first, int64_t last) {
     product_tiles(task, first, last, TILES);
@@ -50,6 +51,7 @@ static void product_any(const void *task, int64_t first, int64_t last) {
     switch (((const Product *)task)->kind) {
     case DOTS: product = pairs_dots; break;
     case BYTES: product = bytes_dots; break;
+    case BLOCKS: product = blocks_dots; break;
 #if HAS_AMX
     case TILES: product = halves_amx; break;
     case FLOAT_TILES: product = floats_amx; break;
@@ -64,7 +66,7 @@ Kernels kernels_avx512(int matrices) {
     Kernels found = all_avx512;
 #if HAS_DOTS
     if (__builtin_cpu_supports("avx512bf16")) found.in_pairs = in_pairs_dots;
-    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw")) found.in_bytes = in_bytes_dots;
+    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw")) found.in_bytes = in_bytes_dots, found.in_blocks = in_blocks_dots;
 #if HAS_AMX
     if (matrices && may_use_tiles()) found.in_halves = in_halves_amx, found.in_parts = in_parts_amx;
 #endif

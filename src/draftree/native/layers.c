@@ -5,7 +5,7 @@
 
 #include "kernels.h"
 
-#define ABI 23 /* raised when a signature changes; draftree.native refuses a library of another number */
+#define ABI 24 /* raised when a signature changes; draftree.native refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define HELD_UP 1000000 /* nanoseconds; a share on several threads that takes so much longer than one thread would has waited */
 #define A_PASS 64 /* shares, about */
@@ -26,6 +26,7 @@ static Kernels kernels; /* of this processor */
 /* How so many rows are laid for a matrix, and multiplied: as its weights are, unless the processor has an instruction for them.
  * Only weights of 8 bits, whose sums are exact, may be multiplied otherwise in a single row, which is faster in vectors. */
 static int kind_of(const Matrix *m, int64_t rows) {
+    if (BLOCKED(m->kind)) return kernels.in_blocks ? BLOCKS : FLOAT32;
     if (m->kind == BFLOAT16 && kernels.in_halves && FITS_TILES(m)) return m->rounds ? TILES : FLOAT_TILES;
     if (m->kind == BFLOAT16 && m->rounds && kernels.in_pairs) return DOTS;
     if (m->kind == INT8 && kernels.in_parts && rows > 1 && FITS_TILES(m) && fits_bytes(m)) return BYTE_TILES;
@@ -97,10 +98,11 @@ void layer_norm(const float *x, const float *weight, float epsilon, int64_t rows
 
 /* x [rows, inputs of m] as its product reads them: as it lies, or in `scratch`, which has room for half as many floats more. */
 static const float *laid(const Matrix *m, int kind, const float *x, int64_t rows, int64_t threads, float *scratch) {
-    if (rows == 1 && kind == m->kind) return x;
+    if (rows == 1 && (kind == m->kind || kind == FLOAT32)) return x;
     Laying t = {x, rows, m->inputs, scratch, parts_of(kind, m->rounds)};
-    int64_t most = kind >= TILES ? TILE_ROWS : kernels.most;
-    Share laying = kind == DOTS         ? kernels.in_pairs
+    int64_t most = kind == BLOCKS ? BLOCK_ROWS : kind >= TILES ? TILE_ROWS : kernels.most;
+    Share laying = kind == BLOCKS       ? kernels.in_blocks
+                   : kind == DOTS       ? kernels.in_pairs
                    : kind == BYTES      ? kernels.in_bytes
                    : kind == BYTE_TILES ? kernels.in_parts
                    : kind >= TILES      ? kernels.in_halves
@@ -109,12 +111,48 @@ static const float *laid(const Matrix *m, int kind, const float *x, int64_t rows
     return scratch;
 }
 
-/* out [rows, outputs] = x [rows, inputs] m, or added to it; scratch: rows * inputs * 3 / 2 floats. */
+/* Panels [first, last) of matrices that lie beside each other. */
+static void product_beside(const void *task, int64_t first, int64_t last) {
+    Product t = *(const Product *)task;
+    for (; t.m; t.out += t.m->outputs, t.m = t.m->beside) {
+        int64_t count = panels_of(t.m);
+        if (first < count && last > 0) kernels.product(&t, first > 0 ? first : 0, last < count ? last : count);
+        first -= count, last -= count;
+    }
+}
+
+/* out [rows, stride of m] = x [rows, inputs] m and what lies beside it, or added to it; scratch: rows * inputs * 3 / 2 floats. */
 void layer_product(const Matrix *m, const float *x, int64_t rows, int64_t threads, int add, float *scratch, float *out) {
     int kind = kind_of(m, rows);
+    int64_t panels = 0;
+    for (const Matrix *each = m; each; each = each->beside) panels += panels_of(each);
     Product t = {m, kind, laid(m, kind, x, rows, threads, scratch), rows, add, out};
-    spread(kernels.product, &t, panels_of(m), threads, rows * m->inputs * m->outputs);
+    spread(m->beside ? product_beside : kernels.product, &t, panels, threads, rows * m->inputs * m->stride);
 }
+
+/* Rows of weights in blocks, [outputs, row_bytes] as a file has them, to panels. */
+void blocks_pack(int64_t kind, const uint8_t *rows, int64_t row_bytes, int64_t inputs, int64_t outputs, uint8_t *panels) {
+    for (int64_t first = 0; first < outputs; first += LANES, panels += panel_bytes((int)kind, inputs)) {
+        int64_t count = outputs - first < LANES ? outputs - first : LANES;
+        pack_panel((int)kind, rows + first * row_bytes, row_bytes, inputs, count, panels);
+    }
+}
+
+/* Weights of `count` outputs as floats, [count, inputs]: of those that `outputs` lists. */
+void blocks_floats(const Matrix *m, const int64_t *outputs, int64_t count, float *out) {
+    int kind = (int)m->kind;
+    float numbers[UNIT * LANES];
+    for (int64_t n = 0; n < count; n++, out += m->inputs) {
+        const uint8_t *panel = (const uint8_t *)m->panels + outputs[n] / LANES * panel_bytes(kind, m->inputs);
+        for (int64_t u = 0; u < m->inputs / UNIT; u++) {
+            expand_any_unit(kind, panel, u, numbers);
+            for (int64_t i = 0; i < UNIT; i++) out[u * UNIT + i] = numbers[i * LANES + outputs[n] % LANES];
+        }
+    }
+}
+
+/* Bytes of a panel of that kind. */
+int64_t blocks_panel(int64_t kind, int64_t inputs) { return panel_bytes((int)kind, inputs); }
 
 /* The first half of an MLP, see Gating; x [rows, inputs], of as many rows as `gated` and then `raised`. */
 static void gate_rows(const Matrix *gate, const Matrix *up, const float *x, int64_t rows, const Pass *p, int gelu, float *gated) {

@@ -38,16 +38,22 @@ typedef float Lanes4 __attribute__((vector_size(16), aligned(4)));
 
 /* Of weights; DOTS: bfloat16 that the processor multiplies in pairs; BYTES: weights of 8 bits that it multiplies in fours;
  * TILES, BYTE_TILES: the same that it multiplies in matrix registers; FLOAT_TILES: bfloat16 so, where results are float32. */
-enum Kind { FLOAT32, BFLOAT16, INT8, FLOAT16, DOTS, BYTES, TILES, FLOAT_TILES, BYTE_TILES };
+enum Kind {
+    FLOAT32, BFLOAT16, INT8, FLOAT16, DOTS, BYTES, TILES, FLOAT_TILES, BYTE_TILES,
+    BLOCKS, /* rows as weights in blocks are multiplied with by dot products of bytes */
+    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K /* weights in blocks, see blocks.h */
+};
 
 /* A matrix in panels, as draftree.runner.weights.packed lays it out. */
-typedef struct {
-    const float *panels; /* words [ceil(outputs / LANES), words_of, LANES], zeros behind the last output */
+typedef struct Matrix {
+    const float *panels; /* words [ceil(outputs / LANES), words_of, LANES], zeros behind the last output; or blocks */
     const float *bias;   /* [outputs] or NULL */
     const float *scales; /* [outputs], by which sums of weights of 8 bits are multiplied, or NULL */
     int64_t inputs, outputs;
     int64_t kind;
     int64_t rounds;      /* whether results are rounded to bfloat16 */
+    int64_t stride;      /* outputs of all matrices that lie beside each other, from row to row of a result */
+    const struct Matrix *beside; /* the next of them, of another kind of blocks; NULL for none */
 } Matrix;
 
 /* Words of four bytes that the weights of one output take: inputs are even in number in 16 bits, and whole fours in 8. */
@@ -80,6 +86,8 @@ INLINE float rounded(float x, int on) { return on ? as_bfloat16(x) : x; }
 #define ADD_DOTS(sum, w, pair)
 #define ADD_BYTES(sum, w, four)
 #endif
+
+#include "blocks.h"
 
 #define VECTOR Lanes16
 #define TILED(name) name##_16
@@ -127,7 +135,7 @@ INLINE void put_tile(const Matrix *m, float *result, int64_t panel, int64_t rows
     int64_t begin = panel * LANES, count = wide * LANES;
     if (m->outputs - begin < count) count = m->outputs - begin;
     for (int64_t r = 0; r < rows; r++, result += wide * LANES) { /* one thing at a time, which compilers put into vectors */
-        float *to = out + r * m->outputs + begin;
+        float *to = out + r * m->stride + begin;
         if (m->scales)
             for (int64_t i = 0; i < count; i++)
                 result[i] = rounded(rounded(result[i], m->rounds) * m->scales[begin + i], m->rounds);
@@ -326,7 +334,7 @@ INLINE void product_panels(const Product *t, int64_t first, int64_t last, int ve
             } else {
                 put_tile(m, result, panel, height, wide, t->add, to);
             }
-            at += count * (kind == DOTS || kind == BYTES ? words : m->inputs), to += height * m->outputs, before += height;
+            at += count * (kind == DOTS || kind == BYTES ? words : m->inputs), to += height * m->stride, before += height;
         }
         panel += wide;
     }
@@ -351,4 +359,38 @@ INLINE int product_expanded(const Product *t, int64_t first, int64_t last, int v
     }
     free(held);
     return 1;
+}
+
+/* Panels [first, last) of a product with weights in blocks, made floats unit by unit for all rows. */
+INLINE void product_units(const Product *t, int64_t first, int64_t last, int vector) {
+    const Matrix *m = t->m;
+    int kind = (int)m->kind;
+    int64_t tiles = tiles_of(t->rows, MOST_ROWS(vector)), bytes = panel_bytes(kind, m->inputs);
+    float few[12 * LANES], numbers[UNIT * LANES], *held = t->rows > 12 ? malloc((size_t)t->rows * LINE) : 0, *sums = held ? held : few;
+    int64_t most = held ? t->rows : 12; /* rows whose sums there is memory for */
+    for (int64_t panel = first; panel < last; panel++) {
+        const uint8_t *own = (const uint8_t *)m->panels + panel * bytes;
+        for (int64_t tile = 0, before = 0; tile < tiles;) {
+            int64_t end = tile, rows = 0;
+            while (end < tiles && rows + height_of(t->rows, tiles, end) <= most) rows += height_of(t->rows, tiles, end++);
+            memset(sums, 0, (size_t)rows * LINE);
+            for (int64_t u = 0; u < m->inputs / UNIT; u++) {
+                expand_any_unit(kind, own, u, numbers);
+                for (int64_t i = tile, row = 0; i < end; i++) {
+                    int64_t height = height_of(t->rows, tiles, i);
+                    const float *x = t->x + (before + row) * m->inputs + u * UNIT * height;
+                    switch (height) {
+#define ADD_UNIT(n) case n: WITH(vector, unit_tile, x, numbers, n, sums + row * LANES); break;
+                        ADD_UNIT(1) ADD_UNIT(2) ADD_UNIT(3) ADD_UNIT(4) ADD_UNIT(5) ADD_UNIT(6)
+                        ADD_UNIT(7) ADD_UNIT(8) ADD_UNIT(9) ADD_UNIT(10) ADD_UNIT(11) ADD_UNIT(12)
+#undef ADD_UNIT
+                    }
+                    row += height;
+                }
+            }
+            put_tile(m, sums, panel, rows, 1, t->add, t->out + before * m->stride);
+            tile = end, before += rows;
+        }
+    }
+    free(held);
 }

@@ -216,6 +216,10 @@ INLINE void t5_attending_share(const T5Attending *t, int64_t first, int64_t last
     target static void product_##name(const void *task, int64_t first, int64_t last) {                            \
         const Product *t = task;                                                                                  \
         int64_t kind = t->kind;                                                                                   \
+        if (BLOCKED(t->m->kind)) {                                                                                \
+            product_units(t, first, last, vector);                                                                \
+            return;                                                                                               \
+        }                                                                                                         \
         if (tiles_of(t->rows, MOST_ROWS(vector)) >= EXPANDED_FROM &&                                              \
             ((kind == BFLOAT16 && product_expanded(t, first, last, vector, BFLOAT16, product_##name)) ||          \
              (kind == FLOAT16 && product_expanded(t, first, last, vector, FLOAT16, product_##name))))             \

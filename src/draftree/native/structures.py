@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, addressof, c_float, c_int32, c_int64, c_void_p
 
 
 class Matrix(Structure):
@@ -10,8 +11,17 @@ class Matrix(Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("panels", "bias", "scales")),
-        *((name, c_int64) for name in ("inputs", "outputs", "kind", "rounds")),
+        *((name, c_int64) for name in ("inputs", "outputs", "kind", "rounds", "stride")),
+        ("beside", c_void_p),
     )
+
+
+def beside(matrices: Sequence[Matrix]) -> Matrix:
+    """Let matrices of blocks with the same inputs be one with the outputs of all; the caller keeps them alive."""
+    outputs = sum(matrix.outputs for matrix in matrices)
+    for matrix, following in zip(matrices, [*matrices[1:], None], strict=True):
+        matrix.stride, matrix.beside = outputs, None if following is None else addressof(following)
+    return matrices[0]
 
 
 class Layer(Structure):

@@ -96,6 +96,18 @@ INLINE void TILED(expand_panels)(const Matrix *m, int64_t panel, int64_t wide, i
     }
 }
 
+/* sums [rows, LANES] += rows' numbers of one unit, [UNIT, rows], times its weights as floats, [UNIT, LANES]. */
+INLINE void TILED(unit_tile)(const float *x, const float *numbers, int rows, float *sums) {
+    VECTOR found[12][PARTS];
+    EACH(r, rows) EACH(q, PARTS) found[r][q] = ((const VECTOR *)(sums + r * LANES))[q];
+    for (int k = 0; k < UNIT; k++, x += rows, numbers += LANES) {
+        VECTOR w[PARTS];
+        EACH(q, PARTS) w[q] = ((const VECTOR *)numbers)[q];
+        EACH(r, rows) EACH(q, PARTS) found[r][q] += x[r] * w[q];
+    }
+    EACH(r, rows) EACH(q, PARTS) ((VECTOR *)(sums + r * LANES))[q] = found[r][q];
+}
+
 /* scores[j] = query . keys[j] for `count` columns at once; count is a constant after inlining. */
 INLINE void TILED(score_tile)(const float *query, const float *keys, int64_t dim, int count, float *scores) {
     VECTOR sums[12][PARTS];

@@ -15,6 +15,7 @@ from packaging.version import Version
 from torch import Tensor, nn
 
 from draftree.runner.layout.kinds import LayerKind
+from draftree.runner.weights.blocks import PackedEmbedding
 from draftree.runner.weights.stock import alteration
 from draftree.runner.weights.users_code import of_packages
 
@@ -247,12 +248,16 @@ def unwrapped(model: Any) -> Any:
 def device_of(model: Any) -> torch.device:
     """Where the input ids of a model go."""
     embedding = model.get_input_embeddings()
+    if isinstance(embedding, PackedEmbedding):
+        return embedding.panels.device
     device = torch.device(getattr(embedding, "weight", next(model.parameters())).device)
     return torch.device(_brought_to(embedding) or device) if device.type == "meta" else device
 
 
 def _table_of(module: Any, *sizes: int) -> Sequence[int]:
     """The shape of a module's weight; `sizes` of one that is made of several, such as a factorised one."""
+    if isinstance(module, PackedEmbedding):
+        return module.num_embeddings, module.embedding_dim
     weight = getattr(module, "weight", None)
     return sizes if weight is None else weight.shape
 

@@ -76,9 +76,9 @@ class CompiledLayer:
             *(min(window or 0, NO_END), parts.scaling, parts.cap or 0.0),
         )
         queries = kv * groups * dim
-        self.scratch = hidden + max(matrices[0].outputs + queries, 2 * matrices[2].outputs)  # floats a row
+        self.scratch = hidden + max(matrices[0].stride + queries, 2 * matrices[2].stride)  # floats a row
         self.widest = max(matrix.inputs for matrix in matrices)
-        self.weights = sum(matrix.inputs * matrix.outputs for matrix in matrices)  # in a row's products
+        self.weights = sum(matrix.inputs * matrix.stride for matrix in matrices)  # in a row's products
 
     def without(self, parts: Omitted) -> CompiledLayer:
         """See `eager.layer.TensorLayer.without`; the weights are shared."""

@@ -18,6 +18,7 @@ from draftree.runner.cpu.runner import TYPES
 from draftree.runner.eager.parts import Parts, products_of
 from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.target import inspect_model
+from draftree.runner.weights.blocks import PackedEmbedding
 from draftree.runner.weights.packed import (
     LANES,
     MUCH,
@@ -97,6 +98,10 @@ def unpack_weights(model: Any) -> None:
                 linear.weight = nn.Parameter(module.weight)
                 linear.register_parameter("bias", module.bias)
                 setattr(parent, name, linear.train(module.training))
+            elif isinstance(module, PackedEmbedding):
+                setattr(parent, name, nn.Embedding.from_pretrained(module.weight, freeze=False))
+    if getattr(model.config, "tie_word_embeddings", False):
+        model.tie_weights()
 
 
 def _replace(parent: nn.Module, linears: Sequence[Any], forget: Callable[[Tensor], None]) -> None:

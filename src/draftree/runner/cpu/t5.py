@@ -26,7 +26,8 @@ from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.target import Target
-from draftree.runner.weights.packed import Packed, has_eight_bits, scratch_for
+from draftree.runner.weights.packed import Packed, scratch_for
+from draftree.runner.weights.torchao import has_eight_bits
 
 FAMILIES = ("t5", "mt5")  # umT5 has a bias in every layer
 ACTIVATIONS = (("relu", False), ("gelu_new", True))  # with a gate or without

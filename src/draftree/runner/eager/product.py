@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftree.placement import free_bytes
-from draftree.runner.weights.packed import PackedLinear, weight_bytes
+from draftree.runner.weights.packed import PackedLinear
+from draftree.runner.weights.torchao import weight_bytes
 
 COPY_LIMIT = 1024**3  # bytes of weights that may always be copied
 SHARE = 0.25  # of the free memory, which a copy that is much faster may take beyond that

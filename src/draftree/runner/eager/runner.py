@@ -28,7 +28,8 @@ from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.target import Target
 from draftree.runner.weights.checksum import span_of
-from draftree.runner.weights.packed import PackedLinear, has_eight_bits, linear_bytes, packed
+from draftree.runner.weights.packed import PackedLinear, linear_bytes, packed
+from draftree.runner.weights.torchao import has_eight_bits
 
 
 class Stack(NamedTuple):

@@ -21,10 +21,12 @@ from torch.nn import functional as F
 
 from draftree.native import load_library
 from draftree.native.addresses import address, optional_address
-from draftree.native.structures import Matrix
+from draftree.native.structures import Matrix, beside
+from draftree.runner.weights.blocks import LANES as LANES
+from draftree.runner.weights.blocks import PackedEmbedding, all_floats, blocks_matrix
 from draftree.runner.weights.checksum import span_of
+from draftree.runner.weights.torchao import eight_bits, weight_bytes
 
-LANES = 16  # outputs of a panel
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 3}  # of weights, by type (`products.h`)
 IN_WORD = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}  # weights of an output that lie together in four bytes
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # types of numbers that no cast changes
@@ -84,7 +86,7 @@ def matrix_of(
         scales: [outputs] in float32, of weights of 8 bits.
     """
     at = address(panels, panels.dtype), *(optional_address(t, torch.float32) for t in (bias, scales))
-    return Matrix(*at, inputs_of(panels), outputs, KINDS[panels.dtype], dtype == torch.bfloat16)
+    return Matrix(*at, inputs_of(panels), outputs, KINDS[panels.dtype], dtype == torch.bfloat16, outputs)
 
 
 def scratch_for(rows: int, inputs: int) -> Tensor:
@@ -92,35 +94,15 @@ def scratch_for(rows: int, inputs: int) -> Tensor:
     return torch.empty(rows * inputs * 3 // 2, dtype=torch.float32, device="cpu")
 
 
-def eight_bits(weight: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Of a weight that torchao keeps in 8 bits, as `Int8WeightOnlyConfig` does.
-
-    Returns:
-        whole numbers int8 [outputs, inputs] and the scale of each output, [outputs] in the type of results; None for
-        any other tensor, those of torchao that are not multiplied so included.
-    """
-    kind: Any = type(weight)
-    if kind.__name__ != "Int8Tensor" or not kind.__module__.startswith("torchao.") or weight.dim() != 2:
-        return None
-    held: Any = weight
-    more = (getattr(held, name, None) for name in ("act_quant_kwargs", "act_pre_scale"))
-    if any(part is not None for part in more) or held.block_size[-1] < weight.shape[1]:
-        return None
-    zero = getattr(held, "zero_point", None)
-    if held.scale.numel() not in (1, len(weight)) or (zero is not None and bool(zero.any())):
-        return None
-    return held.qdata, held.scale.to(weight.dtype).flatten().expand(len(weight))
-
-
-def has_eight_bits(model: nn.Module) -> bool:
-    """Whether linears of a model have such weights."""
-    return any(type(m) is nn.Linear and eight_bits(m.weight) is not None for m in model.modules())
-
-
-def weight_bytes(weight: Tensor) -> int:
-    """Bytes that a weight takes."""
-    found = eight_bits(weight)
-    return weight.nbytes if found is None else sum(part.nbytes for part in found)
+def parameter_count(model: nn.Module) -> int:
+    """Return how many weights a model has, those in panels included, and those of a tied head once."""
+    held = [m for m in model.modules() if isinstance(m, PackedLinear | PackedEmbedding)]
+    inside = {span_of(m.panels): m for m in held}.values()
+    sizes = [
+        m.num_embeddings * m.embedding_dim if isinstance(m, PackedEmbedding) else m.in_features * m.out_features
+        for m in inside
+    ]
+    return sum(p.numel() for p in model.parameters()) + sum(sizes)
 
 
 class Packed:
@@ -134,6 +116,9 @@ class Packed:
     """
 
     def __init__(self, linears: Sequence[Any]) -> None:
+        if all(form_of(m) is not None for m in linears):
+            self._keep_blocks(linears)
+            return
         whole = [m.linear if isinstance(m, Stretch) else m for m in linears]
         held = [m.panels if isinstance(m, PackedLinear | Stretch) else None for m in linears]
         ready = all(isinstance(m, PackedLinear) and m.readable for m in whole) and None not in held
@@ -153,6 +138,17 @@ class Packed:
         self._panels = panels
         self._bias = None if linears[0].bias is None else torch.cat([m.bias.detach() for m in linears]).float()
         self._described = matrix_of(panels, self._bias, outputs, dtype, self._scales)
+
+    def _keep_blocks(self, linears: Sequence[Any]) -> None:
+        """Read linears in blocks where they are, one matrix beside the other."""
+        self._panels, self.nbytes = linears[0].panels, 0
+        self.in_place = {span_of(m.linear.panels if isinstance(m, Stretch) else m.panels) for m in linears}
+        self._kept = [m.panels for m in linears], [None if m.bias is None else m.bias.detach().float() for m in linears]
+        self._matrices = [
+            blocks_matrix(panels, str(form_of(m)), m.in_features, m.out_features, optional_address(bias, torch.float32))
+            for m, panels, bias in zip(linears, *self._kept, strict=True)
+        ]
+        self._described = beside(self._matrices)
 
     @property
     def described(self) -> Matrix:
@@ -202,6 +198,12 @@ class Stretch(NamedTuple):
         return self.linear.panels[self.first // LANES : self.last // LANES]
 
 
+def form_of(linear: Any) -> str | None:
+    """The format of a linear's blocks, of which it may be a stretch of whole panels; None for one without blocks."""
+    whole = linear.linear if isinstance(linear, Stretch) else linear
+    return whole.form if isinstance(whole, PackedLinear) and linear.panels is not None else None
+
+
 def side_by_side(linears: Sequence[Any]) -> Tensor:
     """Weights [outputs of all, inputs]; a single linear's own, as a copy would leave a hole in the heap."""
     weights = [m.weight.detach() for m in linears]
@@ -221,6 +223,8 @@ def misfit(groups: Sequence[Sequence[Any]]) -> str | None:
         groups: linears that read the same input, each group one matrix.
     """
     for linears in groups:
+        if all(form_of(m) is not None for m in linears):
+            continue
         kinds = {_type_of(m) for m in linears}
         if len(kinds) > 1:
             return "of linears that read the same input some have weights of 8 bits and some have not"
@@ -261,27 +265,45 @@ class PackedLinear(nn.Module):
     needs gradients of the weight needs `unpack_weights` first.
 
     Attributes:
-        panels: see `to_panels`, perhaps `in_16_bits`; no parameter, as it is not the model's own layout.
+        panels: see `to_panels`, perhaps `in_16_bits`, or `pack_blocks`; a buffer, as the layout is not the model's.
+        form: of the blocks of a GGUF file that the panels hold; None for numbers.
         dtype: of the weight, of which panels may hold less.
         bias: parameter [out_features], or None.
     """
 
     panels: Tensor
 
-    def __init__(self, panels: Tensor, outputs: int, bias: nn.Parameter | None, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        panels: Tensor,
+        outputs: int,
+        bias: nn.Parameter | None,
+        dtype: torch.dtype,
+        blocks: tuple[str, int] | None = None,
+        *,
+        saved: bool = True,
+    ) -> None:
+        """`blocks` are the format and the inputs of panels that hold blocks; `saved` is off for a tied head."""
         super().__init__()
-        self.in_features, self.out_features, self.dtype = inputs_of(panels), outputs, dtype
+        self.saved = saved
+        self.form: str | None = None if blocks is None else blocks[0]
+        self.in_features = inputs_of(panels) if blocks is None else blocks[1]
+        self.out_features, self.dtype = outputs, dtype
         self.register_buffer("panels", panels, persistent=False)
         self.bias = bias
 
     @property
     def weight(self) -> Tensor:
         """[out_features, in_features] in `dtype`, a copy."""
+        if self.form is not None:
+            return all_floats(self.panels, self.form, self.in_features, self.out_features).to(self.dtype)
         return from_panels(self.panels, self.out_features).to(self.dtype)
 
     @property
     def readable(self) -> bool:
         """Whether compiled functions read the panels: not where the model was moved, or cast to other types."""
+        if self.form is not None:
+            return self.dtype == torch.float32 and self.panels.is_cpu
         own = self.dtype == torch.float32 or (self.dtype == torch.bfloat16 and self.panels.dim() == 4)
         return own and self.panels.is_cpu
 
@@ -296,7 +318,11 @@ class PackedLinear(nn.Module):
         bias = None if self.bias is None else self.bias.float()
         scratch = scratch_for(len(rows), self.in_features)
         at, by, to = (address(t, torch.float32) for t in (rows, scratch, out))
-        matrix = matrix_of(self.panels, bias, self.out_features, x.dtype)
+        if self.form is None:
+            matrix = matrix_of(self.panels, bias, self.out_features, x.dtype)
+        else:
+            at_bias = optional_address(bias, torch.float32)
+            matrix = blocks_matrix(self.panels, self.form, self.in_features, self.out_features, at_bias)
         library.layer_product(matrix, at, len(rows), torch.get_num_threads(), 0, by, to)
         return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
@@ -309,11 +335,12 @@ class PackedLinear(nn.Module):
         """See `nn.Module`; a cast is one of the weight, whatever the panels hold it in."""
         bits = self.panels.view(BITS[self.panels.itemsize])
         dtype = fn(self.panels.new_empty(0, dtype=self.dtype)).dtype
-        if dtype == self.dtype:
+        if dtype == self.dtype and (self.form is None or fn(bits[:0]).is_cpu):
             moved = fn(bits)
             panels = moved.view(self.panels.dtype) if moved.dtype == bits.dtype else self.panels
         else:
             panels = to_panels(in_16_bits(fn(self.weight)))
+            self.form = None
         self._buffers["panels"] = None
         try:
             super()._apply(fn, recurse)
@@ -324,7 +351,8 @@ class PackedLinear(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "weight"] = self.weight
+        if self.saved:
+            destination[prefix + "weight"] = self.weight
 
     def _load_from_state_dict(
         self,
@@ -348,7 +376,7 @@ class PackedLinear(nn.Module):
         else:
             with torch.no_grad():
                 panels = to_panels(in_16_bits(state_dict[name].to(self.panels.device, self.dtype)))
-                if panels.dtype == self.panels.dtype:
+                if panels.dtype == self.panels.dtype and self.form is None:
                     self.panels.copy_(panels)  # which may lie behind those of another linear
                 else:
-                    self.panels = panels
+                    self.panels, self.form = panels, None

@@ -34,7 +34,9 @@ from transformers.integrations import sdpa_attention
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from draftree.runner.weights.packed import PackedLinear, eight_bits
+from draftree.runner.weights.blocks import PackedEmbedding
+from draftree.runner.weights.packed import PackedLinear
+from draftree.runner.weights.torchao import eight_bits
 
 ORIGINS = (*(f"{Path(str(package.__file__)).parent}{os.sep}" for package in (torch, transformers)), contextlib.__file__)
 STOCK = "transformers.models."  # where the classes are that come with transformers
@@ -66,10 +68,7 @@ _keeping = threading.Lock()
 
 
 def alteration(model: Any) -> str | None:
-    """What about a model is not as its class builds it from its configuration, in words; None for a stock model.
-
-    The numbers in its weights and buffers may be any.
-    """
+    """Return what of a model, but for its numbers, is not as its class builds it, in words; None for a stock model."""
     kind, key = type(model), None
     with contextlib.suppress(Exception):  # a configuration that cannot be pickled
         key = kind, pickle.dumps(model.config)
@@ -77,7 +76,7 @@ def alteration(model: Any) -> str | None:
     if known is not None and _departure(model, known) is None:
         return None
     try:
-        # Transformers' classes draw nothing there; and to set the generator back rewinds what other threads have drawn.
+        # Transformers' classes draw nothing there, and to set the generator back rewinds what other threads have drawn.
         kept = contextlib.nullcontext() if kind.__module__.startswith(STOCK) else torch.random.fork_rng(devices=[])
         with torch.device("meta"), kept:
             stock = kind(copy.deepcopy(model.config))
@@ -120,11 +119,12 @@ def _difference(module: nn.Module, stock: nn.Module, dtype: torch.dtype) -> str 
         return "hooks"
     if type(module) is PackedLinear:
         same = type(stock) is nn.Linear and (module.in_features, module.out_features) == stock.weight.shape[::-1]
-        if not same or module.dtype != dtype or not module.readable:
+        if not same or module.dtype != dtype or not module.readable or (module.bias is None) != (stock.bias is None):
             return "class"
-        if (module.bias is None) != (stock.bias is None):
-            return "set of parameters"
         return _replaced_method(module, stock)
+    if type(module) is PackedEmbedding:
+        same = type(stock) is nn.Embedding and (module.num_embeddings, module.embedding_dim) == stock.weight.shape
+        return _replaced_method(module, stock) if same and dtype == torch.float32 else "class"
     if type(module) is not type(stock):
         return "class"
     for name, value in stock.__dict__.items():
@@ -247,7 +247,7 @@ def _lookups(model: Any, kinds: set[type]) -> Iterator[Lookup]:
     name = model.config._attn_implementation
     yield Lookup(ALL_ATTENTION_FUNCTIONS, name, ATTENTION.get(name, ""))
     yield Lookup(ALL_MASK_ATTENTION_FUNCTIONS, name, MASKS.get(name, ""))
-    for kind in kinds - {PackedLinear}:
+    for kind in kinds - {PackedLinear, PackedEmbedding}:
         sizes = [len(vars(part)) for part in _own_classes(kind)]
         known = _seen.get(kind)
         if known is None or known[0] != sizes:
@@ -376,7 +376,7 @@ def state_of(model: nn.Module) -> list[Any]:
             else:  # quantised ones have no single place in memory
                 state += (_Same(parameter), eight_bits(parameter) is not None)
         if isinstance(module, PackedLinear):
-            state += (module.panels.data_ptr(), module.panels.dtype, module.dtype)
+            state += (module.panels.data_ptr(), module.panels.dtype, module.dtype, module.form)
         if module._forward_hooks or module._forward_pre_hooks:
             state += _hooks(module)
         for name in sorted(own.keys() - _TORCHS):  # one more that is passed over must not change the others' order

@@ -1,0 +1,139 @@
+"""Checkpoints by name: folders, GGUF files and the Hugging Face hub, and loading them whole by transformers."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from draftree.errors import brief
+
+
+def is_gguf(name: str) -> bool:
+    """Return whether a model's name is that of a GGUF file."""
+    return name.lower().endswith(".gguf")
+
+
+def pretrained(source: str | os.PathLike[str], **options: Any) -> Any:
+    """Load a model by transformers, and refuse a checkpoint that does not hold all of its weights.
+
+    Args:
+        source: a folder, or a hub name.
+        options: of `from_pretrained`.
+
+    Raises:
+        ValueError: weights are missing, which transformers would draw at random, or cannot be read.
+    """
+    from safetensors import SafetensorError
+
+    kind = _auto_class(os.fspath(source), options.get("gguf_file"))
+    try:
+        model, found = kind.from_pretrained(source, output_loading_info=True, **options)
+    except SafetensorError as error:
+        raise ValueError(
+            f"The weights of {os.fspath(source)!r} cannot be read ({brief(error)}): copy or download the model again."
+        ) from error
+    missing = sorted(found["missing_keys"])
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ValueError(
+            f"{os.fspath(source)!r} lacks weights of {type(model).__name__}: {', '.join(missing[:3])}{more}. Give a "
+            "whole checkpoint: a model with random weights writes nonsense."
+        )
+    return model
+
+
+def _auto_class(source: str, gguf_file: str | None) -> Any:
+    """Return transformers' class for a checkpoint: a decoder, an encoder-decoder, or a model for images and text.
+
+    The configuration decides: many encoder-decoders also have a class for their decoder alone, and the checkpoint of
+    the whole model lacks that class's embeddings.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
+    from transformers.utils import find_adapter_config_file
+
+    adapter = None if gguf_file else find_adapter_config_file(source)
+    if adapter is not None:
+        source = json.loads(Path(adapter).read_text("utf-8"))["base_model_name_or_path"]
+    config = AutoConfig.from_pretrained(source, gguf_file=gguf_file)
+    if getattr(config, "is_encoder_decoder", False):
+        return AutoModelForSeq2SeqLM
+    known = type(config) in AutoModelForCausalLM._model_mapping
+    if not known and type(config) in AutoModelForImageTextToText._model_mapping:
+        return AutoModelForImageTextToText
+    return AutoModelForCausalLM
+
+
+def known_folder(name: str) -> str:
+    """Return a folder with a model in it, a GGUF file, or the name of a model on the hub.
+
+    Raises:
+        ValueError: no such folder or file, another file, a folder without a model, or no such model on the hub.
+    """
+    folder = Path(name).expanduser()
+    if is_gguf(name):
+        if not folder.is_file():
+            raise ValueError(f"There is no GGUF file {name!r}: give one, or a model folder.")
+        return str(folder)
+    if folder.is_dir():
+        if not any((folder / config).is_file() for config in ("config.json", "adapter_config.json")):
+            raise ValueError(f"The folder {name!r} has no config.json: give one that a model was saved into.")
+        return str(folder)
+    if name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or folder.exists():
+        raise ValueError(
+            f"There is no model folder {name!r}: give a folder with a config.json, a GGUF file, or a hub name."
+        )
+    return _on_hub(name)
+
+
+def _on_hub(name: str) -> str:
+    """`name`, if the Hugging Face hub has a model of this name; its folder in the cache where no hub is reached.
+
+    Hugging Face's own loaders ask for several files and try each six times, which takes most of a minute where there is
+    no network. This asks once more after a second, and then says so.
+
+    Raises:
+        ValueError: the hub does not have it, or is not reached and the cache does not have it.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    reason = ""
+    for pause in (0, 1):
+        time.sleep(pause)
+        try:
+            get_hf_file_metadata(hf_hub_url(name, "config.json"))
+            return name
+        except (EntryNotFoundError, GatedRepoError):  # an adapter, or one whose terms Hugging Face explains
+            return name
+        except HFValidationError:
+            raise ValueError(f"There is no folder {name!r}, and no model can have this name on the hub.") from None
+        except RepositoryNotFoundError:
+            raise ValueError(
+                f"There is no folder {name!r}, and no such model on the Hugging Face hub, or a private one: "
+                "see to the spelling, or log in with hf auth login."
+            ) from None
+        except OfflineModeIsEnabled:
+            reason = "is not asked, as HF_HUB_OFFLINE is set"
+            break
+        except HfHubHTTPError:  # it is there, and busy: loading tries again
+            return name
+        except Exception as error:  # of whatever library makes the connection
+            reason = f"is not reached ({str(error).strip() or type(error).__name__})"
+    for file in ("config.json", "adapter_config.json"):
+        cached = try_to_load_from_cache(name, file)
+        if isinstance(cached, str):
+            return str(Path(cached).parent)
+    raise ValueError(
+        f"There is no folder {name!r}, no model of this name was loaded before, and the Hugging Face hub {reason}: "
+        "give a folder, or see to the spelling and the network."
+    )

@@ -1,0 +1,113 @@
+"""Weights that stay in a GGUF file's blocks: in panels of sixteen outputs, as `native/blocks.h` lays them.
+
+A block has 32 whole numbers of 4 to 8 bits and their scale. Compiled products expand blocks in registers; elsewhere
+weights are dequantised, for the rows that are needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from draftree.native import load_library
+from draftree.native.addresses import address, array_address
+from draftree.native.structures import Matrix
+
+LANES = 16  # outputs of a panel
+# Formats by GGUF's names: the number of each in `products.h`, and the inputs that a row must be a multiple of.
+FORMATS = {
+    **{name: (10 + i, 32) for i, name in enumerate(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"))},
+    **{name: (15 + i, 256) for i, name in enumerate(("Q4_K", "Q5_K", "Q6_K"))},
+}
+
+
+def blocks_matrix(panels: Tensor, form: str, inputs: int, outputs: int, bias: int | None = None) -> Matrix:
+    """Return what C reads of panels of that format; `bias` is an address."""
+    return Matrix(address(panels, torch.uint8), bias, None, inputs, outputs, FORMATS[form][0], 0, outputs, None)
+
+
+def pack_blocks(rows: NDArray[np.uint8], form: str, inputs: int) -> Tensor:
+    """Lay a file's blocks in panels, with zeros behind the last output.
+
+    Args:
+        rows: uint8 [outputs, bytes of a row], as they lie in the file.
+        form: of `FORMATS`.
+        inputs: weights of a row.
+
+    Returns:
+        uint8 [panels, bytes of a panel].
+    """
+    library = load_library()
+    assert library is not None
+    kind, outputs = FORMATS[form][0], len(rows)
+    panels = torch.empty(-(-outputs // LANES), library.blocks_panel(kind, inputs), dtype=torch.uint8, device="cpu")
+    at = array_address(np.ascontiguousarray(rows), np.uint8)
+    library.blocks_pack(kind, at, rows.shape[1], inputs, outputs, address(panels, torch.uint8))
+    return panels
+
+
+def floats_of(panels: Tensor, form: str, inputs: int, outputs: Tensor) -> Tensor:
+    """Dequantise the weights of some outputs.
+
+    Args:
+        panels: uint8, on the CPU.
+        form: of `FORMATS`.
+        inputs: weights of an output.
+        outputs: LongTensor [n], which.
+
+    Returns:
+        float32 [n, inputs].
+    """
+    library = load_library()
+    assert library is not None
+    outputs = outputs.cpu().contiguous()
+    found = torch.empty(len(outputs), inputs, dtype=torch.float32, device="cpu")
+    matrix = blocks_matrix(panels, form, inputs, len(panels) * LANES)
+    library.blocks_floats(matrix, address(outputs, torch.long), len(outputs), address(found, torch.float32))
+    return found
+
+
+def all_floats(panels: Tensor, form: str, inputs: int, outputs: int) -> Tensor:
+    """Dequantise all weights, float32 [outputs, inputs]."""
+    return floats_of(panels, form, inputs, torch.arange(outputs, dtype=torch.long, device="cpu"))
+
+
+class PackedEmbedding(nn.Module):
+    """An embedding whose table stays in blocks; a tied head may read the same panels.
+
+    Attributes:
+        panels: uint8, see `pack_blocks`.
+        form: of `FORMATS`.
+        num_embeddings, embedding_dim: as of `nn.Embedding`.
+    """
+
+    panels: Tensor
+
+    def __init__(self, panels: Tensor, form: str, tokens: int, width: int) -> None:
+        super().__init__()
+        self.form, self.num_embeddings, self.embedding_dim = form, tokens, width
+        self.register_buffer("panels", panels, persistent=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """[num_embeddings, embedding_dim] in float32, a copy."""
+        return all_floats(self.panels, self.form, self.embedding_dim, self.num_embeddings)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """LongTensor [...] to float32 [..., embedding_dim].
+
+        Raises:
+            IndexError: an id outside of the table.
+        """
+        flat = ids.reshape(-1)
+        if len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < self.num_embeddings:
+            raise IndexError(f"a token id is outside of the vocabulary of {self.num_embeddings}")
+        return floats_of(self.panels, self.form, self.embedding_dim, flat).view(*ids.shape, self.embedding_dim)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = self.weight

@@ -1,0 +1,190 @@
+"""Weights in a GGUF file's blocks: what they are, products with them on every kind of processor, and whole models."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from few import crossed, few
+from generate_driver import same
+from gguf.quants import dequantize
+from gguf_files import random_blocks, write_gguf
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from zoo import MEMBERS, construct
+
+import draftree
+from draftree.drafting.folder import model_hash
+from draftree.gguf import load_gguf
+from draftree.native import LIBRARY, started
+from draftree.native.addresses import address
+from draftree.runner import inspect_model, open_runner
+from draftree.runner.weights.blocks import FORMATS, PackedEmbedding, blocks_matrix, floats_of, pack_blocks
+from draftree.runner.weights.packed import PackedLinear, parameter_count
+
+INPUTS, OUTPUTS = 512, 50
+ROWS = (1, 2, 3, 4, 5, 6, 7, 13, 40)  # tiles of every height, and several
+SETTINGS = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+
+
+@functools.cache
+def limited(widest: int) -> Any:
+    """The compiled functions as on a processor whose registers hold at most so many floats."""
+    with tempfile.TemporaryDirectory() as folder:  # a copy has statics of its own, and stays mapped
+        return started(ctypes.CDLL(str(shutil.copy(LIBRARY, folder))), widest)
+
+
+def reference(form: str, rows: Any) -> Tensor:
+    """The same weights by the package gguf."""
+    return torch.from_numpy(dequantize(rows, gguf.GGMLQuantizationType[form]))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_blocks_hold_the_files_numbers_in_its_bits(form: str) -> None:
+    rows = random_blocks(form, OUTPUTS, INPUTS)
+    panels = pack_blocks(rows, form, INPUTS)
+    assert panels.nbytes <= 1.03 * rows.nbytes * -(-OUTPUTS // 16) * 16 / OUTPUTS
+    assert torch.equal(floats_of(panels, form, INPUTS, torch.arange(OUTPUTS)), reference(form, rows))
+    some = torch.tensor([3, 49, 3, 16])
+    assert torch.equal(floats_of(panels, form, INPUTS, some), reference(form, rows)[some])
+
+
+@pytest.mark.parametrize(("widest", "form"), crossed([256, 16, 8, 4], FORMATS))
+def test_products_are_exact_to_float32_and_of_each_row_alone(widest: int, form: str) -> None:
+    library = limited(widest)
+    rows = random_blocks(form, OUTPUTS, INPUTS)
+    panels, weight = pack_blocks(rows, form, INPUTS), reference(form, rows).double()
+    bias = torch.randn(OUTPUTS, generator=torch.Generator().manual_seed(1))
+    whole = torch.randn(max(ROWS), INPUTS, generator=torch.Generator().manual_seed(2))
+    whole[:, 3] *= 100  # as the few large numbers of real models
+    whole[1, 64:96] = 0
+    matrix = blocks_matrix(panels, form, INPUTS, OUTPUTS, address(bias, torch.float32))
+    alone = None
+    for count in ROWS:
+        x, out, scratch = whole[:count].clone(), torch.zeros(count, OUTPUTS), torch.zeros(count * INPUTS * 3 // 2)
+        library.layer_product(matrix, x.data_ptr(), count, 1, 0, scratch.data_ptr(), out.data_ptr())
+        exact = x.double() @ weight.T + bias.double()
+        assert (out - exact).abs().max() < 3e-6 * (x.double().abs() @ weight.abs().T).max()
+        alone = out[0] if alone is None else alone
+        assert torch.equal(out[0], alone)
+
+
+def test_numbers_that_are_none_stay_so() -> None:
+    panels = pack_blocks(random_blocks("Q4_1", OUTPUTS, INPUTS), "Q4_1", INPUTS)
+    linear = PackedLinear(panels, OUTPUTS, None, torch.float32, ("Q4_1", INPUTS))
+    x = torch.ones(3, INPUTS)
+    x[1, 5] = torch.nan
+    out = linear(x)
+    assert out[1].isnan().all()
+    assert torch.equal(out[0], out[2])
+    assert out[0].isfinite().all()
+
+
+def written(tmp_path: Path, demo: Any, kind: str, **settings: Any) -> tuple[Any, Any]:
+    """A tiny llama's file as we load it, and as transformers does."""
+    model = construct(MEMBERS["llama"], vocab_size=len(demo.tokenizer), **SETTINGS | settings)
+    write_gguf(tmp_path / "tiny.gguf", model, demo.tokenizer, kind)
+    loaded = load_gguf(tmp_path / "tiny.gguf")
+    assert loaded is not None
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf", dtype=torch.float32)
+    return loaded[0], theirs
+
+
+@pytest.mark.parametrize(("kind", "tied"), crossed(FORMATS, [False, True]))
+def test_the_text_is_that_of_hugging_face(kind: str, tied: bool, demo: Any, tmp_path: Path) -> None:
+    ours, theirs = written(tmp_path, demo, kind, tie_word_embeddings=tied)
+    theirs.config.quantization_config = None
+    assert ours.config.to_dict() | {"quantization_config": None} == theirs.config.to_dict() | {"_name_or_path": ""}
+    assert isinstance(ours.lm_head, PackedLinear)
+    assert isinstance(ours.get_input_embeddings(), PackedEmbedding)
+    assert parameter_count(ours) == sum(p.numel() for p in theirs.parameters())
+    assert model_hash(ours) == model_hash(theirs), "a drafter trained for one fits the other"
+    state = theirs.state_dict()
+    assert state.keys() - ours.state_dict().keys() == ({"lm_head.weight"} if tied else set())
+    assert all(torch.equal(tensor, state[name]) for name, tensor in ours.state_dict().items())
+    assert open_runner(ours, "auto").name == "cpu"
+    assert open_runner(ours, "auto").copied.nbytes == 0
+    ids = torch.randint(3, 4000, (3, 17), generator=torch.Generator().manual_seed(4))
+    mask = torch.ones_like(ids)
+    mask[1, :6] = 0
+    expected = theirs.generate(ids, attention_mask=mask, max_new_tokens=24, do_sample=False)
+    same(ours.generate(ids, attention_mask=mask, max_new_tokens=24, do_sample=False), expected)
+    for runner in ("cpu", "hooked", "in_place"):
+        for drafter in (None, draftree.Lookahead()):
+            out = draftree.generate(ours, ids, mask, drafter=drafter, runner=runner, max_new_tokens=24)
+            same(out.sequences, expected, f"{kind} on {runner}")
+    sampled = {"do_sample": True, "temperature": 0.8, "seed": 3, "max_new_tokens": 24}
+    plain = draftree.generate(theirs, ids, mask, **sampled).sequences
+    same(draftree.generate(ours, ids, mask, drafter=draftree.Lookahead(), **sampled).sequences, plain)
+
+
+def test_a_layer_of_several_formats(demo: Any, tmp_path: Path) -> None:
+    """As in files of mixed kinds: queries of 4 bits beside values of 6."""
+    ours, _ = written(tmp_path, demo, "Q4_K")
+    attention = ours.model.layers[1].self_attn
+    rows = random_blocks("Q6_K", attention.v_proj.out_features, 256, 7)
+    panels = pack_blocks(rows, "Q6_K", 256)
+    attention.v_proj = PackedLinear(panels, len(rows), None, torch.float32, ("Q6_K", 256))
+    ids = torch.randint(3, 4000, (2, 9), generator=torch.Generator().manual_seed(4))
+    assert inspect_model(ours).alteration is None
+    expected = draftree.generate(ours, ids, runner="hooked", max_new_tokens=16).sequences
+    same(
+        draftree.generate(ours, ids, drafter=draftree.Lookahead(), runner="cpu", max_new_tokens=16).sequences, expected
+    )
+
+
+def test_a_model_in_blocks_is_an_ordinary_model(demo: Any, tmp_path: Path) -> None:
+    ours, theirs = written(tmp_path, demo, "Q5_1", tie_word_embeddings=True)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    expected = theirs.generate(ids, max_new_tokens=12, do_sample=False)
+    ours.save_pretrained(tmp_path / "folder")
+    assert set(load_file(tmp_path / "folder/model.safetensors")) == {name for name, _ in theirs.named_parameters()}
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
+    same(again.generate(ids, max_new_tokens=12, do_sample=False), expected)
+    draftree.unpack_weights(ours)
+    assert not any(isinstance(m, PackedLinear | PackedEmbedding) for m in ours.modules())
+    assert ours.lm_head.weight is ours.get_input_embeddings().weight
+    same(draftree.generate(ours, ids, drafter=draftree.Lookahead(), max_new_tokens=12).sequences, expected)
+
+
+@pytest.mark.parametrize("cut", few([0.1, 0.3, 0.6, 0.9, 0.999], [0.1, 0.9]))
+def test_files_that_end_early_are_refused(cut: float, demo: Any, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "t.gguf", construct(MEMBERS["llama"], vocab_size=len(demo.tokenizer)), demo.tokenizer, "Q8_0")
+    data = (tmp_path / "t.gguf").read_bytes()
+    (tmp_path / "t.gguf").write_bytes(data[: int(cut * len(data))])
+    with pytest.raises(ValueError, match=r"t\.gguf"):
+        load_gguf(tmp_path / "t.gguf")
+
+
+def test_tensors_of_another_shape_are_refused(demo: Any, tmp_path: Path) -> None:
+    model = construct(MEMBERS["llama"], vocab_size=len(demo.tokenizer))
+    model.model.layers[2].mlp.up_proj.weight = torch.nn.Parameter(torch.ones(96, 64))
+    write_gguf(tmp_path / "t.gguf", model, demo.tokenizer)
+    with pytest.raises(ValueError, match=r"'blk\.2\.ffn_up\.weight' has the shape \[96, 64\], and not \[112, 64\]"):
+        load_gguf(tmp_path / "t.gguf")
+
+
+def test_changed_files_are_refused_or_load(demo: Any, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "t.gguf", construct(MEMBERS["llama"], vocab_size=len(demo.tokenizer)), demo.tokenizer, "Q4_0")
+    data, rng = (tmp_path / "t.gguf").read_bytes(), np.random.default_rng(0)
+    changed, refused = tmp_path / "c.gguf", 0
+    for number in range(40):
+        found = bytearray(data)
+        for _ in range(1 + number % 4):  # within the header of a few keys, and anywhere
+            found[rng.integers(4, 900 if number % 2 else len(data))] = rng.integers(0, 256)
+        changed.write_bytes(found)
+        with contextlib.suppress(ValueError):
+            load_gguf(changed)
+            refused -= 1
+        refused += 1
+    assert refused
