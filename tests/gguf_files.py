@@ -12,20 +12,7 @@ import torch
 from gguf.quants import quantize
 from numpy.typing import NDArray
 
-NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+from benchmarks.peers.engines.gguf_file import interleaved, renamed
 
 
 def random_blocks(kind: str, outputs: int, inputs: int, seed: int = 0) -> NDArray[np.uint8]:
@@ -65,28 +52,15 @@ def write_gguf(path: Path, model: Any, tokenizer: Any, kind: str = "F32") -> Non
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         if "q_proj" in name or "k_proj" in name:
-            tensor = _interleaved(tensor, heads if "q_proj" in name else kv_heads)
+            tensor = torch.from_numpy(interleaved(tensor.numpy(), heads if "q_proj" in name else kv_heads).copy())
         whole = tensor.dim() == 2 and tensor.shape[1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0] == 0
         form = gguf.GGMLQuantizationType[kind if whole else "F32"]
         rows = random_blocks(kind, *tensor.shape) if kind.endswith("_K") and tensor.dim() == 2 else None
-        writer.add_tensor(_name(name), quantize(tensor.numpy(), form) if rows is None else rows, raw_dtype=form)
+        writer.add_tensor(renamed(name), quantize(tensor.numpy(), form) if rows is None else rows, raw_dtype=form)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def _name(name: str) -> str:
-    if name in NAMES:
-        return NAMES[name]
-    _, _, layer, part = name.split(".", 3)
-    return f"blk.{layer}.{NAMES[part.removesuffix('.weight')]}.weight"
-
-
-def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of a head as llama files have them: the two halves of the rotary pairs take turns."""
-    half = weight.shape[0] // heads // 2
-    return weight.reshape(heads, 2, half, -1).swapaxes(1, 2).reshape(weight.shape).contiguous()
 
 
 def _add_tokenizer(writer: Any, tokenizer: Any) -> None:

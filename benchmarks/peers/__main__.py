@@ -1,4 +1,6 @@
-"""All comparisons with other engines, in turn: `make bench-peers`, or `python -m benchmarks.peers [--quick | --all]`.
+"""All comparisons with other engines, in turn: `make bench-peers`, or `python -m benchmarks.peers`.
+
+Options: --quick, --all, or --model and a folder, a GGUF file or a hub name.
 
 Each is one run of the experiment `peers`, in a folder of its own below bench-results/peers. One that is complete is not
 run again, so a stopped series goes on where it was; remove its folder to begin anew.
@@ -29,11 +31,19 @@ ALL = {
 }
 
 
+def of_model(model: str) -> dict[str, list[str]]:
+    """Return the comparison on a model of the user's: 26 prompts, answers of up to 128 tokens."""
+    options = ["--model", model, "--per-set", "2", "--max-new-tokens", "128", "--set", f"engines={WITHOUT_VLLM}"]
+    return {f"peers-{Path(model).name}": options}
+
+
 def main(arguments: list[str]) -> None:
     """Run what is not complete yet; ends the program where a run fails or an argument is not known."""
     chosen = {"": CASES, "--quick": QUICK, "--all": ALL}.get(" ".join(arguments))
+    if len(arguments) == 2 and arguments[0] == "--model":
+        chosen = of_model(arguments[1])
     if chosen is None:
-        sys.exit(f"There is no option {' '.join(arguments)!r}: give --quick, --all, or nothing.")
+        sys.exit(f"There is no option {' '.join(arguments)!r}: give --quick, --all, --model NAME, or nothing.")
     for name, options in chosen.items():
         folder = PLACE / name
         result = finished(folder)

@@ -27,6 +27,7 @@ from benchmarks.harness.measure import measure_parts, of, whole
 from benchmarks.peers.environments import EIGHT_BITS, ENVIRONMENTS, ROOT, python_of
 from benchmarks.peers.worker import COLD, Ids, Job
 from draftree.bench.samples import Answer
+from draftree.checkpoints import is_gguf
 from draftree.drafting import DraftModel
 from draftree.drafting.folder import base_of
 from draftree.engine.limits import eos_token_ids
@@ -153,7 +154,7 @@ def table(runs: pd.DataFrame, processes: Sequence[Process], left_out: dict[str, 
         row |= speed.columns("tokens_a_second")
         if base[0] == REFERENCE:
             row |= (times[base] / times[name]).columns("over_hf")
-        peers = [peer for peer in times if peer[0] != OWN and (way != PLAIN or peer[1] == PLAIN)]
+        peers = [peer for peer in times if peer[0] != OWN and (way != PLAIN or peer[1].startswith(PLAIN))]
         if process.engine == OWN and peers:
             best = min(peers, key=lambda peer: times[peer].value)
             row |= (times[best] / times[name]).columns("over_best_peer") | {"best_peer": " ".join(best)}
@@ -203,6 +204,7 @@ def job_of(setup: Setup, work: Path, left_out: dict[str, str]) -> Job:
             drafter.save_pretrained(drafters[name])
     return Job(
         folder=str(folder),
+        gguf=setup.name if setup.name and is_gguf(setup.name) else "",
         draft=draft,
         dtype=str(model.dtype).removeprefix("torch."),
         int8=setup["int8"],

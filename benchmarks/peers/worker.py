@@ -27,6 +27,7 @@ class Job:
     """What an engine is given."""
 
     folder: str  # of the model, as Hugging Face saved it
+    gguf: str  # the file that the model was loaded from; "" for none
     draft: str  # folder of a small model that drafts; "" for none
     dtype: str  # "float32" or "bfloat16"
     int8: bool  # whether weights are kept in 8 bits, by the engine's own means

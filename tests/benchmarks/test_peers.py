@@ -21,7 +21,7 @@ from draftree.placement import Placement
 from draftree.prompts import embedded_prompts
 
 ROOT = Path(__file__).parents[2]
-JOB = Job("model", "", "float32", False, 1, 4, (9,), "")
+JOB = Job("model", "", "", "float32", False, 1, 4, (9,), "")
 HEAD = "import os\nfrom benchmarks.peers.worker import Peer, leave\n"
 # Engines in a few lines: what each of them does when it is asked.
 ENGINES = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
+
 import draftree
 from benchmarks.peers.engines.hugging_face import loaded
 from benchmarks.peers.worker import COLD, Ask, Job, Peer, asking, leave
@@ -18,7 +20,9 @@ from draftree.runner import pack_own
 
 def make(job: Job) -> Peer:
     """See `Job`."""
-    model = loaded(job)
+    if job.gguf:
+        torch.set_num_threads(job.threads)
+    model = load_model(job.gguf)[0] if job.gguf else loaded(job)
     pack_own(model, "auto")
 
     def warm() -> draftree.Lookahead:

@@ -1,7 +1,11 @@
-"""llama.cpp through llama-cpp-python: plainly and with its prompt lookup; weights written by the gguf package."""
+"""llama.cpp through llama-cpp-python: plainly and with its prompt lookup; weights written by the gguf package.
+
+Of a model that came as a GGUF file it reads that file, and beside it the same weights in Q4_0 and Q8_0.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -16,14 +20,18 @@ DRAFTED = 10
 
 def make(job: Job) -> Peer:
     """See `Job`; in 8 bits its Q8_0."""
-    kind = "Q8_0" if job.int8 else {"float32": "F32", "bfloat16": "BF16"}[job.dtype]
-    file = Path(job.work) / f"{kind}.gguf"
-    if not file.is_file():
-        convert_apart("benchmarks.peers.engines.gguf_file", job.folder, str(file), kind)
 
-    def way(**options: object) -> Ask:
+    def written(kind: str) -> str:
+        file = Path(job.work) / f"{kind}.gguf"
+        if not file.is_file():
+            convert_apart("benchmarks.peers.engines.gguf_file", job.folder, str(file), kind)
+        return str(file)
+
+    def way(kind: str = "", **options: object) -> Ask:
+        own = "Q8_0" if job.int8 else {"float32": "F32", "bfloat16": "BF16"}[job.dtype]
+        file = job.gguf if job.gguf and not kind else written(kind or own)
         threads = {"n_threads": job.threads, "n_threads_batch": job.threads}
-        model = llama_cpp.Llama(str(file), n_ctx=CONTEXT, verbose=False, **threads, **options)
+        model = llama_cpp.Llama(file, n_ctx=CONTEXT, verbose=False, **threads, **options)
         return lambda prompts: [answer(model, ids) for ids in prompts]
 
     def lookup() -> Ask:
@@ -38,7 +46,10 @@ def make(job: Job) -> Peer:
                 break
         return found
 
-    return Peer(llama_cpp.__version__, {"plain": way, "prompt-lookup": lookup})
+    ways = {"plain": way, "prompt-lookup": lookup}
+    if job.gguf:
+        ways |= {f"plain {kind}": partial(way, kind) for kind in ("Q4_0", "Q8_0")}
+    return Peer(llama_cpp.__version__, ways)
 
 
 if __name__ == "__main__":

@@ -20,14 +20,15 @@ def make(job: Job) -> Peer:
     """See `Job`; in 8 bits the weights alone.
 
     In float32 it reads weights of 16 bits, in which most models are published, faster than those of 32. Its exporter
-    knows no bfloat16, which the hint makes of float32.
+    knows no bfloat16, which the hint makes of float32. Of a model from a GGUF file it has weights of 4 and 8 bits.
     """
     weights = "int8" if job.int8 else {"float32": "fp16", "bfloat16": "fp32"}[job.dtype]
-    folder = exported(job.folder, Path(job.work) / f"openvino-{weights}", weights)
+    weights = "int4" if job.gguf else weights
     hint = {"float32": "f32", "bfloat16": "bf16"}[job.dtype]
     given = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": job.threads}
 
-    def way(**drafting: Any) -> Ask:
+    def way(form: str = weights, **drafting: Any) -> Ask:
+        folder = exported(job.folder, Path(job.work) / f"openvino-{form}", form)
         engine = openvino_genai.LLMPipeline(str(folder), "CPU", **given, **drafting)
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens = job.new
@@ -56,6 +57,8 @@ def make(job: Job) -> Peer:
     ways: dict[str, Callable[[], Ask]] = {"plain": way, "prompt-lookup": partial(way, prompt_lookup=True)}
     if job.draft:
         ways["draft-model"] = assisted
+    if job.gguf:
+        ways |= {"plain int8": partial(way, "int8"), "prompt-lookup int8": partial(way, "int8", prompt_lookup=True)}
     left_out = {"EAGLE trees": "needs an EAGLE-3 head of this model"}
     return Peer(openvino_genai.__version__, ways, left_out)
 
