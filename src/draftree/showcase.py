@@ -199,6 +199,7 @@ class Showcase:
             from draftree.grammar import Grammar
 
             asked = {"grammar": Grammar.json_schema(question.schema), "tokenizer": self._tokenizer}
+            Draftree("ready", self._model, 1).answer(ids, **asked)  # compiles the grammar, once for all ways
         plain = self._plain.answer(ids, _watcher(watch, "plain"), **asked)
         drafted = self._drafted.answer(ids, _watcher(watch, "drafted"), **asked)
         reference = None if asked else self._reference.answer(ids)

@@ -22,7 +22,7 @@ from draftree.showcase import Question, Scene, figures
 REFRESH = 1 / 15  # seconds between pictures; each costs the run nothing but its own time
 WIDEST = 120
 PROMPT_LINES = 4
-TABLE_CAPTION = "acceptance length = 1 + accepted / steps; overhead efficiency = over plain / acceptance length"
+TABLE_CAPTION = "tokens a step: the acceptance length, 1 + accepted / steps"
 
 
 class View:
@@ -127,19 +127,16 @@ class View:
             f": plain, {self._drafter} and Hugging Face's generate. {seconds:.0f} s in all.", style="not bold default"
         )
         self.console.print(verdict)
-        self.console.print(
-            'Next: draftree generate --stats "Write a haiku about the sea."   (one answer, with statistics)',
-            markup=False,
-        )
-        self.console.print("      draftree chat              (a dialogue)")
-        self.console.print("      draftree bench quick       (all methods on the embedded model, with intervals)")
+        self.console.print('Next: draftree generate --stats "Write a haiku about the sea."', markup=False)
+        self.console.print("      draftree chat              a dialogue")
+        self.console.print("      draftree bench quick       all methods on the embedded model")
 
 
 def speed_table(rows: list[dict[str, Any]], total: dict[str, Any], drafter: str) -> Table:
     """One row a kind and one for all together, of `figures`; "-" for ratios that they leave out."""
 
-    def ratio(value: float | None, unit: str = "") -> str:
-        return "-" if value is None else f"{value:.2f}{unit}"
+    def ratio(value: float | None) -> str:
+        return "-" if value is None else f"{value:.2f}"
 
     def speed(row: dict[str, Any], way: str) -> str:
         found = row[f"{way}_tokens_per_second"]
@@ -149,11 +146,9 @@ def speed_table(rows: list[dict[str, Any]], total: dict[str, Any], drafter: str)
         gain = row["speed_up"]
         shown: dict[str, str | Text] = {"kind": row["kind"], "tokens": str(row["tokens"])}
         shown |= {"plain\ntok/s": speed(row, "plain"), f"{drafter}\ntok/s": speed(row, "drafted")}
-        shown |= {"over\nplain": Text(ratio(gain, "x"), style="bold green" if gain and gain >= 1 else "bold")}
-        shown |= {"acceptance\nlength": f"{row['acceptance_length']:.2f}"}
-        shown |= {"overhead\nefficiency": ratio(row["overhead_efficiency"])}
-        shown |= {"HF generate\ntok/s": speed(row, "hf_generate")}
-        shown |= {"over HF\ngenerate": ratio(row["speed_up_over_hf_generate"], "x")}
+        shown |= {"over\nplain": Text(ratio(gain), style="bold green" if gain and gain >= 1 else "bold")}
+        shown |= {"tokens\na step": f"{row['acceptance_length']:.2f}"}
+        shown |= {"HF\ntok/s": speed(row, "hf_generate"), "over\nHF": ratio(row["speed_up_over_hf_generate"])}
         return shown | {"equal": "yes" if row["equal"] else "NO"}
 
     table = Table(box=box.SIMPLE_HEAD, caption=TABLE_CAPTION, caption_justify="left", pad_edge=False)
