@@ -63,10 +63,10 @@ def test_the_cpu_runner_has_no_copy_of_its_own(name):
     runner = open_runner(model, "cpu")
     assert runner.form.startswith("cpu")
     own = {m.panels.untyped_storage().data_ptr() for m in linears_of(model, PackedLinear)}
-    read = [p._panels.untyped_storage().data_ptr() for layer in runner._layers for p in layer._packed]
+    read = [p._parts[0][1].untyped_storage().data_ptr() for layer in runner._layers for p in layer._packed]
     assert set(read) <= own
     tied = name == "llama-tied"
-    assert (runner._head._packed._panels.untyped_storage().data_ptr() in own) != tied
+    assert (runner._head._packed._parts[0][1].untyped_storage().data_ptr() in own) != tied
 
 
 def test_one_copy_of_the_weights_is_alive(demo):
@@ -229,8 +229,8 @@ def test_what_lies_apart_is_copied():
     attention.k_proj = copy.deepcopy(attention.k_proj)
     parts = [attention.q_proj, attention.k_proj, attention.v_proj]
     packed = Packed(parts)
-    assert packed._panels.untyped_storage().data_ptr() != attention.q_proj.panels.untyped_storage().data_ptr()
-    assert torch.equal(packed._panels, torch.cat([m.panels for m in parts]))
+    assert packed._parts[0][1].untyped_storage().data_ptr() != attention.q_proj.panels.untyped_storage().data_ptr()
+    assert torch.equal(packed._parts[0][1], torch.cat([m.panels for m in parts]))
 
 
 @pytest.mark.parametrize(("free", "form"), [(10**6, "eager"), (None, "eager"), (10**12, "cpu")])

@@ -87,6 +87,11 @@ class CompiledLayer:
         lesser._described.skips = int(parts)
         return lesser
 
+    @property
+    def moved(self) -> bool:
+        """Whether the model's memory lies elsewhere by now; torch moves all of it at once."""
+        return bool(self.in_place) and self._packed[0].described.panels != self._at[0]
+
     def follow(self) -> None:
         """Read panels that lie in the model where they are by now, see `Packed.described`."""
         at = [packed.described.panels for packed in self._packed]
@@ -132,8 +137,8 @@ class CompiledStack:
         Behind the last of them nobody reads the first `unread` rows, of a batch of one, so that they may hold anything.
         """
         keys, values = self.stores(angles.cache, x, first, last)
-        for layer in self.layers[first:last]:
-            if layer.in_place:
+        if self.layers[first].moved:
+            for layer in self.layers:
                 layer.follow()
         some = [ctypes.addressof(layer._described) for layer in self.layers[first:last]]
         layers = (c_void_p * len(some))(*some)

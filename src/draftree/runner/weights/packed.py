@@ -135,25 +135,26 @@ class Packed:
                 self._scales = torch.cat([scales for _, scales in small]).float()
             weight = torch.cat([values for values, _ in small]) if small else in_16_bits(side_by_side(linears))
             panels, self.nbytes = to_panels(weight), weight.nbytes
-        self._panels = panels
         self._bias = None if linears[0].bias is None else torch.cat([m.bias.detach() for m in linears]).float()
         self._described = matrix_of(panels, self._bias, outputs, dtype, self._scales)
+        self._parts = [(self._described, panels)]
 
     def _keep_blocks(self, linears: Sequence[Any]) -> None:
         """Read linears in blocks where they are, one matrix beside the other."""
-        self._panels, self.nbytes = linears[0].panels, 0
+        self.nbytes = 0
         self.in_place = {span_of(m.linear.panels if isinstance(m, Stretch) else m.panels) for m in linears}
-        self._kept = [m.panels for m in linears], [None if m.bias is None else m.bias.detach().float() for m in linears]
-        self._matrices = [
-            blocks_matrix(panels, str(form_of(m)), m.in_features, m.out_features, optional_address(bias, torch.float32))
-            for m, panels, bias in zip(linears, *self._kept, strict=True)
-        ]
-        self._described = beside(self._matrices)
+        self._biases = [None if m.bias is None else m.bias.detach().float() for m in linears]
+        self._parts = []
+        for m, bias in zip(linears, self._biases, strict=True):
+            at = optional_address(bias, torch.float32)
+            self._parts.append((blocks_matrix(m.panels, str(form_of(m)), m.in_features, m.out_features, at), m.panels))
+        self._described = beside([matrix for matrix, _ in self._parts])
 
     @property
     def described(self) -> Matrix:
         """What C reads, with panels where they lie by now: torch moves memory that other processes are to share."""
-        self._described.panels = self._panels.data_ptr()
+        for matrix, panels in self._parts:
+            matrix.panels = panels.data_ptr()
         return self._described
 
 
