@@ -14,25 +14,24 @@ enum { PARTS_OF_ROW = 3 };
 typedef struct {
     float unit, sum;                       /* of the row's numbers */
     int32_t whole[PARTS_OF_ROW];           /* sums of the bytes of each part */
-    int32_t halves[2][PARTS_OF_ROW];       /* the same of either half of the block */
+    int32_t first[PARTS_OF_ROW];           /* the same of the first half of the block */
 } RowBlock;
 enum { WORDS_OF_ROW = UNIT / 4 * PARTS_OF_ROW, RECORD = WORDS_OF_ROW + sizeof(RowBlock) / 4 }; /* words of four bytes */
 
-/* Sixteen numbers of a block as whole multiples of its unit: their signed bytes into `bytes` [parts, UNIT], and the sums of these. */
-DOTS_TARGET static inline void lay_half(const float *x, float inverse, int half, int8_t bytes[PARTS_OF_ROW][UNIT], RowBlock *own) {
+/* Sixteen numbers of a block as whole multiples of its unit: their signed bytes into `bytes` [parts, UNIT]. */
+DOTS_TARGET static inline void lay_half(const float *x, float inverse, int half, int8_t bytes[PARTS_OF_ROW][UNIT]) {
     __m512 value = _mm512_mul_ps(_mm512_loadu_ps(x), _mm512_set1_ps(inverse)), limit = _mm512_set1_ps(UNITS(PARTS_OF_ROW));
     value = _mm512_max_ps(_mm512_min_ps(value, limit), _mm512_sub_ps(_mm512_setzero_ps(), limit));
     __m512i rest = _mm512_cvtps_epi32(value); /* to the nearest */
     for (int k = 0; k < PARTS_OF_ROW; k++) {
         __m512i low = _mm512_srai_epi32(_mm512_slli_epi32(rest, 24), 24);
         _mm_storeu_si128((__m128i *)(bytes[k] + half * UNIT / 2), _mm512_cvtepi32_epi8(low));
-        own->halves[half][k] = _mm512_reduce_add_epi32(low);
         rest = _mm512_srai_epi32(_mm512_sub_epi32(rest, low), 8);
     }
 }
 
-/* Tiles [first, last) of at most BLOCK_ROWS rows: for each block the bytes, [UNIT / 4, height, PARTS_OF_ROW, 4], and behind them
- * RowBlock [height]. */
+/* Tiles [first, last) of at most BLOCK_ROWS rows: for each block the bytes, [height, PARTS_OF_ROW, UNIT], and behind them RowBlock
+ * [height]. */
 DOTS_TARGET static void in_blocks_dots(const void *task, int64_t first, int64_t last) {
     const Laying *l = task;
     int64_t tiles = tiles_of(l->rows, BLOCK_ROWS), blocks = l->inputs / UNIT, row = 0;
@@ -54,15 +53,18 @@ DOTS_TARGET static void in_blocks_dots(const void *task, int64_t first, int64_t 
                 int finite = largest < 0x7f800000;
                 if (finite && most < LEAST) most = LEAST;
                 own->unit = finite ? most / UNITS(PARTS_OF_ROW) : most - most;
-                own->sum = _mm512_reduce_add_ps(_mm512_add_ps(upper, lower));
-                int8_t bytes[PARTS_OF_ROW][UNIT];
+                int8_t(*bytes)[UNIT] = (int8_t(*)[UNIT])record + r * PARTS_OF_ROW;
                 float inverse = finite ? UNITS(PARTS_OF_ROW) / most : 0;
-                lay_half(x, inverse, 0, bytes, own);
-                lay_half(x + UNIT / 2, inverse, 1, bytes, own);
+                lay_half(x, inverse, 0, bytes);
+                lay_half(x + UNIT / 2, inverse, 1, bytes);
                 for (int k = 0; k < PARTS_OF_ROW; k++) {
-                    own->whole[k] = own->halves[0][k] + own->halves[1][k];
-                    for (int j = 0; j < UNIT / 4; j++) memcpy(record + (j * height + r) * PARTS_OF_ROW + k, bytes[k] + 4 * j, 4);
+                    uint64_t eights[4]; /* sums of the bytes, each 128 more than it is */
+                    __m256i raised = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)bytes[k]), _mm256_set1_epi8((char)0x80));
+                    _mm256_storeu_si256((__m256i *)eights, _mm256_sad_epu8(raised, _mm256_setzero_si256()));
+                    own->first[k] = (int32_t)(eights[0] + eights[1]) - 128 * UNIT / 2;
+                    own->whole[k] = own->first[k] + (int32_t)(eights[2] + eights[3]) - 128 * UNIT / 2;
                 }
+                own->sum = own->unit * (float)(own->whole[0] + 256 * own->whole[1] + 65536 * own->whole[2]);
             }
     }
 }
@@ -122,19 +124,19 @@ INLINE_DOTS void dots_tile(const Matrix *m, const float *x, int64_t panel, int r
         EACH(half, kind == Q6_K ? 2 : 1) {
             __m512i parts[BLOCK_ROWS][PARTS_OF_ROW];
             EACH(r, rows) EACH(k, PARTS_OF_ROW) { /* numbers are unsigned, so what they are too large by comes first */
-                int32_t sum = kind == Q6_K ? of_rows[r].halves[half][k] : of_rows[r].whole[k];
+                int32_t sum = half ? of_rows[r].whole[k] - of_rows[r].first[k] : kind == Q6_K ? of_rows[r].first[k] : of_rows[r].whole[k];
                 parts[r][k] = OFFSET(kind) ? _mm512_set1_epi32(-OFFSET(kind) * sum) : _mm512_setzero_si512();
             }
             EACH(i, kind == Q6_K ? 2 : 4) {
                 int j = kind == Q6_K ? 2 * half + i : i;
-                const int32_t *four = record + 2 * j * rows * PARTS_OF_ROW;
                 __m512i low, high;
                 FETCH(words + j * LANES * 4 + BLOCK_AHEAD);
                 if (BITS_OF(kind) == 8) FETCH(words + (4 + j) * LANES * 4 + BLOCK_AHEAD);
                 fours_of(kind, words, j, &low, &high);
                 EACH(r, rows) EACH(k, PARTS_OF_ROW) {
-                    parts[r][k] = _mm512_dpbusd_epi32(parts[r][k], low, _mm512_set1_epi32(four[r * PARTS_OF_ROW + k]));
-                    parts[r][k] = _mm512_dpbusd_epi32(parts[r][k], high, _mm512_set1_epi32(four[(rows + r) * PARTS_OF_ROW + k]));
+                    const int32_t *four = record + (r * PARTS_OF_ROW + k) * (UNIT / 4) + 2 * j;
+                    ADD_BYTES(parts[r][k], low, four[0]); /* the intrinsic would load these apart */
+                    ADD_BYTES(parts[r][k], high, four[1]);
                 }
             }
             __m512 scales = scales_of(kind, unit, head, half), minima = scales;
