@@ -67,7 +67,7 @@ def exported(model: str, folder: Path, weights: str) -> Path:
     """The folder with the model in OpenVINO's form, written where it is not there; a RuntimeError where that fails."""
     if folder.is_dir():
         return folder
-    options = ("--task", "text-generation-with-past", "--weight-format", weights, str(folder))
+    options: tuple[str, ...] = ("--task", "text-generation-with-past", "--weight-format", weights, str(folder))
     if weights == "int4":  # the default group of 128 does not divide the inputs of every model
         options = (*options[:-1], "--group-size", "64", options[-1])
     convert_apart("optimum.commands.optimum_cli", "export", "openvino", "--model", model, *options)
