@@ -40,6 +40,7 @@ OTHERS = [
         "structured_output.md",
         "runners.md",
         "engines.md",
+        "gguf.md",
         "methods/README.md",
         "methods/merge.md",
     )

@@ -41,7 +41,7 @@ def rounded(name: str, dtype: torch.dtype) -> Any:
 def held(model: Any) -> set[torch.dtype]:
     """The types that the runner for a model holds its layers' weights in."""
     runner: Any = open_runner(model, "cpu")
-    return {matrix._panels.dtype for layer in runner._layers for matrix in layer._packed}
+    return {matrix._parts[0][1].dtype for layer in runner._layers for matrix in layer._packed}
 
 
 def whole(weight: Tensor) -> Tensor:
