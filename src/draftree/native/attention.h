@@ -49,9 +49,30 @@ INLINE float bent(float score, const Attention *a) {
     return rounded(score * a->cap, a->rounding);
 }
 
-#define SCORES(count) WITH(vector, score_tile, query, a->keys + c * dim, dim, count, scores + c * LANES)
-#define MIXED(count) WITH(vector, value_tile, scores + from * LANES, a->values + from * dim + d, columns - from, dim, count, \
-                          mixed + d * LANES)
+/* Scores of columns [c, columns), of at least `live` query rows; `vector` and `parts` are constants. */
+#define SCORES(count) WITH(vector, score_tile, query, a->keys + c * a->dim, a->dim, parts, count, scores + c * LANES)
+INLINE void score_columns(const Attention *a, const float *query, int64_t c, int64_t columns, int vector, int parts, float *scores) {
+    if (vector == LANES || parts == 1)
+        for (; c + 12 <= columns; c += 12) SCORES(12);
+    for (; c + 4 <= columns; c += 4) SCORES(4);
+    for (; c < columns; c++) SCORES(1);
+}
+
+/* Rows [r, r + rows) of `mixed` [LANES, dim]: columns' values, weighted. `vector` and `rows` are constants. */
+INLINE void mix_rows(const Attention *a, const float *weights, int64_t from, int64_t columns, int vector, int rows, float *mixed) {
+    const float *values = a->values + from * a->dim;
+    int64_t d = 0;
+    if (vector == LANES)
+        for (; d + 4 * LANES <= a->dim; d += 4 * LANES)
+            WITH(vector, value_tile, weights, values + d, columns - from, a->dim, 4, rows, mixed + d);
+    for (; d + LANES <= a->dim; d += LANES) WITH(vector, value_tile, weights, values + d, columns - from, a->dim, 1, rows, mixed + d);
+    for (; d < a->dim; d++)
+        for (int r = 0; r < rows; r++) {
+            float sum = 0;
+            for (int64_t c = 0; c < columns - from; c++) sum += values[c * a->dim + d] * weights[c * LANES + r];
+            mixed[r * a->dim + d] = sum;
+        }
+}
 
 /* Query rows [first, first + LANES) of the group's groups * rows. scratch: (2 * dim + columns) * LANES floats, columns =
  * start + rows. `vector`: floats of the processor's vectors, a constant. */
@@ -75,14 +96,16 @@ INLINE void attend_lanes(const Attention *a, int64_t first, int vector, float *s
         begins[l] = begin < a->start ? begin : a->start;
         from = begins[l] < from ? begins[l] : from;
     }
-    int64_t c = from;
-    if (vector == LANES)
-        for (; c + 12 <= columns; c += 12) SCORES(12);
-    for (; c + 4 <= columns; c += 4) SCORES(4);
-    for (; c < columns; c++) SCORES(1);
+    int64_t c;
+    if (live <= 4) /* processors do more short vectors at a time than long ones */
+        score_columns(a, query, from, columns, 4, 1, scores);
+    else if (live <= 8 && vector >= 8)
+        score_columns(a, query, from, columns, 8, 1, scores);
+    else
+        score_columns(a, query, from, columns, vector, LANES / vector, scores);
     for (int64_t i = from * LANES; i < columns * LANES && a->cap != 0; i++) scores[i] = bent(scores[i], a);
 
-    /* Unseen columns get a score that is never the largest, and later the weight 0. */
+    /* Lanes behind the last row hold anything. Unseen columns get a score that is never the largest, and later the weight 0. */
     const float never = -3e38f;
     int64_t before = a->start - a->back; /* negative where the context is shorter than that */
     for (int64_t l = 0; l < live; l++) {
@@ -116,13 +139,19 @@ INLINE void attend_lanes(const Attention *a, int64_t first, int vector, float *s
         float *s = scores + c * LANES;
         for (int l = 0; l < LANES; l++) s[l] = as_bfloat16(s[l] * sum[l]);
     }
-    int64_t d = 0;
-    if (vector == LANES)
-        for (; d + 12 <= dim; d += 12) MIXED(12);
-    for (; d + 4 <= dim; d += 4) MIXED(4);
-    for (; d < dim; d++) MIXED(1);
+    for (int64_t r = 0; r < live;) {
+        int rows = live - r < 6 ? (int)(live - r) : 6;
+        const float *weights = scores + from * LANES + r;
+        float *to = mixed + r * dim;
+        switch (rows) {
+#define MIX(n) case n: mix_rows(a, weights, from, columns, vector, n, to); break;
+            MIX(1) MIX(2) MIX(3) MIX(4) MIX(5) MIX(6)
+#undef MIX
+        }
+        r += rows;
+    }
     for (int64_t l = 0; l < live; l++) {
         float *out = a->out + (first + l) % a->rows * a->stride + (first + l) / a->rows * dim, scale = a->rounding && a->cap != 0 ? 1.0f : sum[l];
-        for (d = 0; d < dim; d++) out[d] = rounded(mixed[d * LANES + l] * scale, a->rounding);
+        for (int64_t d = 0; d < dim; d++) out[d] = rounded(mixed[l * dim + d] * scale, a->rounding);
     }
 }

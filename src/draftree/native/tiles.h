@@ -108,28 +108,30 @@ INLINE void TILED(unit_tile)(const float *x, const float *numbers, int rows, flo
     EACH(r, rows) EACH(q, PARTS) ((VECTOR *)(sums + r * LANES))[q] = found[r][q];
 }
 
-/* scores[j] = query . keys[j] for `count` columns at once; count is a constant after inlining. */
-INLINE void TILED(score_tile)(const float *query, const float *keys, int64_t dim, int count, float *scores) {
+/* scores[j] = query . keys[j] for `count` columns at once, of the first `parts` vectors of query rows; both are constants after
+ * inlining. */
+INLINE void TILED(score_tile)(const float *query, const float *keys, int64_t dim, int parts, int count, float *scores) {
     VECTOR sums[12][PARTS];
-    EACH(j, count) EACH(q, PARTS) sums[j][q] = (VECTOR){0};
+    EACH(j, count) EACH(q, parts) sums[j][q] = (VECTOR){0};
     for (int64_t d = 0; d < dim; d++) {
         VECTOR own[PARTS];
-        EACH(q, PARTS) own[q] = ((const VECTOR *)(query + d * LANES))[q];
-        EACH(j, count) EACH(q, PARTS) sums[j][q] += own[q] * keys[j * dim + d];
+        EACH(q, parts) own[q] = ((const VECTOR *)(query + d * LANES))[q];
+        EACH(j, count) EACH(q, parts) sums[j][q] += own[q] * keys[j * dim + d];
     }
-    EACH(j, count) EACH(q, PARTS) ((VECTOR *)(scores + j * LANES))[q] = sums[j][q];
+    EACH(j, count) EACH(q, parts) ((VECTOR *)(scores + j * LANES))[q] = sums[j][q];
 }
 
-/* out[j] = sum over columns of weights[c] * values[c][j] for `count` dimensions at once. */
-INLINE void TILED(value_tile)(const float *weights, const float *values, int64_t columns, int64_t dim, int count, float *out) {
-    VECTOR sums[12][PARTS];
-    EACH(j, count) EACH(q, PARTS) sums[j][q] = (VECTOR){0};
+/* out[r] = the sum over columns of weights[c][r] * values[c], of `wide` times LANES dimensions of `rows` rows, both constants
+ * after inlining; rows of the result are `dim` floats apart. */
+INLINE void TILED(value_tile)(const float *weights, const float *values, int64_t columns, int64_t dim, int wide, int rows, float *out) {
+    VECTOR sums[6][4 * PARTS];
+    EACH(r, rows) EACH(q, wide * PARTS) sums[r][q] = (VECTOR){0};
     for (int64_t c = 0; c < columns; c++) {
-        VECTOR own[PARTS];
-        EACH(q, PARTS) own[q] = ((const VECTOR *)(weights + c * LANES))[q];
-        EACH(j, count) EACH(q, PARTS) sums[j][q] += own[q] * values[c * dim + j];
+        VECTOR own[4 * PARTS];
+        EACH(q, wide * PARTS) own[q] = ((const VECTOR *)(values + c * dim))[q];
+        EACH(r, rows) EACH(q, wide * PARTS) sums[r][q] += own[q] * weights[c * LANES + r];
     }
-    EACH(j, count) EACH(q, PARTS) ((VECTOR *)(out + j * LANES))[q] = sums[j][q];
+    EACH(r, rows) EACH(q, wide * PARTS) ((VECTOR *)(out + r * dim))[q] = sums[r][q];
 }
 
 #undef EACH
