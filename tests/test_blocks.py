@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -16,16 +17,18 @@ import pytest
 import torch
 from few import crossed, few
 from generate_driver import same
-from gguf.quants import dequantize
+from gguf.quants import dequantize, quantize
 from gguf_files import random_blocks, write_gguf
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from zoo import MEMBERS, construct
 
 import draftree
 from draftree.drafting.folder import model_hash
 from draftree.gguf import load_gguf
+from draftree.gguf.config import stop_tokens
+from draftree.gguf.recode import OTHERS, recoded
 from draftree.native import LIBRARY, started
 from draftree.native.addresses import address
 from draftree.runner import inspect_model, open_runner
@@ -34,6 +37,7 @@ from draftree.runner.weights.packed import PackedLinear, parameter_count
 
 INPUTS, OUTPUTS = 512, 50
 ROWS = (1, 2, 3, 4, 5, 6, 7, 13, 40)  # tiles of every height, and several
+CHANGED = int(os.environ.get("CHANGED_FILES", "40"))  # 5,000 take four minutes
 SETTINGS = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 
 
@@ -57,6 +61,13 @@ def test_blocks_hold_the_files_numbers_in_its_bits(form: str) -> None:
     assert torch.equal(floats_of(panels, form, INPUTS, torch.arange(OUTPUTS)), reference(form, rows))
     some = torch.tensor([3, 49, 3, 16])
     assert torch.equal(floats_of(panels, form, INPUTS, some), reference(form, rows)[some])
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_formats_are_written_as_others_with_the_same_numbers(form: str) -> None:
+    rows = random_blocks(form, OUTPUTS, INPUTS)
+    other, written = recoded(form, rows)
+    assert torch.equal(reference(other, written), reference(form, rows))
 
 
 @pytest.mark.parametrize(("widest", "form"), crossed([256, 16, 8, 4], FORMATS))
@@ -100,7 +111,7 @@ def written(tmp_path: Path, demo: Any, kind: str, **settings: Any) -> tuple[Any,
     return loaded[0], theirs
 
 
-@pytest.mark.parametrize(("kind", "tied"), crossed(FORMATS, [False, True]))
+@pytest.mark.parametrize(("kind", "tied"), crossed([*FORMATS, *OTHERS], [False, True]))
 def test_the_text_is_that_of_hugging_face(kind: str, tied: bool, demo: Any, tmp_path: Path) -> None:
     ours, theirs = written(tmp_path, demo, kind, tie_word_embeddings=tied)
     theirs.config.quantization_config = None
@@ -198,7 +209,7 @@ def test_changed_files_are_refused_or_load(demo: Any, tmp_path: Path) -> None:
     write_gguf(tmp_path / "t.gguf", construct(MEMBERS["llama"], vocab_size=len(demo.tokenizer)), demo.tokenizer, "Q4_0")
     data, rng = (tmp_path / "t.gguf").read_bytes(), np.random.default_rng(0)
     changed, refused = tmp_path / "c.gguf", 0
-    for number in range(40):
+    for number in range(CHANGED):
         found = bytearray(data)
         for _ in range(1 + number % 4):  # within the header of a few keys, and anywhere
             found[rng.integers(4, 900 if number % 2 else len(data))] = rng.integers(0, 256)
@@ -208,3 +219,96 @@ def test_changed_files_are_refused_or_load(demo: Any, tmp_path: Path) -> None:
             refused -= 1
         refused += 1
     assert refused
+
+
+SIZES = {
+    **{"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "max_position_embeddings": 512},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "rms_norm_eps": 1e-6},
+}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 128}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
+GLOBAL = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+}
+# transformers' name of an architecture, settings beside SIZES, and metadata that says the same.
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "qwen2": ("qwen2", {}, {}),
+    "qwen2-yarn": (
+        "qwen2",
+        {"rope_parameters": YARN},
+        {
+            **{"qwen2__rope__scaling__type": "yarn", "qwen2__rope__scaling__factor": 4.0},
+            "qwen2__rope__scaling__original_context_length": 128,
+        },
+    ),
+    "qwen3": ("qwen3", {}, {}),
+    "llama3": ("llama", {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 8192}}, {}),
+    "phi3": ("phi3", {"pad_token_id": 0, "sliding_window": 40}, {}),
+    "phi3-longrope": (
+        "phi3",
+        {
+            **{"pad_token_id": 0, "original_max_position_embeddings": 128},
+            "rope_parameters": LONG
+            | {"partial_rotary_factor": 0.5, "short_factor": [1.0] * 16, "long_factor": [2.0] * 16},
+        },
+        {},
+    ),
+    "gemma2": ("gemma2", {"sliding_window": 40, "tie_word_embeddings": True}, {}),
+    "gemma3": (
+        "gemma3_text",
+        {"sliding_window": 40, "rope_parameters": GLOBAL, "tie_word_embeddings": True},
+        {"gemma3__rope__scaling__type": "linear", "gemma3__rope__scaling__factor": 8.0},
+    ),
+}
+
+
+def exact(name: str, settings: dict[str, Any], form: str, vocabulary: int) -> Any:
+    """A random model whose matrices hold numbers that the format has."""
+    config = AutoConfig.for_model(name, vocab_size=vocabulary, **SIZES | settings)
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    kind = gguf.GGMLQuantizationType[form]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.08)
+            if parameter.dim() == 2:
+                parameter.copy_(torch.from_numpy(dequantize(quantize(parameter.numpy(), kind), kind)))
+            elif "gemma" not in name:
+                parameter.add_(1)
+    return model
+
+
+@pytest.mark.parametrize("case", ARCHITECTURES)
+def test_architectures_say_what_the_model_says_that_was_written(case: str, demo: Any, tmp_path: Path) -> None:
+    """transformers' own loader leaves scaled positions out, so the model before it was written is the reference."""
+    name, settings, extra = ARCHITECTURES[case]
+    model = exact(name, settings, "Q8_0", len(demo.tokenizer))
+    write_gguf(tmp_path / "tiny.gguf", model, demo.tokenizer, "Q8_0", **extra)
+    loaded = load_gguf(tmp_path / "tiny.gguf")
+    assert loaded is not None
+    ours, tokenizer = loaded
+    assert open_runner(ours, "auto").name == "cpu"
+    state = model.state_dict()
+    assert all(torch.allclose(tensor, state[key], atol=1e-6) for key, tensor in ours.state_dict().items())
+    assert tokenizer.decode(tokenizer("one two").input_ids, skip_special_tokens=True).strip() == "one two"
+    for length in (9, 150):  # within a window, and beyond one and the context before scaling
+        ids = torch.randint(3, 4000, (2, length), generator=torch.Generator().manual_seed(4))
+        told = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), **told)
+        for drafter in (None, draftree.Lookahead()):
+            same(draftree.generate(ours, ids, drafter=drafter, **told).sequences, expected, case)
+    draftree.unpack_weights(ours)
+    same(ours.generate(ids, **told), expected)
+
+
+def test_the_tokens_that_end_a_turn_end_an_answer(demo: Any, tmp_path: Path) -> None:
+    """Files of Gemma and Phi-3 name the end of a text as EOS, and chats end with another token."""
+    model = construct(MEMBERS["llama"], vocab_size=len(demo.tokenizer), **SETTINGS)
+    end = demo.tokenizer.eos_token_id
+    write_gguf(tmp_path / "tiny.gguf", model, demo.tokenizer, tokenizer__ggml__eot_token_id=77)
+    ours, _ = load_gguf(tmp_path / "tiny.gguf") or (None, None)
+    assert ours.generation_config.eos_token_id == sorted({end, 77})
+    metadata = {"tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.tokens": ["a", "<eos>", "<end_of_turn>", "<|end|>"]}
+    assert stop_tokens(metadata | {"tokenizer.ggml.token_type": [1, 3, 3, 1]}) == [1, 2]

@@ -17,22 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from draftree.errors import brief
-from draftree.gguf.reader import GgufFile, TensorInfo, read_gguf
+from draftree.gguf.config import ARCHITECTURES, ROPE_TENSORS, config_of, stop_tokens
+from draftree.gguf.reader import FLOATS, GgufFile, TensorInfo, read_gguf
+from draftree.gguf.recode import OTHERS, recoded
 from draftree.native import load_library
 from draftree.runner.weights.blocks import FORMATS, PackedEmbedding, pack_blocks
 from draftree.runner.weights.packed import PackedLinear
-
-# By GGUF's name of an architecture, transformers' name of the model: those with layers that the `cpu` runner has.
-ARCHITECTURES = {
-    "llama": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "phi3": "phi3",
-    "gemma2": "gemma2",
-    "gemma3": "gemma3_text",
-}
-FLOATS: dict[str, Any] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
-IGNORED = frozenset(("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"))
 
 
 def load_gguf(path: Path) -> tuple[Any, Any] | None:
@@ -50,36 +40,10 @@ def load_gguf(path: Path) -> tuple[Any, Any] | None:
     """
     file = read_gguf(path)
     kinds = {tensor.kind for tensor in file.tensors.values()}
-    known = file.metadata.get("general.architecture") in ARCHITECTURES and kinds <= {*FORMATS, *FLOATS}
+    known = file.metadata.get("general.architecture") in ARCHITECTURES and kinds <= {*FORMATS, *OTHERS, *FLOATS}
     if not known or load_library() is None:
         return None
     return _model(path, file), _tokenizer(path)
-
-
-def config_of(metadata: dict[str, Any], tensors: set[str]) -> Any:
-    """Return the configuration that transformers makes of a file's metadata.
-
-    Raises:
-        ValueError: entries that no configuration can have.
-    """
-    from transformers import AutoConfig
-    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
-
-    architecture = metadata["general.architecture"]
-    name = ARCHITECTURES[architecture]
-    if architecture == "llama" and metadata.get("general.name") == "mistral":
-        architecture = name = "mistral"
-    found: dict[str, Any] = {"tie_word_embeddings": "output.weight" not in tensors}
-    renamed: dict[str, Any] = {"general": GGUF_CONFIG_MAPPING["general"], "tokenizer": GGUF_CONFIG_MAPPING["tokenizer"]}
-    renamed[metadata["general.architecture"]] = GGUF_CONFIG_MAPPING[architecture]
-    for key, value in metadata.items():
-        group, _, rest = key.partition(".")
-        setting = renamed.get(group, {}).get(rest)
-        if setting is not None and setting != -1:
-            found[setting] = value
-    found.setdefault("vocab_size", len(metadata.get("tokenizer.ggml.tokens", ())))
-    found["model_type"] = name
-    return AutoConfig.for_model(**found)
 
 
 def _tokenizer(path: Path) -> Any:
@@ -98,14 +62,14 @@ def _model(path: Path, file: GgufFile) -> Any:
 
     architecture = file.metadata["general.architecture"]
     try:
-        config = config_of(file.metadata, set(file.tensors))
+        config = config_of(file)
         with init_empty_weights(include_buffers=False):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         names = _names(model, architecture, config.num_hidden_layers)
     except Exception as error:  # settings that no model can have end in all kinds of errors
         raise ValueError(f"{str(path)!r} describes no model ({brief(error)}): download it again.") from error
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
-    for name in sorted(file.tensors.keys() - IGNORED):
+    for name in sorted(file.tensors.keys() - ROPE_TENSORS):
         if name not in names:
             raise ValueError(f"{str(path)!r}: the tensor {name!r} is not one of a '{config.model_type}' model.")
         _put(model, names[name], file.tensors[name], name, processor)
@@ -114,6 +78,7 @@ def _model(path: Path, file: GgufFile) -> Any:
     if missing:
         raise ValueError(f"{str(path)!r} lacks weights of {type(model).__name__}: {', '.join(missing[:3])}.")
     model.generation_config = GenerationConfig.from_model_config(model.config)
+    model.generation_config.eos_token_id = stop_tokens(file.metadata)
     return model.eval()
 
 
@@ -143,8 +108,7 @@ def _put(model: Any, name: str, tensor: TensorInfo, gguf_name: str, processor: A
     if tensor.shape != expected:
         raise ValueError(f"The tensor {gguf_name!r} has the shape {list(tensor.shape)}, and not {list(expected)}.")
     if tensor.kind in FLOATS:
-        numbers: Any = tensor.data.view(FLOATS[tensor.kind]).reshape(expected).astype(np.float32)
-        made = np.ascontiguousarray(processor.process(weights=numbers, name=gguf_name).weights)
+        made = np.ascontiguousarray(processor.process(weights=tensor.floats(), name=gguf_name).weights)
         setattr(module, last, nn.Parameter(torch.from_numpy(made)))
         return
     if len(expected) != 2:
@@ -152,11 +116,12 @@ def _put(model: Any, name: str, tensor: TensorInfo, gguf_name: str, processor: A
             f"The tensor {gguf_name!r} has {len(expected)} dimensions and blocks: download the file again."
         )
     rows = processor.process(weights=tensor.data.reshape(expected[0], -1), name=gguf_name).weights  # reorders rows
-    blocks = tensor.kind, expected[1]
-    panels = pack_blocks(np.asarray(rows), *blocks)
+    kind, rows = recoded(tensor.kind, np.asarray(rows))
+    blocks = kind, expected[1]
+    panels = pack_blocks(rows, *blocks)
     packed: nn.Module
     if isinstance(module, nn.Embedding):
-        packed = PackedEmbedding(panels, tensor.kind, *expected)
+        packed = PackedEmbedding(panels, kind, module)
     else:
         packed = PackedLinear(panels, expected[0], module.bias, torch.float32, blocks)
     model.set_submodule(place, packed)

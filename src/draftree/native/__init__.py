@@ -15,7 +15,7 @@ from pathlib import Path
 from draftree.native.structures import Layer, Matrix, Pass, T5Decoder
 
 LIBRARY = Path(__file__).with_name("_draftree.so")
-ABI = 24  # of layers.c
+ABI = 25  # of layers.c
 WIDEST = 256  # floats of the widest registers that it is compiled for: 16 of a vector, 256 of a matrix
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
@@ -58,7 +58,7 @@ def started(found: ctypes.CDLL, widest: int) -> ctypes.CDLL | None:
         return None
     found.layer_norm.argtypes = [c_void_p, c_void_p, c_float, c_int64, c_int64, c_int, c_void_p]
     found.layer_product.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_int64, c_int, c_void_p, c_void_p]
-    found.blocks_pack.argtypes = [c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p]
+    found.blocks_pack.argtypes = [c_int64, c_void_p, *[c_int64] * 4, c_void_p]
     found.blocks_floats.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_void_p]
     found.blocks_pack.restype = found.blocks_floats.restype = None
     found.blocks_panel.argtypes, found.blocks_panel.restype = [c_int64, c_int64], c_int64

@@ -119,7 +119,7 @@ INLINE void expand_any_unit(int kind, const uint8_t *panel, int64_t u, float *nu
 /* ---------------------------------------------------------------- from a file's blocks */
 
 /* Numbers of one output's unit `u` in a file, [UNIT], and its scales as bytes: what scale_at reads of an output. */
-static void read_block(int kind, const uint8_t *row, int64_t u, uint8_t *numbers, uint8_t *scales, uint8_t *head) {
+INLINE void read_block(int kind, const uint8_t *row, int64_t u, uint8_t *numbers, uint8_t *scales, uint8_t *head) {
     static const int sizes[] = {[Q4_0 - Q4_0] = 18, [Q4_1 - Q4_0] = 20, [Q5_0 - Q4_0] = 22, [Q5_1 - Q4_0] = 24,
                                 [Q8_0 - Q4_0] = 34, [Q4_K - Q4_0] = 144, [Q5_K - Q4_0] = 176, [Q6_K - Q4_0] = 210};
     const uint8_t *block = row + (IN_SUPERS(kind) ? u / SUPER : u) * sizes[kind - Q4_0];
@@ -157,7 +157,7 @@ static void read_block(int kind, const uint8_t *row, int64_t u, uint8_t *numbers
 }
 
 /* A panel's outputs from `outputs` rows of a file; zeros behind the last one. */
-static void pack_panel(int kind, const uint8_t *rows, int64_t row_bytes, int64_t inputs, int64_t outputs, uint8_t *panel) {
+INLINE void pack_panel(int kind, const uint8_t *rows, int64_t row_bytes, int64_t inputs, int64_t outputs, uint8_t *panel) {
     memset(panel, 0, panel_bytes(kind, inputs));
     for (int64_t u = 0; u < inputs / UNIT; u++) {
         const uint8_t *head = 0;
@@ -185,5 +185,14 @@ static void pack_panel(int kind, const uint8_t *rows, int64_t row_bytes, int64_t
                 if (bits == 6) more[4 * LANES * (j / 2)] |= (uint8_t)((numbers[l] >> 4) << (4 * (j % 2) + 2 * upper));
             }
         }
+    }
+}
+
+/* The same with the kind as a constant. */
+static void pack_any_panel(int kind, const uint8_t *rows, int64_t row_bytes, int64_t inputs, int64_t outputs, uint8_t *panel) {
+    switch (kind) {
+#define PACK(known) case known: pack_panel(known, rows, row_bytes, inputs, outputs, panel); break;
+        EACH_KIND(PACK)
+#undef PACK
     }
 }

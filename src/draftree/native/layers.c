@@ -5,7 +5,7 @@
 
 #include "kernels.h"
 
-#define ABI 24 /* raised when a signature changes; draftree.native refuses a library of another number */
+#define ABI 25 /* raised when a signature changes; draftree.native refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define HELD_UP 1000000 /* nanoseconds; a share on several threads that takes so much longer than one thread would has waited */
 #define A_PASS 64 /* shares, about */
@@ -131,11 +131,25 @@ void layer_product(const Matrix *m, const float *x, int64_t rows, int64_t thread
 }
 
 /* Rows of weights in blocks, [outputs, row_bytes] as a file has them, to panels. */
-void blocks_pack(int64_t kind, const uint8_t *rows, int64_t row_bytes, int64_t inputs, int64_t outputs, uint8_t *panels) {
-    for (int64_t first = 0; first < outputs; first += LANES, panels += panel_bytes((int)kind, inputs)) {
-        int64_t count = outputs - first < LANES ? outputs - first : LANES;
-        pack_panel((int)kind, rows + first * row_bytes, row_bytes, inputs, count, panels);
+typedef struct {
+    int kind;
+    const uint8_t *rows;
+    int64_t row_bytes, inputs, outputs;
+    uint8_t *panels;
+} Packing;
+
+static void packing_share(const void *task, int64_t first, int64_t last) {
+    const Packing *t = task;
+    for (int64_t panel = first; panel < last; panel++) {
+        int64_t begin = panel * LANES, count = t->outputs - begin < LANES ? t->outputs - begin : LANES;
+        pack_any_panel(t->kind, t->rows + begin * t->row_bytes, t->row_bytes, t->inputs, count,
+                   t->panels + panel * panel_bytes(t->kind, t->inputs));
     }
+}
+
+void blocks_pack(int64_t kind, const uint8_t *rows, int64_t row_bytes, int64_t inputs, int64_t outputs, int64_t threads, uint8_t *panels) {
+    Packing t = {(int)kind, rows, row_bytes, inputs, outputs, panels};
+    spread(packing_share, &t, (outputs + LANES - 1) / LANES, threads, inputs * outputs);
 }
 
 /* Weights of `count` outputs as floats, [count, inputs]: of those that `outputs` lists. */

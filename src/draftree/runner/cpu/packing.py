@@ -99,7 +99,7 @@ def unpack_weights(model: Any) -> None:
                 linear.register_parameter("bias", module.bias)
                 setattr(parent, name, linear.train(module.training))
             elif isinstance(module, PackedEmbedding):
-                setattr(parent, name, nn.Embedding.from_pretrained(module.weight, freeze=False))
+                setattr(parent, name, module.unpacked())
     if getattr(model.config, "tie_word_embeddings", False):
         model.tie_weights()
 

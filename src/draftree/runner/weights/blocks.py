@@ -46,7 +46,8 @@ def pack_blocks(rows: NDArray[np.uint8], form: str, inputs: int) -> Tensor:
     kind, outputs = FORMATS[form][0], len(rows)
     panels = torch.empty(-(-outputs // LANES), library.blocks_panel(kind, inputs), dtype=torch.uint8, device="cpu")
     at = array_address(np.ascontiguousarray(rows), np.uint8)
-    library.blocks_pack(kind, at, rows.shape[1], inputs, outputs, address(panels, torch.uint8))
+    shape = rows.shape[1], inputs, outputs
+    library.blocks_pack(kind, at, *shape, torch.get_num_threads(), address(panels, torch.uint8))
     return panels
 
 
@@ -83,13 +84,16 @@ class PackedEmbedding(nn.Module):
         panels: uint8, see `pack_blocks`.
         form: of `FORMATS`.
         num_embeddings, embedding_dim: as of `nn.Embedding`.
+        stock: the class of transformers or torch that this stands for.
+        scale: by which Gemma multiplies what it looks up.
     """
 
     panels: Tensor
 
-    def __init__(self, panels: Tensor, form: str, tokens: int, width: int) -> None:
+    def __init__(self, panels: Tensor, form: str, like: nn.Embedding) -> None:
         super().__init__()
-        self.form, self.num_embeddings, self.embedding_dim = form, tokens, width
+        self.form, self.num_embeddings, self.embedding_dim = form, like.num_embeddings, like.embedding_dim
+        self.stock, self.scale = type(like), float(getattr(like, "scalar_embed_scale", 1.0))
         self.register_buffer("panels", panels, persistent=False)
 
     @property
@@ -106,7 +110,15 @@ class PackedEmbedding(nn.Module):
         flat = ids.reshape(-1)
         if len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < self.num_embeddings:
             raise IndexError(f"a token id is outside of the vocabulary of {self.num_embeddings}")
-        return floats_of(self.panels, self.form, self.embedding_dim, flat).view(*ids.shape, self.embedding_dim)
+        found = floats_of(self.panels, self.form, self.embedding_dim, flat).view(*ids.shape, self.embedding_dim)
+        return found if self.scale == 1 else found * self.scale
+
+    def unpacked(self) -> nn.Embedding:
+        """Return an ordinary embedding with the same numbers."""
+        scaled: dict[str, Any] = {} if self.stock is nn.Embedding else {"padding_idx": None, "embed_scale": self.scale}
+        made = self.stock(self.num_embeddings, self.embedding_dim, **scaled)
+        made.weight = nn.Parameter(self.weight)
+        return made
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

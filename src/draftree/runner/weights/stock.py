@@ -123,7 +123,8 @@ def _difference(module: nn.Module, stock: nn.Module, dtype: torch.dtype) -> str 
             return "class"
         return _replaced_method(module, stock)
     if type(module) is PackedEmbedding:
-        same = type(stock) is nn.Embedding and (module.num_embeddings, module.embedding_dim) == stock.weight.shape
+        same = type(stock) is module.stock and (module.num_embeddings, module.embedding_dim) == stock.weight.shape
+        same = same and module.scale == getattr(stock, "scalar_embed_scale", 1.0)
         return _replaced_method(module, stock) if same and dtype == torch.float32 else "class"
     if type(module) is not type(stock):
         return "class"
