@@ -84,7 +84,7 @@ def write_gguf(path: Path, model: Any, tokenizer: Any, kind: str = "F32", **extr
             writer.add_tensor(f"rope_factors_{which}.weight", np.array(rope[f"{which}_factor"], np.float32))
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(kinds[architecture], config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(kinds[architecture], len(model.model.layers))
     form = gguf.GGMLQuantizationType[kind]
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:

@@ -205,6 +205,15 @@ def test_tensors_of_another_shape_are_refused(demo: Any, tmp_path: Path) -> None
         load_gguf(tmp_path / "t.gguf")
 
 
+def test_more_layers_than_tensors_are_refused_before_they_are_made(demo: Any, tmp_path: Path) -> None:
+    model = construct(MEMBERS["llama"], vocab_size=len(demo.tokenizer))
+    model.config.num_hidden_layers = 2**31 - 1
+    write_gguf(tmp_path / "t.gguf", model, demo.tokenizer)
+    with pytest.raises(ValueError, match=r"block_count is 2147483647, and there are tensors of 4 blocks"):
+        load_gguf(tmp_path / "t.gguf")
+
+
+@pytest.mark.timeout(3600)
 def test_changed_files_are_refused_or_load(demo: Any, tmp_path: Path) -> None:
     write_gguf(tmp_path / "t.gguf", construct(MEMBERS["llama"], vocab_size=len(demo.tokenizer)), demo.tokenizer, "Q4_0")
     data, rng = (tmp_path / "t.gguf").read_bytes(), np.random.default_rng(0)

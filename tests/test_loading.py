@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -20,9 +22,12 @@ from zoo import MEMBERS, construct
 
 import draftree
 from draftree import models
+from draftree.checkpoints import known_folder
 from draftree.cli import app
 from draftree.cli.where import chosen_model
 from draftree.models import load_model, packaged_model
+from draftree.placement import Placement
+from draftree.runner import open_runner
 
 Refused = Callable[[Sequence[str], str], None]
 ENCODER_DECODERS = ("bart", "marian", "pegasus", "mbart", "m2m_100", "t5")
@@ -140,3 +145,69 @@ def test_the_packaged_model_knows_the_capital_of_france() -> None:
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["text"] == "The capital of France is Paris."
     assert "SmolLM2-135M-Instruct" in done.stderr
+
+
+QUANTIZED = [("llama-tied", "q8_0"), *[(name, "q4_0") for name in ("qwen2", "phi3", "gemma3", "glm4", "olmo2")]]
+
+
+@pytest.mark.parametrize(("family", "form"), few(QUANTIZED, QUANTIZED[:3]))
+def test_folders_are_put_into_blocks(family: str, form: str, demo: Any, tmp_path: Path) -> None:
+    """The text is that of Hugging Face on the rounded weights."""
+    sizes = {"hidden_size": 128, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 32}
+    construct(MEMBERS[family], vocab_size=len(demo.tokenizer), **sizes).save_pretrained(tmp_path)
+    demo.tokenizer.save_pretrained(tmp_path)
+    said: list[str] = []
+    model, _ = load_model(tmp_path, Placement(quantize=form), said.append)
+    assert said == [f"The weights are rounded to {form}: texts are those of the rounded model."]
+    assert not any(type(module) is torch.nn.Linear for module in model.modules())
+    assert open_runner(model, "auto").name == "cpu"
+    ids = torch.randint(3, 4000, (2, 12), generator=torch.Generator().manual_seed(4))
+    told: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
+    drafted = draftree.generate(model, ids, drafter=draftree.Lookahead(), **told).sequences
+    draftree.unpack_weights(model)
+    same(model.generate(ids, attention_mask=torch.ones_like(ids), **told), drafted)
+
+
+def test_what_cannot_be_put_into_blocks(demo: Any, tmp_path: Path, refused: Refused) -> None:
+    construct(MEMBERS["gpt2"], vocab_size=len(demo.tokenizer)).save_pretrained(tmp_path)
+    demo.tokenizer.save_pretrained(tmp_path)
+    refused(["generate", "--model", str(tmp_path), "--quantize", "q4_0", "x"], "this model is of 'gpt2'")
+    refused(["generate", "--quantize", "q8_0", "--dtype", "bfloat16", "x"], "leave dtype out")
+    with pytest.raises(ValueError, match="give q4_0, q8_0, int8"):
+        load_model("embedded", Placement(quantize="q5_0"))
+
+
+HUB = """
+import http.server, sys, threading
+class Hub(http.server.BaseHTTPRequestHandler):
+    def do_HEAD(self, body=b""):
+        found = self.path == "/who/model/resolve/main/a.gguf"
+        self.send_response(200 if found else 404)
+        headers = {"ETag": '"1"', "X-Repo-Commit": "c" * 40} if found else {"X-Error-Code": "EntryNotFound"}
+        for name, value in {**headers, "Content-Length": "4" if found else "0"}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body if found else b"")
+    def do_GET(self):
+        self.do_HEAD(b"GGUF")
+    def log_message(self, *about):
+        pass
+server = http.server.HTTPServer(("127.0.0.1", 0), Hub)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+import os
+os.environ |= {"HF_HOME": sys.argv[1], "HF_HUB_DISABLE_XET": "1"}
+os.environ["HF_ENDPOINT"] = f"http://127.0.0.1:{server.server_port}"
+os.environ.pop("HF_HUB_OFFLINE", None)
+from draftree.checkpoints import known_folder
+print(open(known_folder("who/model:a.gguf")).read())
+server.shutdown()
+print(open(known_folder("who/model:a.gguf")).read(), "again")
+"""
+
+
+def test_gguf_files_of_the_hub(tmp_path: Path) -> None:
+    """A stand-in for the hub has one; the second time it comes from the cache."""
+    done = subprocess.run([sys.executable, "-c", HUB, tmp_path], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["GGUF", "GGUF again"], done.stderr
+    with pytest.raises(ValueError, match=r"no GGUF file 'gone\.gguf': give one, or one on the hub"):
+        known_folder("gone.gguf")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +70,19 @@ def _auto_class(source: str, gguf_file: str | None) -> Any:
 def known_folder(name: str) -> str:
     """Return a folder with a model in it, a GGUF file, or the name of a model on the hub.
 
+    A GGUF file on the hub, `owner/name:file.gguf`, is downloaded if the cache does not have it.
+
     Raises:
         ValueError: no such folder or file, another file, a folder without a model, or no such model on the hub.
     """
     folder = Path(name).expanduser()
     if is_gguf(name):
-        if not folder.is_file():
-            raise ValueError(f"There is no GGUF file {name!r}: give one, or a model folder.")
-        return str(folder)
+        if folder.is_file():
+            return str(folder)
+        repository, colon, file = name.rpartition(":")
+        if not colon or "/" not in repository:
+            raise ValueError(f"There is no GGUF file {name!r}: give one, or one on the hub, NAME:FILE.gguf.")
+        return _file_on_hub(repository, file)
     if folder.is_dir():
         if not any((folder / config).is_file() for config in ("config.json", "adapter_config.json")):
             raise ValueError(f"The folder {name!r} has no config.json: give one that a model was saved into.")
@@ -86,6 +92,28 @@ def known_folder(name: str) -> str:
             f"There is no model folder {name!r}: give a folder with a config.json, a GGUF file, or a hub name."
         )
     return _on_hub(name)
+
+
+def _file_on_hub(repository: str, file: str) -> str:
+    """Return the path of a file of the Hugging Face hub in the cache; it is downloaded if it is not there.
+
+    Raises:
+        ValueError: no such repository or file, or the hub is not reached.
+    """
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
+
+    with suppress(HFValidationError):  # of which the next question says more
+        cached = try_to_load_from_cache(repository, file)
+        if isinstance(cached, str):
+            return cached
+    _on_hub(repository)
+    try:
+        return hf_hub_download(repository, file)
+    except EntryNotFoundError as error:
+        if isinstance(error, LocalEntryNotFoundError):
+            raise ValueError(f"{file!r} of {repository!r} could not be downloaded: see to the network.") from error
+        raise ValueError(f"The model {repository!r} on the Hugging Face hub has no file {file!r}.") from error
 
 
 def _on_hub(name: str) -> str:

@@ -48,7 +48,7 @@ def load_model(
         from draftree.demo_model import embedded
 
         with embedded("chat_4m") as folder:
-            model = _loaded(str(folder), placement, "float32")
+            model = _loaded(str(folder), placement, "float32", report)
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     else:
         name = str(name)
@@ -67,7 +67,7 @@ def load_model(
             )
         tokenizer = _tokenizer(path, name, gguf)  # before the model, which takes long
         dtype = "float32" if gguf and placement.dtype == "auto" else placement.dtype
-        model = _loaded(path, placement, dtype, gguf)
+        model = _loaded(path, placement, dtype, report, gguf)
     return placement.put(model.eval(), report), tokenizer
 
 
@@ -90,8 +90,12 @@ def _gguf_options(path: str, placement: Placement) -> dict[str, str]:
     return {"gguf_file": file.name}
 
 
-def _loaded(name: str, placement: Placement, dtype: str, gguf: dict[str, str] | None = None) -> Any:
+def _loaded(
+    name: str, placement: Placement, dtype: str, report: Callable[[str], None], gguf: dict[str, str] | None = None
+) -> Any:
     """Load a model, quantised and spread over devices already; see `pretrained`."""
+    if placement.blocks is not None:
+        return _in_blocks(name, placement.blocks, report)
     given: dict[str, Any] = {"dtype": dtype, **(gguf or {})}
     if placement.device_map is not None:
         given["device_map"] = placement.device_map
@@ -104,6 +108,18 @@ def _loaded(name: str, placement: Placement, dtype: str, gguf: dict[str, str] | 
     if gguf:  # the weights are ordinary tensors now
         model.hf_quantizer, model.is_quantized = None, False
         del model.config.quantization_config
+    return model
+
+
+def _in_blocks(name: str, form: str, report: Callable[[str], None]) -> Any:
+    """Load a model and put its weights into blocks of few bits."""
+    from draftree.gguf.quantize import check_family, to_blocks
+
+    check_family(name, form.lower())
+    model = pretrained(name, dtype="auto")
+    left = to_blocks(model, form)
+    kept = f"; {len(left)} of its matrices are not, as their rows are no multiple of 32" if left else ""
+    report(f"The weights are rounded to {form.lower()}{kept}: texts are those of the rounded model.")
     return model
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from draftree.errors import did_you_mean, install
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-QUANTIZED = ("int8",)
+BLOCKS = ("q4_0", "q8_0")
+QUANTIZED = (*BLOCKS, "int8")
 SMALL = 2_000_000_000  # parameters below which a CPU computes in float32 what is stored in 16 bits
 CONTROL_GROUP = Path("/sys/fs/cgroup")  # of the container, within one
 
@@ -25,14 +26,20 @@ class Placement:
         dtype: "float32", "bfloat16" or "float16"; "auto" as they are stored, except that a CPU computes small models
             (`SMALL`) in float32 where the memory is there.
         device_map: Hugging Face's, such as "auto" over several devices (needs accelerate); None for one device.
-        quantize: "int8" keeps the weights of the layers' linears in 8 bits (torchao's, needs that and accelerate); they
-            are computed with in the model's type. It is another model that drafts and texts are then of. None for none.
+        quantize: keeps weights in fewer bits, with which texts are those of another model; None for none. "q4_0" and
+            "q8_0" put all weights into blocks of GGUF files, computed with in float32 on a CPU (needs gguf). "int8"
+            keeps the layers' in 8 bits by torchao, computed with in the model's type (needs torchao and accelerate).
     """
 
     device: str = "auto"
     dtype: str = "auto"
     device_map: str | None = None
     quantize: str | None = None
+
+    @property
+    def blocks(self) -> str | None:
+        """The format of blocks that weights are to be put into, such as "Q4_0"; None for none."""
+        return self.quantize.upper() if self.quantize in BLOCKS else None
 
     @property
     def keeps_blocks(self) -> bool:
@@ -53,8 +60,16 @@ class Placement:
             raise ValueError(f"dtype is {self.dtype!r}: choose {', '.join(DTYPES)}.{hint}")
         if self.quantize is not None:
             if self.quantize not in QUANTIZED:
-                raise ValueError(f"quantize is {self.quantize!r}: give int8, or leave it out.")
-            if find_spec("torchao") is None or find_spec("accelerate") is None:
+                raise ValueError(f"quantize is {self.quantize!r}: give {', '.join(QUANTIZED)}, or leave it out.")
+            if self.blocks:
+                if find_spec("gguf") is None:
+                    raise ValueError(f"Weights in blocks need the package gguf: {install('gguf')}.")
+                if not self.keeps_blocks:
+                    raise ValueError(
+                        f"quantize={self.quantize!r} is computed in float32 on a CPU: leave dtype out, and give device "
+                        "cpu, or quantize int8."
+                    )
+            elif find_spec("torchao") is None or find_spec("accelerate") is None:
                 raise ValueError(f"Weights of 8 bits need torchao and accelerate: {install('quantize')}.")
         if self.device_map is not None:
             if self.device != "auto":

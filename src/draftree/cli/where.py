@@ -26,7 +26,8 @@ class Where:
         typer.Option(help="Spread the weights as Hugging Face does: auto, balanced, ...", show_default="one device"),
     ] = None
     quantize: Annotated[
-        str | None, typer.Option(help="int8: keep the layers' weights in 8 bits, by torchao.", show_default="no")
+        str | None,
+        typer.Option(help="Weights in 4 or 8 bits: q4_0 or q8_0 (on a CPU), int8 by torchao.", show_default="no"),
     ] = None
     threads: Threads = None
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from draftree.errors import brief
 from draftree.gguf.config import ARCHITECTURES, ROPE_TENSORS, config_of, stop_tokens
+from draftree.gguf.quantize import tied_head
 from draftree.gguf.reader import FLOATS, GgufFile, TensorInfo, read_gguf
 from draftree.gguf.recode import OTHERS, recoded
 from draftree.native import load_library
@@ -133,9 +134,7 @@ def _tie(model: Any) -> None:
         return
     embedding = model.get_input_embeddings()
     if isinstance(embedding, PackedEmbedding):
-        blocks = embedding.form, embedding.embedding_dim
-        tokens, dtype = embedding.num_embeddings, torch.float32
-        model.lm_head = PackedLinear(embedding.panels, tokens, None, dtype, blocks, saved=False)
+        model.lm_head = tied_head(embedding)
     else:
         weight: Tensor = embedding.weight
         model.lm_head.weight = weight

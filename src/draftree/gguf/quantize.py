@@ -1,0 +1,86 @@
+"""Weights of any supported model in the blocks of GGUF files: `--quantize q4_0` and `q8_0`.
+
+A block has 32 weights and one scale; the package gguf makes them, as llama.cpp does. The embedding and the head, in
+which a model is most sensitive, have 8 bits with both.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftree.native import load_library
+from draftree.runner.eager.parts import FAMILIES
+from draftree.runner.weights.blocks import FORMATS, PackedEmbedding, pack_blocks
+from draftree.runner.weights.packed import PackedLinear
+
+TABLES = "Q8_0"  # the format of embedding and head
+
+
+def check_family(source: str | Path, quantize: str) -> None:
+    """Refuse a model whose layers have no products with blocks, before it is loaded.
+
+    Raises:
+        ValueError: another family, or a package without compiled functions.
+    """
+    from transformers import AutoConfig
+
+    family = AutoConfig.from_pretrained(source).model_type
+    if family not in FAMILIES:
+        raise ValueError(
+            f"--quantize {quantize} is for the families {', '.join(FAMILIES)}, and this model is of '{family}': "
+            "leave it out, or give int8."
+        )
+    if load_library() is None:
+        raise ValueError(f"--quantize {quantize} needs the compiled functions: install draftree beside a C compiler.")
+
+
+@torch.no_grad()
+def to_blocks(model: Any, form: str) -> list[str]:
+    """Put a model's linears and embedding into blocks, in place; what is left is float32.
+
+    Args:
+        model: of a family that the `cpu` runner drives, on the CPU.
+        form: "Q4_0" or "Q8_0".
+
+    Returns:
+        Names of linears whose inputs are no multiple of 32, which are left as numbers.
+    """
+    embedding, head, left = model.get_input_embeddings(), model.get_output_embeddings(), []
+    tied = head.weight is embedding.weight
+    names = {module: name for name, module in model.named_modules()}
+    for module, name in names.items():
+        if type(module) is not nn.Linear or (tied and module is head):
+            continue
+        kind = TABLES if module is head else form
+        if module.in_features % FORMATS[kind][1]:
+            left.append(name)
+            continue
+        panels = _packed(module.weight, kind)
+        bias = None if module.bias is None else nn.Parameter(module.bias.float())
+        blocks = kind, module.in_features
+        model.set_submodule(name, PackedLinear(panels, module.out_features, bias, torch.float32, blocks))
+    if embedding.embedding_dim % FORMATS[TABLES][1] == 0:
+        packed = PackedEmbedding(_packed(embedding.weight, TABLES), TABLES, embedding)
+        model.set_submodule(names[embedding], packed)
+        if tied:
+            model.set_submodule(names[head], tied_head(packed))
+    model.float()
+    return left
+
+
+def tied_head(embedding: PackedEmbedding) -> PackedLinear:
+    """Return a head that reads the panels of the embedding."""
+    blocks = embedding.form, embedding.embedding_dim
+    return PackedLinear(embedding.panels, embedding.num_embeddings, None, torch.float32, blocks, saved=False)
+
+
+def _packed(weight: Tensor, form: str) -> Tensor:
+    from gguf import GGMLQuantizationType
+    from gguf.quants import quantize
+
+    rows = quantize(weight.float().numpy(), GGMLQuantizationType[form])
+    return pack_blocks(rows, form, weight.shape[1])
