@@ -124,7 +124,7 @@ def test_the_text_is_that_of_hugging_face(kind: str, tied: bool, demo: Any, tmp_
     assert state.keys() - ours.state_dict().keys() == ({"lm_head.weight"} if tied else set())
     assert all(torch.equal(tensor, state[name]) for name, tensor in ours.state_dict().items())
     assert open_runner(ours, "auto").name == "cpu"
-    assert open_runner(ours, "auto").copied.nbytes == 0
+    assert open_runner(ours, "auto").copied_bytes == 0
     ids = torch.randint(3, 4000, (3, 17), generator=torch.Generator().manual_seed(4))
     mask = torch.ones_like(ids)
     mask[1, :6] = 0

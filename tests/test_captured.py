@@ -372,7 +372,7 @@ def test_a_model_that_is_too_large_to_copy_is_let_go(monkeypatch: pytest.MonkeyP
     model = copy.deepcopy(build("llama"))
     runner = open_runner(model, "cuda_graphs")
     Run(runner, (21,)).prefill()
-    assert runner.copied.nbytes == 0
+    assert runner.copied_bytes == 0
     alive = weakref.ref(model)
     del model, runner
     gc.collect()

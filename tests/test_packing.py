@@ -197,7 +197,7 @@ def test_in_bfloat16_it_computes_saves_and_goes_back_too():
     pack_weights(model)
     runner = open_runner(model)
     assert runner.form.startswith("cpu")
-    assert runner.copied.nbytes < copied.copied.nbytes / 4, "panels are read where they are"
+    assert runner.copied_bytes < copied.copied_bytes / 4, "panels are read where they are"
     assert torch.equal(generate(model, ids, runner=runner, max_new_tokens=12).sequences, expected)
     with torch.no_grad():
         torch.testing.assert_close(model(ids).logits, stock(ids).logits, rtol=0.05, atol=0.05)
@@ -246,7 +246,7 @@ def test_large_models_are_copied_where_memory_is_plenty(free, form, monkeypatch)
 def test_the_eager_runner_reads_panels_as_they_lie():
     model = packed_copy("llama")
     runner = open_runner(model, "eager")
-    assert runner.copied.nbytes == 0
+    assert runner.copied_bytes == 0
     assert type(runner._layers[0]._qkv) is product.StockProduct, "which unpacks nothing"
 
 
@@ -271,7 +271,7 @@ def test_what_cannot_be_packed_is_refused(monkeypatch):
 )
 def test_copies_of_weights_are_told_in_one_line(name, choice, monkeypatch, caplog):
     model = copy.deepcopy(build(name))
-    assert open_runner(copy.deepcopy(model), choice).copied.nbytes > 50_000
+    assert open_runner(copy.deepcopy(model), choice).copied_bytes > 50_000
     assert not caplog.messages  # so few that nobody asks
     monkeypatch.setattr(runners, "MUCH", 50_000)
     runner = open_runner(model, choice)
@@ -285,15 +285,15 @@ def test_copies_of_weights_are_told_in_one_line(name, choice, monkeypatch, caplo
     ]
     linears = set(linears_of(runner.target.decoder, torch.nn.Linear)) - (set(stock) if choice == "cpu" else set())
     copied = sum(m.weight.nbytes for m in linears)
-    assert runner.copied.nbytes == copied + model.get_output_embeddings().weight.nbytes
+    assert runner.copied_bytes == copied + model.get_output_embeddings().weight.nbytes
 
 
 def test_a_packed_model_has_nothing_to_tell_of_but_a_tied_head(monkeypatch, caplog):
     monkeypatch.setattr(runners, "MUCH", 1)
-    assert open_runner(packed_copy("llama"), "cpu").copied.nbytes == 0
+    assert open_runner(packed_copy("llama"), "cpu").copied_bytes == 0
     assert not caplog.messages
     tied = packed_copy("llama-tied")
-    assert open_runner(tied, "cpu").copied.nbytes == tied.lm_head.weight.nbytes
+    assert open_runner(tied, "cpu").copied_bytes == tied.lm_head.weight.nbytes
     assert "pack_weights" not in caplog.messages[0]
 
 
@@ -301,7 +301,7 @@ def test_a_packed_model_has_nothing_to_tell_of_but_a_tied_head(monkeypatch, capl
 def test_a_runner_in_place_copies_no_weight(name, kind):
     model = copy.deepcopy(build(name))
     runner = open_runner(model, "in_place")
-    assert (runner.name, runner.copied.nbytes) == (kind, 0)
+    assert (runner.name, runner.copied_bytes) == (kind, 0)
     linears = {span_of(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
     assert linears <= runner.copied.in_place if kind == "in_place" else runner.copied.checksums is None
     ids = torch.tensor(prompts((9,)))

@@ -90,7 +90,7 @@ def test_answers_are_those_of_32_bits(name: str, dtype: torch.dtype, monkeypatch
         other = copy.deepcopy(model)
         large = open_runner(other, "cpu")
         expected = draftree.generate(other, ids, runner="cpu", max_new_tokens=12)
-    assert small.copied.nbytes == large.copied.nbytes / 2
+    assert small.copied_bytes == large.copied_bytes / 2
     assert torch.equal(out.sequences, expected.sequences)
 
 

@@ -169,26 +169,6 @@ def test_layers_in_another_order(name: str) -> None:
         answer(model, expected=expected, pruner=EarlyPruning(head))
 
 
-def test_a_copy_that_a_thread_makes_in_the_middle_of_a_pass() -> None:
-    model, copies = copy.deepcopy(build("llama")), []
-    drafting = model.model.layers[2].mlp  # whose forward is another while a part of the model drafts
-
-    def copied(*_: Any) -> None:
-        if not copies and "forward" in vars(drafting):
-            thread = threading.Thread(target=lambda: copies.append(copy.deepcopy(model)))
-            thread.start()
-            thread.join()
-
-    handle = model.model.layers[3].self_attn.register_forward_hook(copied)
-    expected = hf(build("llama"), IDS)
-    assert torch.equal(answer(model, drafter=SelfSpeculative(skip_attention=[1], skip_mlp=[1, 2])), expected)
-    handle.remove()
-    (made,) = copies
-    made.model.layers[3].self_attn._forward_hooks.clear()  # the one above
-    assert torch.equal(made(IDS).logits, model(IDS).logits)
-    assert torch.equal(answer(made), expected)
-
-
 @pytest.mark.parametrize("rows", ["one", "several"])
 def test_what_acts_by_the_number_of_rows_is_refused(rows: str) -> None:
     """A control vector while decoding alone, or on prompts alone: a tree has several rows where decoding has one."""
@@ -203,37 +183,6 @@ def test_what_acts_by_the_number_of_rows_is_refused(rows: str) -> None:
     model.model.layers[1].register_forward_hook(steered)
     with pytest.raises(ValueError, match="are not those of its branches"):
         answer(model, drafter=draftree.PromptLookup())
-
-
-class Scaled(nn.Module):
-    """Around a part of a layer; what it multiplies by is no parameter, buffer or setting."""
-
-    def __init__(self, part: nn.Module) -> None:
-        super().__init__()
-        self.part, self.factors = part, torch.ones(1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.part(x) * self.factors
-
-
-@pytest.mark.parametrize("way", ["module", "closure"])
-def test_no_prefix_is_kept_where_the_users_code_computes(way: str) -> None:
-    model = copy.deepcopy(build("llama"))
-    layer: Any = model.model.layers[1]
-    factors = torch.ones(1)
-    if way == "module":
-        layer.mlp = Scaled(layer.mlp)
-        factors = layer.mlp.factors
-    else:
-        usual = layer.mlp.forward
-        layer.mlp.forward = lambda x: usual(x) * factors
-    with draftree.Engine(model, slots=2, keep_prefixes=True) as engine:
-        for factor in (1.0, -1.5):
-            factors.fill_(factor)
-            request = engine.add(IDS[0].tolist(), max_new_tokens=8)
-            engine.run()
-            assert request.reused == 0
-            assert request.tokens == hf(model, IDS, max_new_tokens=8)[0, IDS.shape[1] :].tolist(), factor
 
 
 @pytest.mark.parametrize("part", ["head", "embedding"])
@@ -278,111 +227,6 @@ def test_a_window_that_no_layer_reads(name: str, setting: str) -> None:
     assert torch.equal(inside, hf(model, IDS[:, :12], max_new_tokens=12))
     with pytest.raises(ValueError, match="context of 24"):
         answer(model)
-
-
-def test_opening_models_leaves_the_generator_to_other_threads() -> None:
-    model, ended = build("llama"), threading.Event()
-    configs = [copy.deepcopy(model.config) for _ in range(8)]
-    drawn: list[tuple[float, ...]] = []
-
-    def sample() -> None:
-        while not ended.is_set():
-            drawn.append(tuple(torch.rand(4).tolist()))
-
-    sampling = threading.Thread(target=sample)
-    sampling.start()
-    try:
-        for i, config in enumerate(configs):
-            config.name_or_path = str(i)  # not known yet
-            alteration(LlamaForCausalLM(config))
-    finally:
-        ended.set()
-        sampling.join()
-    assert len(drawn) == len(set(drawn)) > 0
-    zoo = [build(name) for name in MEMBERS]
-    before = torch.get_rng_state()
-    for each in zoo:
-        alteration(each)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def scaled(module: Any, output: Any) -> Any:
-    return 1.5 * output if type(module) is LlamaMLP else output
-
-
-class Standing:
-    """Stands for a method of a class."""
-
-    def __init__(self, method: Any) -> None:
-        self.method = method
-
-    def __get__(self, module: Any, kind: Any = None) -> Any:
-        return self if module is None else lambda *args, **kwargs: 1.5 * self.method(module, *args, **kwargs)
-
-
-@pytest.mark.parametrize("name", ["forward", "__call__", "_call_impl"])
-def test_classes_that_are_patched_before_anything_is_opened(name: str) -> None:
-    """In a process of its own, as torch itself is changed."""
-
-    def patched() -> None:
-        model = copy.deepcopy(build("llama"))
-        before = model(IDS).logits
-        stock._seen.clear()  # as if no model had been looked at
-        stock._stocks.clear()
-        if name == "forward":
-            LlamaMLP.forward = Standing(LlamaMLP.forward)  # type: ignore[assignment]
-        else:
-            call = getattr(nn.Module, name)
-            setattr(nn.Module, name, lambda self, *args, **kwargs: scaled(self, call(self, *args, **kwargs)))
-        assert not torch.equal(model(IDS).logits, before)
-        assert torch.equal(answer(model), hf(model, IDS))
-
-    done = forked(patched)
-    assert done.status == 0, done.err[-2000:]
-
-
-def test_what_a_hook_reads_is_looked_at_before_every_text() -> None:
-    """A coefficient that is no setting of a module: at 0 the hook does nothing, later it steers the last row alone."""
-    model, steering, coefficient = copy.deepcopy(build("llama")), torch.randn(64), [0.0]
-
-    def steer(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        return torch.cat([output[:, :-1], output[:, -1:] + coefficient[0] * steering], 1)
-
-    model.model.layers[1].register_forward_hook(steer)
-    expected = hf(model, IDS)
-    engine = draftree.Engine(model, runner="hooked")
-    for _ in range(2):
-        assert torch.equal(answer(model, expected=expected), expected)
-        engine.add(IDS[0].tolist(), max_new_tokens=4)
-        engine.run()
-    coefficient[0] = 5.0
-    custom = draftree.custom_generate(draftree.Lookahead())
-    for ask in (
-        lambda: answer(model, expected=expected),
-        lambda: model.generate(IDS, custom_generate=custom, do_sample=False, max_new_tokens=4),
-        lambda: engine.add(IDS[0].tolist(), max_new_tokens=4),
-    ):
-        with pytest.raises(ValueError, match="are not those of its branches"):
-            ask()
-    coefficient[0] = 0.0
-    assert torch.equal(answer(model, expected=expected), expected)
-
-
-class Preparing(LlamaForCausalLM):
-    """Changes what a pass gets."""
-
-    def prepare_inputs_for_generation(self, input_ids: Tensor, **given: Any) -> Any:
-        prepared = super().prepare_inputs_for_generation(input_ids, **given)
-        return prepared | {"input_ids": prepared["input_ids"].clamp(max=50)}
-
-
-def test_inputs_that_the_model_prepares_otherwise_are_refused() -> None:
-    model = construct(MEMBERS["llama"])
-    usual = model.prepare_inputs_for_generation
-    model.prepare_inputs_for_generation = lambda ids, **given: usual(ids.clamp(max=50), **given)
-    for one in (Preparing(model.config).eval(), model):
-        with pytest.raises(ValueError, match="has a prepare_inputs_for_generation of its own"):
-            answer(one)
 
 
 @pytest.mark.parametrize("family", ["llama", "t5"])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from draftree.runner.target import inspect_model
 from draftree.runner.weights.blocks import PackedEmbedding
-from draftree.runner.weights.checksum import span_of, tensors_checksum
+from draftree.runner.weights.fingerprint import fingerprint, parts_of
 from draftree.runner.weights.packed import PackedLinear
 
 
@@ -26,7 +26,7 @@ class Base:
     model_type: str  # Hugging Face's name of the family
 
 
-_hashes: weakref.WeakKeyDictionary[Any, tuple[bytes, str]] = weakref.WeakKeyDictionary()
+_hashes: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
 
 
 def model_hash(model: Any) -> str:
@@ -41,18 +41,18 @@ def model_hash(model: Any) -> str:
     packed: dict[str, Any] = {}
     for name, module in model.named_modules():  # a tied head counts as its embedding, as among parameters
         if isinstance(module, PackedLinear | PackedEmbedding):
-            places = {span_of(other.panels) for other in packed.values()}
-            packed |= {} if span_of(module.panels) in places else {f"{name}.weight": module}
-    named = [(name, part) for name, parameter in model.named_parameters() for part in _parts(parameter)]
+            places = {other.panels.data_ptr() for other in packed.values()}
+            packed |= {} if module.panels.data_ptr() in places else {f"{name}.weight": module}
+    named = [(name, part) for name, parameter in model.named_parameters() for part in parts_of(parameter)]
     parameters = sorted([*named, *((name, m.panels) for name, m in packed.items())], key=lambda pair: pair[0])
     if any(parameter.is_meta for _, parameter in parameters):
         raise ValueError(
             "The model's weights are offloaded, so nobody can tell whose they are: load the drafter with "
             "same_weights=False, or the model without offloading."
         )
-    checksum = tensors_checksum(parameter for _, parameter in parameters)
+    known = fingerprint(model)
     held = _hashes.get(model)
-    if held is not None and held[0] == checksum:
+    if held is not None and held[0] == known:
         return held[1]
     digest = hashlib.sha256()
     for name, parameter in parameters:
@@ -62,15 +62,8 @@ def model_hash(model: Any) -> str:
             parameter = parameter.detach().float()
         digest.update(f"{name} {list(parameter.shape)} {parameter.dtype}\n".encode())
         digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    _hashes[model] = (checksum, digest.hexdigest())
+    _hashes[model] = (known, digest.hexdigest())
     return digest.hexdigest()
-
-
-def _parts(parameter: Tensor) -> list[Tensor]:
-    """A parameter, or the tensors that one of another class is made of, as quantised ones are."""
-    if type(parameter) in (nn.Parameter, Tensor) or not hasattr(parameter, "__tensor_flatten__"):
-        return [parameter]
-    return [part for name in parameter.__tensor_flatten__()[0] for part in _parts(getattr(parameter, name))]
 
 
 def base_of(model: Any) -> Base:

@@ -18,7 +18,6 @@ from draftree.engine.limits import as_seed, check_mask
 from draftree.engine.request import Emitted, Rules
 from draftree.engine.stats import RunStats
 from draftree.errors import given_as
-from draftree.runner import try_again
 
 MOST_SLOTS = 64  # larger batches queue, so that the cache stays bounded
 MOST_COLUMNS = 1 << 15  # of the cache to begin with, all slots together; it grows with what is really needed
@@ -135,7 +134,6 @@ def run_batch(
     slots = min(len(rows), MOST_SLOTS)
     capacity = min(length, MOST_COLUMNS // slots)
     with Engine(model, replace(config, slots=slots, capacity=capacity, closed=True)) as engine:
-        engine.slots.just_compared = True
         requests = []
         for row in rows:
             if streamer is not None and not prompt_streamed:
@@ -150,7 +148,6 @@ def run_batch(
                     on_token=None if streamer is None else put,
                 )
             )
-        try_again(engine.runner)
         engine.run()
         stats = RunStats([request.stats for request in requests], engine.runner.name)
     for request in requests:

@@ -155,10 +155,7 @@ class Engine:
         # Only the first request after a pause checks the model. One that comes later must not wait for a step to end.
         with nullcontext() if self.busy else self._turn:
             if not self.busy:  # no other thread has added one meanwhile
-                compared, drafter = self.slots.just_compared, self.config.drafter
                 self.slots.check_model()
-                if not compared and drafter is not None and drafter.acceptance is not None:
-                    drafter.bind(self.target, eos_token_ids=eos_token_ids(self.model))  # its model may have changed
             with self._adding:
                 self._open[request] = None
                 self.waiting.append(request)

@@ -22,7 +22,7 @@ from draftree.engine.recorder import Recorder
 from draftree.engine.stats import RunStats
 from draftree.grammar import CompiledGrammar
 from draftree.pruning import EarlyPruning, LossyCALM
-from draftree.runner import Runner, Target, open_current
+from draftree.runner import Runner, Target, open_runner
 from draftree.runner.target import rows_of
 from draftree.shaping import Shape
 
@@ -111,7 +111,7 @@ def generate(
         "eos_token_id": eos_token_id,
     }
     with ended(streamer):
-        opened = open_current(model, runner)
+        opened = open_runner(model, runner)
         target = opened.target
         _check_ids(input_ids, attention_mask)
         input_ids = input_ids.long()

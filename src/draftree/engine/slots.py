@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from draftree.drafting.base import Place
 from draftree.engine.request import Request
 from draftree.errors import ModelChangedError
-from draftree.runner import Runner, try_again
+from draftree.runner import Runner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.layout.positions import is_length_dependent
-from draftree.runner.weights.users_code import runs_users_code
+from draftree.runner.weights.fingerprint import fingerprint
+from draftree.runner.weights.stock import has_hooks
 
 CHEAP_PADDING = 32  # rows of padding that cost no more than a pass of their own would
 
@@ -44,11 +45,10 @@ class Slots:
         cache: keys and values, by slot.
         encoder: cross attention of an encoder-decoder, by slot; None for other models.
         keeps: whether free slots keep what they hold. Where keys depend on more than the tokens before them
-            (encoder-decoders, rotary angles that depend on the text's length, the user's hooks and code) they never do.
+            (encoder-decoders, rotary angles that depend on the text's length, hooks) they never do.
 
     Attributes:
         mixed: whether an error or Ctrl-C left requests half way between two slots, so that all of them must end.
-        just_compared: whether whoever made the engine has just compared the model, so that the next check need not.
     """
 
     def __init__(self, runner: Runner, cache: SlotCache, encoder: EncoderState | None, *, keeps: bool) -> None:
@@ -57,14 +57,13 @@ class Slots:
         self.encoder = encoder
         self.keeps = keeps and encoder is None
         if self.keeps:
-            model = runner.target.model
-            self.keeps = not runs_users_code(model) and not any(map(is_length_dependent, model.modules()))
+            modules = list(runner.target.model.modules())
+            self.keeps = not any(map(has_hooks, modules)) and not any(map(is_length_dependent, modules))
         self.running: list[Request] = []  # request i lives in slot i
         self.reading = 0  # the last so many of them have prompt tokens that are not in the cache yet
         self._kept: dict[int, Kept] = {}  # by free slot
         self._clock = itertools.count()
-        self._read_by = self._weights_in_place()  # by which weights prompts were read
-        self.just_compared = False
+        self._read_by = fingerprint(runner.target.model)  # by which weights prompts were read
         self.mixed = False
 
     @property
@@ -263,28 +262,17 @@ class Slots:
     def check_model(self) -> None:
         """Refuse to answer as a model that has changed, and keep nothing that older weights computed.
 
-        It takes as long as a step of decoding, so it is for a request that comes while none waits or runs.
-
         Raises:
-            ModelChangedError: it has changed.
-            ValueError: it was put into a training mode in which no two passes agree, or code of its user's own in it
-                now does what trees do not survive.
+            ModelChangedError: it has changed, and the runner holds copies of its weights.
+            ValueError: it was put into a training mode in which no two passes agree.
         """
-        if self.just_compared:
-            self.just_compared = False
-            return
         self.runner.target.refuse_training()
         if self.runner.outdated:
             raise ModelChangedError
-        try_again(self.runner)
-        weights = self._weights_in_place()
+        weights = fingerprint(self.runner.target.model)
         if weights != self._read_by:
             self._kept.clear()
             self._read_by = weights
-
-    def _weights_in_place(self) -> list[bytes]:
-        """Checksums of the weights that are read where they lie, as far as anything that they computed is kept."""
-        return self.runner.copied.in_place_checksums(self.runner.target.model) if self.keeps else []
 
 
 def _holds(kept: Kept, other: Kept) -> bool:

@@ -29,7 +29,7 @@ from draftree.integrations.batched_processors import processors_by_request
 from draftree.integrations.caller import given_to_generate
 from draftree.integrations.model_inputs import check_inputs
 from draftree.pruning import EarlyPruning, LossyCALM
-from draftree.runner import Runner, open_current
+from draftree.runner import Runner, open_runner
 from draftree.shaping import Shape
 
 
@@ -121,7 +121,7 @@ def custom_generate(
                 )
             if streamer is not None and called.get("streamer") is not None:
                 raise ValueError("generate and draftree.custom_generate both have a streamer: give it to one of them.")
-            opened = open_current(model, runner)
+            opened = open_runner(model, runner)
             target = opened.target
             length, eos, criteria = split_criteria(stopping_criteria)
             if stop_strings is not None:

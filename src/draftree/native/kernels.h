@@ -2,7 +2,6 @@
  * the table of functions by which a kind is chosen when the library is loaded. */
 #include "products.h"
 
-#include "checksum.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define X86 1
@@ -133,7 +132,7 @@ typedef void (*Share)(const void *task, int64_t first, int64_t last); /* panels 
 
 /* The functions for one kind of processor. */
 typedef struct {
-    Share laying, product, gating, attending, attending_t5, checksum;
+    Share laying, product, gating, attending, attending_t5;
     /* As laying, for DOTS, BYTES, TILES and FLOAT_TILES, BYTE_TILES, BLOCKS; or NULL. */
     Share in_pairs, in_bytes, in_halves, in_parts, in_blocks;
     int64_t most; /* rows of a tile */

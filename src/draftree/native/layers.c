@@ -5,7 +5,7 @@
 
 #include "kernels.h"
 
-#define ABI 25 /* raised when a signature changes; draftree.native refuses a library of another number */
+#define ABI 26 /* raised when a signature changes; draftree.native refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define HELD_UP 1000000 /* nanoseconds; a share on several threads that takes so much longer than one thread would has waited */
 #define A_PASS 64 /* shares, about */
@@ -178,12 +178,6 @@ static void gate_rows(const Matrix *gate, const Matrix *up, const float *x, int6
     }
     Gating t = {gate, up, kind, together ? laid(gate, kind, x, rows, p->threads, p->laid) : 0, rows, gelu, gated, raised};
     spread(kernels.gating, &t, panels_of(gate), p->threads, 2 * rows * gate->inputs * gate->outputs);
-}
-
-/* A number for each block of BLOCK_WORDS words, of which the last may be shorter. */
-void weights_checksum(const uint32_t *words, int64_t count, int64_t threads, uint64_t *sums) {
-    Checksum t = {words, count, sums};
-    spread(kernels.checksum, &t, (count + BLOCK_WORDS - 1) / BLOCK_WORDS, threads, count);
 }
 
 /* From hidden states x [batch * rows, hidden] to rotated queries, and keys and values in the cache. */

@@ -242,9 +242,6 @@ INLINE void t5_attending_share(const T5Attending *t, int64_t first, int64_t last
     target static void attending_##name(const void *task, int64_t first, int64_t last) {                          \
         attending_share(task, first, last, vector);                                                               \
     }                                                                                                             \
-    target static void checksum_##name(const void *task, int64_t first, int64_t last) {                           \
-        checksum_share(task, first, last);                                                                        \
-    }                                                                                                             \
     target static void norm_##name(const float *x, const float *weight, float epsilon, int64_t rows,              \
                                    int64_t width, int add, int rounding, float *out) {                            \
         norm_rows(x, weight, epsilon, rows, width, add, rounding, out);                                           \
@@ -262,7 +259,6 @@ INLINE void t5_attending_share(const T5Attending *t, int64_t first, int64_t last
         .gating = gating_##name,                                                                                  \
         .attending = attending_##name,                                                                            \
         .attending_t5 = attending_t5_##name,                                                                      \
-        .checksum = checksum_##name,                                                                              \
         .most = MOST_ROWS(vector),                                                                                \
         .norm = norm_##name,                                                                                      \
         .rotate = rotate_##name,                                                                                  \

@@ -25,10 +25,7 @@ from draftree.runner.hooked.families import TESTED_FAMILIES
 from draftree.runner.hooked.runner import HookedRunner
 from draftree.runner.own_thread import lock_of
 from draftree.runner.target import Target, inspect_model, offloaded, unwrapped
-from draftree.runner.weights.checksum import Span, weights_checksums
 from draftree.runner.weights.packed import MUCH, packed
-from draftree.runner.weights.stock import state_of
-from draftree.runner.weights.users_code import runs_users_code
 
 __all__ = [
     "CpuRunner",
@@ -42,11 +39,9 @@ __all__ = [
     "check_choice",
     "choose",
     "inspect_model",
-    "open_current",
     "open_runner",
     "pack_own",
     "pack_weights",
-    "try_again",
     "unpack_weights",
 ]
 
@@ -81,6 +76,11 @@ def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
             inspect_model(model)  # says what is wrong with it
         if choice.target.model is not unwrapped(model):
             raise ValueError("This runner was opened for another model: open one for this model, or give its name.")
+        if choice.outdated:
+            raise ValueError(
+                "The model has changed since this runner was opened, which would answer as it was: open it again, or "
+                "give its name."
+            )
         return choice
     check_choice(choice)
     if not isinstance(model, nn.Module):
@@ -95,11 +95,9 @@ def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
                 held.clear()  # first of all, as their copies of the weights take memory that new ones need
             with lock_of(unwrapped(model)):  # no pass of another thread may have its hooks there while it is looked at
                 target = inspect_model(model)
-                state = state_of(target.model)
             way = choose(target, choice)
             if way.name not in held:
                 held[way.name] = _open(target, way)
-                held[way.name].copied.state = state
             held[choice] = held[way.name]
         return held[choice]
 
@@ -112,34 +110,6 @@ def check_choice(choice: str) -> None:
     """
     if choice not in CHOICES:
         raise ValueError(f"runner is {choice!r}: choose {', '.join(map(repr, CHOICES[:-1]))} or {CHOICES[-1]!r}.")
-
-
-def open_current(model: Any, choice: str | Runner = "auto") -> Runner:
-    """`open_runner` for a text that begins now: the model must be as it was when a runner given here was opened.
-
-    Raises:
-        TypeError, ValueError: as `open_runner`, a model that has changed since its runner was opened, or one in a
-            training mode in which no two passes agree.
-    """
-    opened = open_runner(model, choice)
-    opened.target.refuse_training()
-    if opened is choice and opened.outdated:
-        raise ValueError(
-            "The model has changed since this runner was opened, which would answer as it was: open it again, or give "
-            "its name."
-        )
-    return opened
-
-
-def try_again(runner: Runner) -> None:
-    """Before a text: where code of the user's own runs in the model, look once more whether trees are its branches.
-
-    Raises:
-        ValueError: they are not, as what that code does has changed.
-    """
-    if runner.tries_again:
-        with runner.lock:
-            check_trees(runner, again=True)
 
 
 def anatomy_of(model: Any) -> Anatomy:
@@ -175,19 +145,13 @@ def choose(target: Target, choice: str = "auto") -> type[Runner]:
 
 
 def _open(target: Target, way: type[Runner]) -> Runner:
-    copied: dict[Span, bytes] | None = None
-    if way.copies and way.qualifies(target):  # else the runner itself says why it is none for this model
-        copied = weights_checksums(target.model)  # before they are copied, so that changes in between show
     runner = way(target)
-    if copied is not None:
-        runner.copied.keep_checksums(copied)
-    if runner.copied.nbytes >= MUCH:
+    if runner.copied_bytes >= MUCH:
         log.warning(_of_copies(runner))
     altered = target.alteration is not None and not offloaded(target.model)
     inside = not target.encoder_decoder and target.config is not target.model.config  # of a model for images, say
     if target.model_type not in TESTED_FAMILIES or altered or inside:
         check_trees(runner)
-        runner.tries_again = runs_users_code(target.model)
     return runner
 
 
@@ -196,4 +160,4 @@ def _of_copies(runner: Runner) -> str:
     ways = 'runner="in_place" (--no-pack) does without, and is slower'
     if isinstance(runner, CpuRunner) and not packed(runner.target.model):
         ways = f"draftree.pack_weights(model) makes it the only one, {ways}"
-    return f"The {runner.name} runner keeps a copy of {runner.copied.nbytes / 1e9:.1f} GB of weights: {ways}."
+    return f"The {runner.name} runner keeps a copy of {runner.copied_bytes / 1e9:.1f} GB of weights: {ways}."

@@ -7,15 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from draftree.runner.kv.cache import BLOCK, SlotCache
 from draftree.runner.kv.encoder import EncoderState
-from draftree.runner.own_thread import lock_of
 from draftree.runner.plan import PassResult, Plan
 from draftree.runner.target import Target
-from draftree.runner.weights.checksum import Span, weights_checksums
-from draftree.runner.weights.stock import state_of
+from draftree.runner.weights.fingerprint import fingerprint
 
 
 class Runner(ABC):
@@ -45,13 +43,13 @@ class Runner(ABC):
         # Held around a pass where passes of several threads would meet on the model.
         self.lock: AbstractContextManager[Any] = nullcontext()
         self.costs: dict[int, Any] = {}  # measured `StepCost` by number of threads
-        self.copied = Copies()
-        self.tries_again = False  # whether every text begins with a look at the model's trees, see `try_again`
+        self.copied_bytes = 0  # of weights in a layout of the runner's own
+        self._fingerprint = fingerprint(target.model)  # before weights are copied
 
     @property
     def outdated(self) -> bool:
-        """Whether the model has changed since this runner was opened; it reads all weights that were copied."""
-        return self.copied.outdated(self.target.model)
+        """Whether the runner holds weights of the model that have changed since it was opened."""
+        return self.copies and self._fingerprint != fingerprint(self.target.model)
 
     @property
     def plan_device(self) -> torch.device:
@@ -87,42 +85,3 @@ class Runner(ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [B, n, V] of the last layer's output [B, n, d], as a pass gives them."""
-
-
-class Copies:
-    """The weights that a runner computes with: copies in a layout of its own, or the model's as they lie.
-
-    Attributes:
-        nbytes: bytes that the copies take.
-        in_place: where the weights lie that are read from the model itself.
-        state: of the model when it was looked at (`state_of`); None where nobody has looked.
-        checksums: of the weights when they were copied, but for those in place; None where all are in place.
-    """
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self.in_place: set[Span] = set()
-        self.state: list[Any] | None = None
-        self.checksums: list[bytes] | None = None
-
-    def keep_checksums(self, checksums: dict[Span, bytes]) -> None:
-        """What all weights were before they were copied, by their places; `in_place` must be known."""
-        self.checksums = [checksum for span, checksum in checksums.items() if span not in self.in_place]
-
-    def outdated(self, model: nn.Module) -> bool:
-        """Whether `model` has changed since; it reads all weights that were copied."""
-        with lock_of(model):  # no pass of another thread may have its hooks there
-            if self.state is not None and self.state != state_of(model):
-                return True
-        if self.checksums is None:
-            return False
-        return self.checksums != [*weights_checksums(model, lambda span: span not in self.in_place).values()]
-
-    def in_place_checksums(self, model: nn.Module) -> list[bytes]:
-        """Of the weights that are read where the model has them: a change shows in passes, but not in keys and values.
-
-        Raises:
-            ValueError: weights that are not in memory.
-        """
-        of = None if self.checksums is None else self.in_place.__contains__
-        return [*weights_checksums(model, of).values()]

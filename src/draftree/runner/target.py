@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from draftree.runner.layout.kinds import LayerKind
 from draftree.runner.weights.blocks import PackedEmbedding
 from draftree.runner.weights.stock import alteration
-from draftree.runner.weights.users_code import of_packages
 
 # Older ones compute some families otherwise than draftree does (gemma and xglm in 5.0, umt5 in 5.17), whose text would
 # change. pyproject.toml names the same version.
@@ -152,12 +151,6 @@ def inspect_model(model: Any) -> Target:
         raise TypeError(
             f"{type(model).__name__} has no head that writes text: load it with AutoModelForCausalLM or "
             "AutoModelForSeq2SeqLM."
-        )
-    preparing = getattr(model, "prepare_inputs_for_generation", None)
-    if getattr(preparing, "__module__", None) is not None and not of_packages(preparing):
-        raise ValueError(
-            f"This {type(model).__name__} has a prepare_inputs_for_generation of its own, which draftree never calls: "
-            "use Hugging Face's own generate, or take the method out if it does what transformers' does."
         )
     config = model.config.get_text_config(decoder=True)
     name = config.model_type

@@ -28,7 +28,6 @@ from draftree.runner.kv.cache import SlotCache
 from draftree.runner.layout.rotary import Rotation
 from draftree.runner.layout.skip import Omitted
 from draftree.runner.plan import Segment
-from draftree.runner.weights.checksum import Span
 from draftree.runner.weights.packed import LANES, Packed, scratch_for
 
 ROUNDS, NORMS_ROUND_TWICE = 1, 2  # where numbers are rounded to bfloat16 (`layers.c`)
@@ -58,7 +57,7 @@ class CompiledLayer:
         self.parts = parts
         self._enter = library.layer_enter
         self._packed = [Packed(linears) for linears in parts.products()]
-        self.in_place: set[Span] = set().union(*(packed.in_place for packed in self._packed))
+        self.in_place = any(packed.in_place for packed in self._packed)
         self.copied = sum(packed.nbytes for packed in self._packed)  # bytes of weights
         kv, groups, dim = parts.heads
         norms = [*parts.norms, *(parts.head_norms or (None, None)), *parts.behind]
@@ -90,7 +89,7 @@ class CompiledLayer:
     @property
     def moved(self) -> bool:
         """Whether the model's memory lies elsewhere by now; torch moves all of it at once."""
-        return bool(self.in_place) and self._packed[0].described.panels != self._at[0]
+        return self.in_place and self._packed[0].described.panels != self._at[0]
 
     def follow(self) -> None:
         """Read panels that lie in the model where they are by now, see `Packed.described`."""
@@ -208,7 +207,7 @@ class CompiledHead:
         self._library, self._dtype, self._cap = library, dtype, cap
         self._norm, self._rounding = Norm(norm.weight.float(), norm.epsilon), rounding_of([norm], dtype)
         self._packed = Packed([head])
-        self.in_place, self.copied = self._packed.in_place, self._packed.nbytes
+        self.copied = self._packed.nbytes
 
     def threads(self, rows: int) -> int:
         """Threads for the logits of so many rows."""

@@ -87,8 +87,7 @@ class CpuRunner(EagerRunner):
         ]
         self._head = CompiledHead(library, self._norm, head, dtype, cap)
         self.stack = CompiledStack(library, self._layers, dtype)
-        self.copied.nbytes = self._head.copied + sum(layer.copied for layer in self._layers)
-        self.copied.in_place = self._head.in_place.union(*(layer.in_place for layer in self._layers))
+        self.copied_bytes = self._head.copied + sum(layer.copied for layer in self._layers)
 
     @in_own_type
     @torch.inference_mode()

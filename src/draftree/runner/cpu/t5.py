@@ -61,7 +61,7 @@ class T5Runner(HookedRunner):
         super().__init__(target)
         self.form = f"{self.name} {ABI}"
         self._compiled = _Decoder(load_library(), target, self.anatomy.scale)
-        self.copied.nbytes = self._compiled.copied
+        self.copied_bytes = self._compiled.copied
 
     def new_encoder(self, slots: int) -> EncoderState:
         """See `Runner.new_encoder`."""

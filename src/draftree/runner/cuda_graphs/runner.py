@@ -79,7 +79,7 @@ class CudaGraphRunner(EagerRunner):
             head, kernel, self._cache_kind = KernelHead(head), attend, KernelCache
         # Where weights were copied, the embedding alone is read as it lies. Of modules only the parameters are held:
         # the model itself is one of them, and a runner that held it would keep it alive.
-        modules = [self._embedding] if self.copied.nbytes else target.model.modules()
+        modules = [self._embedding] if self.copied_bytes else target.model.modules()
         watched = [module._parameters for module in modules if module._parameters]
         recorded = Recorded(target, layers, head, self._embedding, self.tables, watched, self._cap, kernel)
         self._captured = CapturedPasses(recorded, capture_for(target.device))

@@ -27,7 +27,6 @@ from draftree.runner.layout.surgery import logit_slice, operate
 from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.target import Target
-from draftree.runner.weights.checksum import span_of
 from draftree.runner.weights.packed import PackedLinear, linear_bytes, packed
 from draftree.runner.weights.torchao import has_eight_bits
 
@@ -98,12 +97,7 @@ class EagerRunner(Runner):
         product = StockProduct
         model = self.target.model
         if self.fuses and not packed(model) and may_copy(model, self.target.device, much_faster=False):
-            product, self.copied.nbytes = FusedProduct, linear_bytes(self.target)
-        else:
-            # Angles, and norms that are stored less one, are made of the model's numbers; these are read as they lie.
-            live = (m for m in model.modules() if isinstance(m, nn.Linear | nn.Embedding | PackedLinear))
-            held = (tensor for m in live for tensor in (*m._parameters.values(), *m._buffers.values()))
-            self.copied.in_place = {span_of(tensor) for tensor in held if tensor is not None}
+            product, self.copied_bytes = FusedProduct, linear_bytes(self.target)
         self._layers = [TensorLayer(part, product) for part in parts]
         self._head = TensorHead(self._norm, head, product, cap)
 

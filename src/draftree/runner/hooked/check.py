@@ -20,7 +20,6 @@ from draftree.runner.base import Runner
 from draftree.runner.plan import Plan
 
 PARENTS = (-1, 0, 0, 1, 1, 2, 4)
-FEW = (-1, 0, 0)  # the tree where a model was tried before; its first child is not the last row of the pass
 CONTEXT = 12  # tokens; longer where a window is short enough to reach its end cheaply
 LONGEST_CONTEXT = 160
 # Root mean square difference of a row allowed, in units of the logits' own spread. A wrong mask gives 0.05 to 1,
@@ -29,12 +28,11 @@ TOLERANCE = 1e-3
 TOLERANCE_16_BIT = 0.05
 
 
-def check_trees(runner: Runner, *, again: bool = False) -> float:
+def check_trees(runner: Runner) -> float:
     """Compare a tree's logits with its branches'; return the relative difference, largest in fp32, median in 16 bits.
 
     Args:
         runner: of the model.
-        again: whether the model was tried before; then one request of few tokens and one branch are enough.
 
     Raises:
         ValueError: they differ, so drafts would change the model's text; or a model that fails in such a pass.
@@ -46,11 +44,11 @@ def check_trees(runner: Runner, *, again: bool = False) -> float:
     reach = min(filter(None, (named, *(kind.window or kind.chunk for kind in target.kinds))), default=0)
     context = reach + 4 if CONTEXT < reach + 4 <= LONGEST_CONTEXT else CONTEXT
     room = (target.max_positions or LONGEST_CONTEXT * 2) - len(PARENTS)
-    context = 4 if again else max(4, min(context, room))
-    texts = [_tokens(target.vocab_size, context - 3 * b, 1 + b) for b in range(1 if again else 2)]
-    branches = _branches(FEW if again else PARENTS)
+    context = max(4, min(context, room))
+    texts = [_tokens(target.vocab_size, context - 3 * b, 1 + b) for b in range(2)]
+    branches = _branches(PARENTS)
     path = max(branches, key=len)
-    nodes = path[1:] if again else range(1, len(branches))
+    nodes = range(1, len(branches))
     tree = _tokens(target.vocab_size, len(branches), 7)
     source = _tokens(target.vocab_size, 5, 9)
     try:
@@ -58,12 +56,7 @@ def check_trees(runner: Runner, *, again: bool = False) -> float:
         stock = torch.stack(
             [torch.stack([_stock(runner, t, tree[branches[node]], source) for node in nodes]) for t in texts]
         )
-        # Macs' GPUs have no float64.
-        ours, alone, stock = (
-            ours[:, [node - 1 for node in nodes]].cpu().double(),
-            alone.cpu().double(),
-            stock.cpu().double(),
-        )
+        ours, alone, stock = ours.cpu().double(), alone.cpu().double(), stock.cpu().double()  # a Mac's GPU has no float64
         off = torch.cat([ours - stock, alone - stock[:, [nodes.index(node) for node in path[1:]]]], 1)
     except torch.OutOfMemoryError:
         raise

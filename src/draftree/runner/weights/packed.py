@@ -24,7 +24,6 @@ from draftree.native.addresses import address, optional_address
 from draftree.native.structures import Matrix, beside
 from draftree.runner.weights.blocks import LANES as LANES
 from draftree.runner.weights.blocks import PackedEmbedding, all_floats, blocks_matrix
-from draftree.runner.weights.checksum import span_of
 from draftree.runner.weights.torchao import eight_bits, weight_bytes
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 3}  # of weights, by type (`products.h`)
@@ -97,7 +96,7 @@ def scratch_for(rows: int, inputs: int) -> Tensor:
 def parameter_count(model: nn.Module) -> int:
     """Return how many weights a model has, those in panels included, and those of a tied head once."""
     held = [m for m in model.modules() if isinstance(m, PackedLinear | PackedEmbedding)]
-    inside = {span_of(m.panels): m for m in held}.values()
+    inside = {m.panels.data_ptr(): m for m in held}.values()
     sizes = [
         m.num_embeddings * m.embedding_dim if isinstance(m, PackedEmbedding) else m.in_features * m.out_features
         for m in inside
@@ -111,7 +110,7 @@ class Packed:
     Linears that hold panels of one piece of memory, one behind the other, are read where they are; others are copied.
 
     Attributes:
-        in_place: places of the panels that are read where they are.
+        in_place: whether the model's own panels are read where they are.
         nbytes: bytes that copies of weights take.
     """
 
@@ -123,7 +122,7 @@ class Packed:
         held = [m.panels if isinstance(m, PackedLinear | Stretch) else None for m in linears]
         ready = all(isinstance(m, PackedLinear) and m.readable for m in whole) and None not in held
         panels = joined([p for p in held if p is not None]) if ready else None
-        self.in_place = {span_of(m.panels) for m in whole} if panels is not None else set()
+        self.in_place = panels is not None
         self._scales = None
         dtype = linears[0].weight.dtype if panels is None else whole[0].dtype
         outputs = sum(m.out_features for m in linears)
@@ -142,7 +141,7 @@ class Packed:
     def _keep_blocks(self, linears: Sequence[Any]) -> None:
         """Read linears in blocks where they are, one matrix beside the other."""
         self.nbytes = 0
-        self.in_place = {span_of(m.linear.panels if isinstance(m, Stretch) else m.panels) for m in linears}
+        self.in_place = True
         self._biases = [None if m.bias is None else m.bias.detach().float() for m in linears]
         self._parts = []
         for m, bias in zip(linears, self._biases, strict=True):
