@@ -98,7 +98,7 @@ def test_a_spread_model(stored: str) -> None:
         (Placement(dtype="int8"), "dtype is 'int8': choose auto, float32, bfloat16, float16"),
         (Placement(dtype="fp16"), r"choose auto, float32, bfloat16, float16\. Did you mean 'float16'\?"),
         (Placement(device="cpu", device_map="auto"), "give one of them"),
-        (Placement(quantize="int4"), "quantize is 'int4': give int8, or leave it out"),
+        (Placement(quantize="int4"), "quantize is 'int4': give q4_0, q8_0, int8, or leave it out"),
         pytest.param(
             Placement(device="cuda:7"),
             "This machine has no device 'cuda:7'",

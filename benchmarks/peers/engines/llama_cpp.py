@@ -14,7 +14,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from benchmarks.peers.worker import Ask, Ids, Job, Peer, convert_apart, leave
 
-CONTEXT = 1024
+CONTEXT = 2048
 DRAFTED = 10
 
 

@@ -39,14 +39,16 @@ def make(job: Job) -> Peer:
         if "prompt_lookup" in drafting:
             config.max_ngram_size = MATCHED
 
+        def together(prompts: list[Ids]) -> list[Ids]:
+            width = max(map(len, prompts))
+            tokens = np.array([[0] * (width - len(ids)) + ids for ids in prompts], dtype=np.int64)
+            seen = np.array([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts], dtype=np.int64)
+            inputs = openvino_genai.TokenizedInputs(openvino.Tensor(tokens), openvino.Tensor(seen))
+            return [list(ids) for ids in engine.generate(inputs, config).tokens]
+
         def ask(prompts: list[Ids]) -> list[Ids]:
-            answers = []
-            for ids in prompts:
-                tokens = openvino.Tensor(np.array([ids], dtype=np.int64))
-                seen = openvino.Tensor(np.ones((1, len(ids)), dtype=np.int64))
-                inputs = openvino_genai.TokenizedInputs(tokens, seen)
-                answers.append(engine.generate(inputs, config).tokens[0])
-            return answers
+            groups = [[ids] for ids in prompts] if drafting else [prompts]  # it drafts for one prompt at a time
+            return [ids for group in groups for ids in together(group)]
 
         return ask
 
@@ -60,7 +62,7 @@ def make(job: Job) -> Peer:
     if job.gguf:
         ways |= {"plain int8": partial(way, "int8"), "prompt-lookup int8": partial(way, "int8", prompt_lookup=True)}
     left_out = {"EAGLE trees": "needs an EAGLE-3 head of this model"}
-    return Peer(openvino_genai.__version__, ways, left_out)
+    return Peer(openvino_genai.__version__, ways, left_out, batches=True)
 
 
 def exported(model: str, folder: Path, weights: str) -> Path:
