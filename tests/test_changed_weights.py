@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from few import few
-from zoo import CAUSAL, CORE, ENCODER_DECODER, MEMBERS, build, construct
+from zoo import MEMBERS, construct
 
 import draftree
-from draftree.engine import Engine, Rules
-from draftree.runner import inspect_model, open_runner
-from draftree.runner.weights import checksum
-from draftree.runner.weights.checksum import tensors_checksum, weights_checksums
+from draftree.engine import Engine
+from draftree.runner import open_runner
 
 PROMPT = torch.tensor([[5, 9, 3, 17, 4]])
 
@@ -159,5 +155,3 @@ def test_keys_that_old_weights_made_are_not_taken_over() -> None:
 def ours_of(model: Any, prompt: list[int], runner: str) -> list[int]:
     out = draftree.generate(model, torch.tensor([prompt]), runner=runner, max_new_tokens=6, do_sample=False)
     return out.sequences[0, len(prompt) :].tolist()
-
-

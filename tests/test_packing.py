@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from draftree.runner.weights.checksum import span_of
 from few import crossed
 from generate_driver import hf, prompts
 from torch import nn
@@ -26,7 +27,6 @@ from draftree.runner import open_runner, pack_weights, unpack_weights
 from draftree.runner.cpu import packing
 from draftree.runner.eager import product
 from draftree.runner.weights import packed as packed_weights
-from draftree.runner.weights.checksum import span_of
 from draftree.runner.weights.packed import Packed, PackedLinear, from_panels, packed, to_panels
 from draftree.runner.weights.pages import drop_file_pages
 

@@ -76,7 +76,9 @@ def own_class(model: Any) -> Any:
 def with_adapter(model: Any) -> Any:
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
-    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "down_proj"], init_lora_weights=False))
+    adapted = peft.get_peft_model(
+        model, peft.LoraConfig(target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    )
     return adapted.eval()
 
 

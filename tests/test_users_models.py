@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import copy
 import gc
-import threading
 import weakref
 from typing import Any
 
 import pytest
 import torch
 from drafters_for_tests import RandomTree
-from forked import forked
 from generate_driver import NEW, hf, prompts
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationMixin, LlamaForCausalLM, LlamaModel, LlamaPreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.models.llama.modeling_llama import LlamaMLP
 from zoo import MEMBERS, build, construct
 
 import draftree
@@ -25,8 +22,6 @@ from draftree.drafting import SelfSpeculative
 from draftree.pruning import EarlyHead, EarlyPruning
 from draftree.runner import inspect_model
 from draftree.runner.target import CACHES
-from draftree.runner.weights import stock
-from draftree.runner.weights.stock import alteration
 from draftree.shaping import Fixed
 
 IDS = torch.tensor(prompts((19,)))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from draftree.runner.target import inspect_model
 from draftree.runner.weights.blocks import PackedEmbedding

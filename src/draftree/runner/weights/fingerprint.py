@@ -32,7 +32,9 @@ def fingerprint(model: nn.Module) -> tuple[Any, ...]:
         hooks += hooks_of(module)
         for tensor in _weights(module):
             flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach().flatten()
-            samples.setdefault((tensor.device, tensor.dtype), []).append(flat[:: max(1, len(flat) // SAMPLES)][:SAMPLES])
+            samples.setdefault((tensor.device, tensor.dtype), []).append(
+                flat[:: max(1, len(flat) // SAMPLES)][:SAMPLES]
+            )
             count += 1
     read = [torch.cat(some).view(torch.uint8).cpu().numpy().tobytes() for some in samples.values()]
     return count, *hooks, *read
