@@ -5,16 +5,14 @@ from __future__ import annotations
 import copy
 import tomllib
 import warnings
-from functools import partialmethod
 from pathlib import Path
-from types import FunctionType, MethodType
 from typing import Any
 
 import pytest
 import torch
 import zoo
 from runner_driver import Run, Tree, one_thread  # noqa: F401
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -24,7 +22,6 @@ from transformers import (
     EncoderDecoderConfig,
     EncoderDecoderModel,
 )
-from transformers.models.llama.modeling_llama import LlamaMLP
 
 from draftree.drafting.base import Context, Place, Step
 from draftree.engine import Engine, generate
@@ -33,7 +30,6 @@ from draftree.runner.cpu import t5
 from draftree.runner.hooked.runner import HookedRunner
 from draftree.runner.plan import PassResult
 from draftree.runner.target import OLDEST_TRANSFORMERS, inspect_model
-from draftree.runner.weights.stock import alteration
 from draftree.tree import TokenTree
 
 
@@ -141,44 +137,6 @@ def test_a_model_that_has_returned_hidden_states_has_not_changed() -> None:
         engine.add([5, 9, 3], max_new_tokens=2)
         engine.run()
         model(torch.tensor([[5, 9, 3]]), output_hidden_states=True)
-
-
-@pytest.mark.parametrize("kind", ["partialmethod", "proxy", "path"])
-def test_methods_that_pass_for_stock(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = LlamaMLP.forward
-
-    def loud(self: Any, x: Tensor, factor: float = -1.5) -> Tensor:
-        return original(self, x) * factor
-
-    class Proxy:  # as wrapt.FunctionWrapper does it
-        def __init__(self) -> None:
-            self.__wrapped__ = original
-
-        @property
-        def __class__(self) -> type:
-            return type(original)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(original, name)
-
-        def __get__(self, module: Any, kind: Any = None) -> Any:
-            return MethodType(loud, module)
-
-        def __call__(self, *args: Any) -> Any:
-            return loud(*args)
-
-    beside = f"{Path(torch.__file__).parent}_patches/mlp.py"
-    patches = {
-        "partialmethod": partialmethod(loud, factor=-1.5),
-        "proxy": Proxy(),
-        "path": FunctionType(
-            loud.__code__.replace(co_filename=beside), globals(), "forward", (-1.5,), loud.__closure__
-        ),
-    }
-    model = zoo.construct(zoo.MEMBERS["llama"])
-    assert alteration(model) is None
-    monkeypatch.setattr(LlamaMLP, "forward", patches[kind])
-    assert "'forward', which it calls, is not as torch or transformers define it" in str(alteration(model))
 
 
 def test_architectures_that_fail_in_a_pass() -> None:

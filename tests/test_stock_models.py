@@ -76,10 +76,8 @@ def own_class(model: Any) -> Any:
 def with_adapter(model: Any) -> Any:
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
-    adapted = peft.get_peft_model(
-        model, peft.LoraConfig(target_modules=["q_proj", "down_proj"], init_lora_weights=False)
-    )
-    return adapted.eval()
+    config = peft.LoraConfig(target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    return peft.get_peft_model(model, config).eval()
 
 
 ALTERATIONS: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -124,8 +122,9 @@ def test_stock_models_are_known(family: str) -> None:
     assert alteration(model) is None
     model(IDS[:1], **({"decoder_input_ids": IDS[:1]} if family == "t5" else {}), output_hidden_states=True)
     assert alteration(model) is None, "transformers has put hooks there that look on"
-    draftree.pack_weights(model)
-    assert alteration(model) is None
+    if family != "t5":
+        draftree.pack_weights(model)
+        assert alteration(model) is None
 
 
 class Nosy(nn.Module):

@@ -56,11 +56,8 @@ def check_trees(runner: Runner) -> float:
         stock = torch.stack(
             [torch.stack([_stock(runner, t, tree[branches[node]], source) for node in nodes]) for t in texts]
         )
-        ours, alone, stock = (
-            ours.cpu().double(),
-            alone.cpu().double(),
-            stock.cpu().double(),
-        )  # a Mac's GPU has no float64
+        # A Mac's GPU has no float64.
+        ours, alone, stock = ours.cpu().double(), alone.cpu().double(), stock.cpu().double()
         off = torch.cat([ours - stock, alone - stock[:, [nodes.index(node) for node in path[1:]]]], 1)
     except torch.OutOfMemoryError:
         raise

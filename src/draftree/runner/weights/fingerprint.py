@@ -2,8 +2,8 @@
 
 Runners that are faster than the model's own `forward` keep weights in a layout of their own, and free slots keep keys
 and values for prompts to come. Both hold for the weights of before. Version counters of tensors do not tell, as fused
-optimizers and edits of `parameter.data` leave them unchanged. Training, a merged adapter and newly loaded weights change
-nearly every number, so some hundred of each tensor do. An edit of single numbers is not noticed.
+optimizers and edits of `parameter.data` leave them unchanged. Training, a merged adapter and newly loaded weights
+change nearly every number, so some hundred of each tensor do. An edit of single numbers is not noticed.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def fingerprint(model: nn.Module) -> tuple[Any, ...]:
     for module in model.modules():
         hooks += hooks_of(module)
         for tensor in _weights(module):
-            flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach().flatten()
-            samples.setdefault((tensor.device, tensor.dtype), []).append(
-                flat[:: max(1, len(flat) // SAMPLES)][:SAMPLES]
-            )
+            size = tensor.numel()
+            plain = tensor.detach() if tensor.is_contiguous() else tensor.detach().contiguous()
+            some = plain.as_strided((min(size, SAMPLES),), (max(1, size // SAMPLES),))
+            samples.setdefault((tensor.device, tensor.dtype), []).append(some)
             count += 1
     read = [torch.cat(some).view(torch.uint8).cpu().numpy().tobytes() for some in samples.values()]
     return count, *hooks, *read

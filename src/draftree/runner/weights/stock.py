@@ -33,7 +33,7 @@ def alteration(model: Any) -> str | None:
             return f"{where} has a forward of its own"
         for parameter in module._parameters.values():
             plain = parameter is None or type(parameter) in (nn.Parameter, Tensor)
-            if not plain and eight_bits(parameter) is None:
+            if not plain and (of is not nn.Linear or eight_bits(parameter) is None):
                 return f"{where} has weights of the class {type(parameter).__name__}"
     return None
 
