@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from drafters_for_tests import RandomTree
 from generate_driver import NEW, hf, left_pad, noisy, prompts, references_of, same
@@ -77,30 +75,6 @@ class Holding(LogitsProcessor):
         return self.processor(input_ids, scores)
 
 
-@pytest.mark.parametrize("make", [counting, with_a_default, Holding, lambda: torch.no_grad()(counting())])
-def test_every_text_has_its_own_copy_of_a_function(make: Callable[[], Processor]) -> None:
-    expected = hf(build("llama"), IDS, MASK, logits_processor=[make()])
-    assert not torch.equal(expected, hf(build("llama"), IDS, MASK))
-    for text in through(logits_processor=lambda: [make()]):
-        same(text, expected)
-
-
-def test_two_functions_share_a_variable_in_the_copies_too() -> None:
-    def pair() -> list[Processor]:
-        calls = 0
-
-        def first(ids: Tensor, scores: Tensor) -> Tensor:
-            nonlocal calls
-            calls += 1
-            return scores
-
-        return [first, lambda ids, scores: every_second(scores, calls)]
-
-    expected = hf(build("llama"), IDS, MASK, logits_processor=pair())
-    for text in through(logits_processor=pair):
-        same(text, expected)
-
-
 def test_functions_over_what_does_not_change() -> None:
     """Also over a model, which is not copied, over a module and over the function itself."""
     model, banned = noisy("llama"), [4, 8]
@@ -116,17 +90,6 @@ def test_functions_over_what_does_not_change() -> None:
         same(text, expected)
 
 
-class App:
-    """A program whose method is a processor; the model is held two objects deep."""
-
-    def __init__(self) -> None:
-        self.parts = {"models": [noisy("llama")]}
-
-    def processor(self, ids: Tensor, scores: Tensor) -> Tensor:
-        assert self.parts["models"][0] is noisy("llama"), "a copy of a model for every text"
-        return scores
-
-
 class Slotted:
     """A callable without a `__dict__`, and no kind of LogitsProcessor."""
 
@@ -140,52 +103,6 @@ def test_a_callable_without_attributes() -> None:
     expected = hf(build("llama"), IDS, MASK, logits_processor=[Slotted()])
     for text in through(logits_processor=lambda: [Slotted()]):
         same(text, expected)
-
-
-def test_models_are_never_copied() -> None:
-    app = App()
-    for processor in (app.processor, lambda ids, scores: app.processor(ids, scores)):
-        for own in processors_by_request([processor], 2):  # type: ignore[arg-type]  # as Hugging Face's own lists
-            own(IDS[:1], torch.zeros(1, 97))  # type: ignore[arg-type]
-
-
-def attributed(ids: Tensor, scores: Tensor) -> Tensor:
-    vars(attributed)["calls"] += 1
-    return scores
-
-
-CALLS = 0
-
-
-def assigning(ids: Tensor, scores: Tensor) -> Tensor:
-    global CALLS
-    CALLS += 1
-    return scores
-
-
-def locking() -> Processor:
-    lock, calls = threading.Lock(), [0]
-
-    def processor(ids: Tensor, scores: Tensor) -> Tensor:
-        with lock:
-            return in_a_list(ids, scores, calls)
-
-    return processor
-
-
-@pytest.mark.parametrize(
-    ("processor", "told"),
-    [
-        (attributed, "attributed cannot be copied, as each text of a batch needs .it has attributes"),
-        (assigning, "assigning cannot be copied, .* .it assigns a global variable"),
-        (locking(), "processor cannot be copied"),
-    ],
-)
-def test_functions_that_cannot_be_copied_are_refused(processor: Processor, told: str) -> None:
-    vars(attributed)["calls"] = 0
-    with pytest.raises(ValueError, match=told) as raised:
-        through(logits_processor=lambda: [processor])
-    assert "\n" not in str(raised.value)
 
 
 def counting_by_row() -> Callable[[int, Tensor], list[int]]:

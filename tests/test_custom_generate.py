@@ -15,7 +15,6 @@ from transformers import DynamicCache, LogitsProcessor, StoppingCriteria, Stoppi
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 from zoo import build
 
-import draftree
 from draftree.drafting import Lookahead, Merge, PromptLookup
 from draftree.engine import RunStats, generate
 from draftree.integrations import custom_generate
@@ -184,24 +183,6 @@ def test_a_drafter_is_a_decoding_loop(make: Any) -> None:
         build("t5").generate(source, custom_generate=make(), max_new_tokens=NEW, do_sample=False),
         hf(build("t5"), source),
     )
-
-
-def test_forgotten_parentheses() -> None:
-    ids = torch.tensor(prompts(LENGTHS[:1]))
-    with pytest.raises(TypeError, match="makes a decoding loop and is none itself: call it"):
-        build("llama").generate(ids, custom_generate=custom_generate, max_new_tokens=4)
-    for kind in (draftree.Lookahead, draftree.DraftModel, draftree.Merge):
-        told = f"is the class {kind.__name__}, and one of its objects is expected"
-        with pytest.raises(TypeError, match=f"custom_generate {told}"):
-            build("llama").generate(ids, custom_generate=kind, max_new_tokens=4)
-        with pytest.raises(TypeError, match=f"drafter {told}"):
-            custom_generate(kind)
-        with pytest.raises(TypeError, match=f"drafter {told}"):
-            generate(build("llama"), ids, drafter=kind, max_new_tokens=4)
-        with pytest.raises(TypeError, match=f"A part is no drafter but the class {kind.__name__}"):
-            draftree.Merge([kind])
-    with pytest.raises(TypeError, match="shape is the class Fixed, and one of its objects is expected"):
-        generate(build("llama"), ids, drafter=draftree.Lookahead(), shape=Fixed, max_new_tokens=4)
 
 
 def test_return_dict() -> None:

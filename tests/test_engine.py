@@ -340,15 +340,10 @@ def test_one_drafter_learns_over_calls() -> None:
     assert isinstance(shape_for(drafter), DynamicTree)  # a shape that was given is that of its call
 
 
-@pytest.mark.parametrize("options", [{"resumed": -1}, {"node_budget": -1}, {"logprobs": -1}], ids=str)
+@pytest.mark.parametrize("options", [{"node_budget": -1}, {"logprobs": -1}], ids=str)
 def test_rules_without_sense_are_refused_when_they_are_made(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=rf"{next(iter(options))} is -1"):
         Rules(**options)
-
-
-def test_an_answer_begun_elsewhere_lies_within_the_prompt() -> None:
-    with pytest.raises(ValueError, match="resumed is 4 and the prompt has 3 tokens"):
-        Engine(build("llama")).add([5, 9, 3], Rules(resumed=4))
 
 
 def test_what_an_encoder_reads_is_checked_before_the_request_waits() -> None:

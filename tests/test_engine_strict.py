@@ -240,7 +240,7 @@ def test_fp32_changes_nothing(runner: str, kind: type[RandomTree], sample: bool)
 
 def test_strict_is_refused_where_products_depend_on_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on most GPUs; here the head's product is made to."""
-    model = flat("llama")
+    model = copy.deepcopy(flat("llama"))
     whole = model.lm_head.forward
 
     def depends(x: Tensor) -> Tensor:

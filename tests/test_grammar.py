@@ -22,7 +22,7 @@ from zoo import VOCABULARY, build
 
 import draftree
 from benchmarks.machine.schemas import SCHEMAS, record
-from draftree import Grammar, GrammarDrafter
+from draftree import Grammar
 from draftree.engine import Engine, Rules
 from draftree.grammar import GrammarError, GrammarProcessor, GrammarState, llguidance, with_grammar
 
@@ -326,17 +326,6 @@ def test_bad_grammars_of_an_engine() -> None:
     with pytest.raises(ValueError, match="ends answers by token 2, at which this request does not stop"):
         add(compiled(grammar), ends=())
     assert not engine.busy
-
-
-def test_an_answer_that_began_outside_the_grammar_is_refused() -> None:
-    engine = Engine(build("llama"), drafter=GrammarDrafter())
-    grammar = compiled(Grammar.regex("a{3}"))
-    with pytest.raises(GrammarError, match="where its grammar does not allow it"):
-        engine.add([5, *ids_of("xy")], Rules(8, (EOS,), grammar=grammar, resumed=2))
-    assert not engine.busy
-    inside = engine.add([5, *ids_of("a")], Rules(8, (EOS,), grammar=grammar, resumed=1))
-    engine.run()
-    assert ascii_tokenizer().decode(inside.tokens) == "aa</s>"
 
 
 def test_the_end_is_drafted_where_nothing_else_can_follow() -> None:

@@ -270,22 +270,6 @@ def test_lossy_rules_stay_inside_the_grammar(lossy: str) -> None:
     jsonschema.validate(json.loads(tokenizer.decode(answer[: answer.index(EOS)])), SCHEMA)
 
 
-def test_an_answer_begun_elsewhere_goes_on() -> None:
-    model, grammar = build("llama"), GRAMMAR.compile(ascii_tokenizer(), VOCABULARY, [EOS])
-    prompt = prompts((9,))[0]
-    for sample in (False, True):
-        with Engine(model, slots=1) as engine:
-            rules = Rules(NEW, (EOS,), sample=sample, seed=3 if sample else None, grammar=grammar)
-            whole = engine.add(prompt, rules)
-            engine.run()
-        for cut in (1, 7, len(whole.tokens) - 1):
-            rest_rules = Rules(NEW, (EOS,), sample=sample, seed=3 if sample else None, grammar=grammar, resumed=cut)
-            with Engine(model, slots=1, drafter=GrammarDrafter()) as engine:
-                rest = engine.add([*prompt, *whole.tokens[:cut]], rest_rules)
-                engine.run()
-            assert rest.tokens == whole.tokens[cut:]
-
-
 def test_draft_tokens_outside_the_grammar_do_not_pass_and_leave_their_place_to_others() -> None:
     """Half of a random tree is forbidden; what is verified is not, and is as much as the budget."""
     model, grammar = build("llama"), GRAMMAR.compile(ascii_tokenizer(), VOCABULARY, [EOS])

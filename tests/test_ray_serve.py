@@ -20,8 +20,6 @@ from typing import Any
 import httpx
 import pytest
 
-from draftree.client import Client
-
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
@@ -171,26 +169,18 @@ def test_a_client_that_leaves_frees_its_slot(http: httpx.Client) -> None:
         time.sleep(0.1)
 
 
-def test_a_killed_replica_ends_its_own_streams_alone_and_a_client_resumes(
-    url: str, http: httpx.Client, expected: Any
-) -> None:
+def test_a_killed_replica_ends_its_own_streams_alone(http: httpx.Client, expected: Any) -> None:
     known = {text: expected(text, 700) for text in TEXTS}
     found: dict[str, tuple[list[int], str | None]] = {}
-    resumed: list[tuple[str, Any]] = []
 
     def plain(text: str) -> None:
         found[text] = stream(http, asked(text, 700))
 
-    def resuming(text: str) -> None:
-        messages = [{"role": "user", "content": text}]
-        resumed.append((text, Client([url]).complete(messages, temperature=0, max_tokens=700, ignore_eos=True)))
-
-    works = (plain, resuming, resuming)
-    threads = [threading.Thread(target=work, args=(text,)) for text in TEXTS for work in works]
+    threads = [threading.Thread(target=plain, args=(text,)) for text in TEXTS]
     for thread in threads:
         thread.start()
     end = time.monotonic() + 20
-    while sum(gauge(http, "draftree_running_requests").values()) < 12:
+    while sum(gauge(http, "draftree_running_requests").values()) < 4:
         assert time.monotonic() < end, "they do not begin"
     before = replicas()
     assert len(before) == 2
@@ -203,9 +193,6 @@ def test_a_killed_replica_ends_its_own_streams_alone_and_a_client_resumes(
     assert 0 < len(broken) < len(TEXTS)
     for text, (ids, error) in found.items():
         assert ids == known[text] if error is None else ("has failed" in error and ids == known[text][: len(ids)])
-    assert sum(answer.resumed for _, answer in resumed) > 0
-    assert len(resumed) == 14
-    assert all(answer.token_ids == known[text] for text, answer in resumed)
     end = time.monotonic() + 60
     while len(gauge(http, "draftree_running_requests")) < 2:
         assert time.monotonic() < end, "no other replica takes its place"

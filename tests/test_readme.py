@@ -141,8 +141,7 @@ def test_how_far_we_are_ahead_is_what_was_measured() -> None:
     assert (
         f"At 400M draftree is {plain} times as fast as the best of them without drafting, and {drafted} times" in told
     )
-    assert "At 60M it is {} times, and {} times. At 4M".format(*ahead("60m")) in told
-    assert all(0.95 < float(ratio) < 1 for ratio in ahead("4m")), "it says that llama.cpp is a little faster there"
+    assert "At 60M it is {} times, and {} times.".format(*ahead("60m")) in told
     assert "In bfloat16, at 400M, draftree is {} and {} times as fast".format(*ahead("400m-bfloat16")) in told
     assert "and {} and {} times on a processor with AMX".format(*ahead("400m-bfloat16-amx")) in told
     assert "without it the ratios at 400M are {} and {} there".format(*ahead("400m-vectors")) in told

@@ -19,8 +19,6 @@ from runner_driver import Run, Tree, difference, one_thread, runners_for  # noqa
 from torch import Tensor
 from transformers import AutoConfig, DynamicCache
 
-from draftree.drafting import SelfSpeculative
-from draftree.engine import Engine, Rules, generate
 from draftree.runner.target import inspect_model
 
 PARENTS = (-1, 0, 0, 1, 3, 4, 4, 5)  # five deep
@@ -113,20 +111,6 @@ def test_requests_on_both_sides_share_a_pass(name: str) -> None:
         trees = [Tree(PARENTS, 2), Tree(PARENTS, 3), Tree(PARENTS, 4)]
         result = run.prefill(chunks=[20, 1000]).step(trees)
         assert _worst(name, run, trees, result.logits) < 1e-4
-
-
-@pytest.mark.parametrize(("name", "before"), [("llama-dynamic", 12), ("llama-dynamic", -4), ("phi3-longrope", 12)])
-def test_an_answer_begun_elsewhere_is_no_prompt(name: str, before: int) -> None:
-    """Else its keys, and the prompt's, would have the angles of the length that it has reached."""
-    length = SWITCH[name] - before
-    prompt = torch.randint(3, 97, (1, length), generator=torch.Generator().manual_seed(length))
-    whole = generate(zoo.build(name), prompt, max_new_tokens=40, eos_token_id=[]).sequences[0].tolist()
-    for cut in (4, 16, 25):
-        for drafter in (None, SelfSpeculative(exit_layer=2)):
-            engine = Engine(zoo.build(name), drafter=drafter)
-            rest = engine.add(whole[: length + cut], Rules(max_new_tokens=40 - cut, resumed=cut))
-            engine.run()
-            assert rest.tokens == whole[length + cut :]
 
 
 @pytest.mark.parametrize("name", few(ROTARY, SPECIAL))

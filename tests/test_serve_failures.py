@@ -233,7 +233,7 @@ def test_a_tokenizer_that_fails_ends_its_request_alone(server: Running, monkeypa
         def decode(self, ids: Any, **options: Any) -> str:
             raise LookupError("no such token")
 
-    asked: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 2, "draftree": {"resumed_tokens": 2}}
+    asked: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 2}
     with monkeypatch.context() as patch:
         patch.setattr(server.worker, "tokenizer", Failing())
         response = httpx.post(f"{server.url}/v1/completions", json=asked)  # whose connection is closed then

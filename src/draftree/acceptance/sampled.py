@@ -31,7 +31,6 @@ class PrefixChooser:
         processors: Hugging Face logits processors, this request's own.
         generator: source of noise; None with `sample` uses torch's default generator.
         sample: draw a token instead of taking the best.
-        drawn: how many of the prefix's last tokens were drawn with this generator's seed already, elsewhere.
     """
 
     def __init__(
@@ -40,13 +39,11 @@ class PrefixChooser:
         processors: LogitsProcessorList,
         generator: torch.Generator | None,
         sample: bool,
-        drawn: int = 0,
     ) -> None:
         self._ids = prefix
         self._processors = processors
         self._generator = generator
         self._sample = sample
-        self._drawn = drawn
         of_callers = any(_runs_callers_code(processor) for processor in processors)
         self._mode: Callable[[], AbstractContextManager[None]] = callers_mode if of_callers else nullcontext
         self._noise: deque[Tensor] = deque()  # of the present position and those behind it, as far as it was drawn
@@ -88,9 +85,6 @@ class PrefixChooser:
         """`scores` [1, V] with the noise of the place `ahead` of the present one; as they are where none is drawn."""
         if not self._sample:
             return scores
-        while self._drawn:  # their noise is drawn again, so that the next token gets its own
-            torch.empty_like(scores).exponential_(1, generator=self._generator)
-            self._drawn -= 1
         while len(self._noise) <= ahead:
             self._noise.append(torch.empty_like(scores).exponential_(1, generator=self._generator))
         return scores.softmax(-1) / self._noise[ahead]

@@ -10,14 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from draftree.acceptance.lossy import LossyRule
 from draftree.acceptance.sampled import PrefixChooser
-from draftree.errors import given_as
 from draftree.grammar import GrammarState
 from draftree.runner.plan import PassResult, Surgery
 from draftree.runner.target import Target
@@ -57,7 +56,6 @@ class Context:
         place: where the target keeps the request while it runs; for drafters that draft inside the target.
         prediction: token ids that the text may follow in parts, to copy from.
         scope: what is learned from this request is for requests of the same scope alone.
-        resumed: how many of the prompt's last tokens belong to the answer.
         grammar: what the answer may say; None for anything.
         eos_token_ids: tokens that end it; what is drafted behind one is wasted.
     """
@@ -72,19 +70,13 @@ class Context:
     place: Place | None = None
     prediction: Sequence[int] = ()
     scope: str | None = None
-    resumed: int = 0
     grammar: GrammarState | None = None
     eos_token_ids: tuple[int, ...] = ()
 
     @property
-    def answer_start(self) -> int:
-        """How many of the tokens come before the answer, also before one that began elsewhere."""
-        return self.prompt_length - self.resumed
-
-    @property
     def answer(self) -> list[int]:
         """The tokens of the answer so far."""
-        return self.tokens[self.answer_start :]
+        return self.tokens[self.prompt_length :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,16 +282,6 @@ class Drafter(ABC):
     capabilities: Capabilities = Capabilities()
     node_budget: int | None = None
     acceptance: LossyRule | None = None
-
-    def __new__(cls, *args: Any, **options: Any) -> Self:
-        """See the class. Hugging Face's `generate` calls what it is given as `custom_generate`.
-
-        Raises:
-            TypeError: it was given the class.
-        """
-        if "stopping_criteria" in options and "generation_config" in options:
-            raise TypeError(f"custom_generate is {given_as(cls)}: pass custom_generate=draftree.Lookahead(), say.")
-        return super().__new__(cls)
 
     decoding_loop: ClassVar[Callable[[Drafter], Callable[..., Any]] | None] = None
     """Makes a drafter a decoding loop for Hugging Face's `generate`; `integrations` puts it here."""

@@ -193,7 +193,7 @@ class SelfSpeculative(Trained, Drafter):
             best=min(self.branching, place.runner.target.vocab_size),
             least=math.log(max(least, LEAST)),
             ends=[request.eos_token_ids for request in requests],
-            floors=[request.answer_start for request in requests],
+            floors=[request.prompt_length for request in requests],
         )
 
     def _with_leaves(self, tokens: np.ndarray, logp: np.ndarray, eos: Sequence[int]) -> Draft:

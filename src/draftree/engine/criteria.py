@@ -7,19 +7,19 @@ batch each row has its own copy of those that may keep state, which sees the row
 
 from __future__ import annotations
 
-from contextlib import suppress
+import copy
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import StoppingCriteria, StoppingCriteriaList
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
 
-from draftree.engine.copies import own_copy, shared_parts
 from draftree.engine.limits import as_ids
 from draftree.errors import whole
 from draftree.runner.callers_mode import callers_mode
 
+SHARED = (PreTrainedTokenizerBase, nn.Module)
 STATELESS = (MaxTimeCriteria, StopStringCriteria)
 
 
@@ -49,9 +49,25 @@ def criteria_by_request(criteria: StoppingCriteriaList, count: int) -> list[Stop
 def _own(criterion: Any, b: int, count: int) -> Any:
     if type(criterion) in STATELESS:
         return criterion
-    with suppress(Exception):  # of locks, files and tensors of a graph, each its own: then rows share it
-        criterion = own_copy(criterion, shared_parts([criterion]))
-    return _InPlace(criterion, b, count)
+    return _InPlace(own_copy(criterion), b, count)
+
+
+def own_copy(one: Any) -> Any:
+    """Return a deep copy of a processor or a criterion, for one text of a batch; models and tokenizers are shared.
+
+    Functions are shared as well, so one that counts in a variable counts for all texts.
+
+    Raises:
+        ValueError: something in it cannot be copied.
+    """
+    shared = {id(value): value for value in getattr(one, "__dict__", {}).values() if isinstance(value, SHARED)}
+    try:
+        return copy.deepcopy(one, shared)
+    except Exception as error:  # locks, files and tensors of a graph each raise one of their own
+        raise ValueError(
+            f"{getattr(one, '__name__', type(one).__name__)} cannot be copied, as each text of a batch needs "
+            f"({error}): call generate with a batch of 1."
+        ) from error
 
 
 class _InPlace(StoppingCriteria):

@@ -139,10 +139,6 @@ class Engine:
             self.config.rule.check(rules.processors)
         check_prompt(prompt, rules.max_new_tokens, self.target.vocab_size, self.target.max_positions)
         check_grammar(rules.grammar, rules.eos_token_ids, self.target.vocab_size)
-        if rules.resumed > len(prompt):
-            raise ValueError(
-                f"resumed is {rules.resumed} and the prompt has {len(prompt)} tokens: give at most as many."
-            )
         request = Request(
             prompt,
             rules,

@@ -176,7 +176,7 @@ class Loop:
         if bare and attachment is not None:
             attachment = Attachment(taps=attachment.taps)
         starts = self.cache.lengths[first : first + len(plan.requests)]
-        floors = [context.answer_start for context in plan.requests]
+        floors = [context.prompt_length for context in plan.requests]
         row_by_row = self.config.strict and not any(trunks)
         limit = self.target.max_positions
         turn = tree_pass(trunks, trees, starts, attachment, floors, limit, row_by_row=row_by_row)

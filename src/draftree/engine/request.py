@@ -47,7 +47,6 @@ class Rules:
         logprobs: how many of the likeliest tokens to tell with each new one (`Emitted.scores`); None for no scores.
         keep_trees: whether `Request.trees` gets every step's draft tree.
         prediction: token ids that the text may follow in parts; drafters that copy, such as `Lookahead`, draft from it.
-        resumed: how many of the prompt's last tokens are an answer begun elsewhere with the same seed: it goes on.
         grammar: what the answer may say, compiled for this model; None for anything.
         scope: requests of other scopes neither draft from what this one leaves behind nor take over its prompt's keys
             and values (a server's tenants).
@@ -68,7 +67,6 @@ class Rules:
     logprobs: int | None = None
     keep_trees: bool = False
     prediction: tuple[int, ...] = ()
-    resumed: int = 0
     scope: str | None = None
     grammar: CompiledGrammar | None = None
 
@@ -76,13 +74,13 @@ class Rules:
         if self.seed is not None:
             object.__setattr__(self, "seed", as_seed(self.seed))
         object.__setattr__(self, "eos_token_ids", as_ids(self.eos_token_ids))
-        for name in ("max_new_tokens", "node_budget", "logprobs", "resumed"):
+        for name in ("max_new_tokens", "node_budget", "logprobs"):
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, whole(name, value))
         object.__setattr__(self, "processors", LogitsProcessorList(self.processors))
         object.__setattr__(self, "criteria", StoppingCriteriaList(self.criteria))
-        check_least(0, node_budget=self.node_budget, logprobs=self.logprobs, resumed=self.resumed)
+        check_least(0, node_budget=self.node_budget, logprobs=self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +176,9 @@ class Request:
             encoder_input,
             prediction=rules.prediction,
             scope=rules.scope,
-            resumed=rules.resumed,
             grammar=None if rules.grammar is None else rules.grammar.begin(),
             eos_token_ids=rules.eos_token_ids,
         )
-        if self.context.grammar is not None:
-            self.context.grammar.allowed(self.context.answer)  # raises where an answer begun elsewhere is none of it
         self.encoder_states = encoder_states
         self.reused = 0
         self.trees: list[StepTree] = []
@@ -197,15 +192,14 @@ class Request:
     def _make_chooser(self, prefix: Tensor) -> PrefixChooser | None:
         rules, grammar, processors = self.rules, self.context.grammar, self.rules.processors
         if grammar is not None:
-            own = GrammarProcessor(grammar, prefix.shape[1] - rules.resumed)
+            own = GrammarProcessor(grammar, prefix.shape[1])
             processors = with_grammar(processors, own)
         if not rules.sample and not processors:
             return None
         generator = None
         if rules.sample and rules.seed is not None:
             generator = torch.Generator(prefix.device).manual_seed(rules.seed)
-        drawn = rules.resumed if generator is not None else 0
-        return PrefixChooser(prefix, processors, generator, rules.sample, drawn)
+        return PrefixChooser(prefix, processors, generator, rules.sample)
 
     def let_go(self) -> None:
         """The request is over: keep what it said, and nothing that is only there to choose tokens."""

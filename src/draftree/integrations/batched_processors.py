@@ -14,7 +14,7 @@ from torch import LongTensor, Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process as stock
 
-from draftree.engine.copies import own_copy, shared_parts
+from draftree.engine.criteria import own_copy
 
 # Of Hugging Face's own: they hold something with one entry a row of the batch.
 BY_PLACE = (
@@ -39,27 +39,16 @@ def processors_by_request(processors: LogitsProcessorList, count: int) -> list[L
                 f"{type(processor).__name__} runs a model over the whole batch at once: call generate with a batch "
                 "of 1."
             )
-    shared = shared_parts(processors)
-    lists = []
-    for b in range(count):
-        memo = dict(shared)  # one a request: what two of its processors have in common stays so
-        lists.append(LogitsProcessorList(_own(p, b, count, memo) for p in processors))
-    return lists
+    return [LogitsProcessorList(_own(processor, b, count) for processor in processors) for b in range(count)]
 
 
-def _own(processor: Any, b: int, count: int, memo: dict[int, Any]) -> Any:
+def _own(processor: Any, b: int, count: int) -> Any:
     if type(processor) in BY_PLACE:
         return _InPlace(processor, b, count)
     if type(processor) is stock.PrefixConstrainedLogitsProcessor:
         allowed, row = processor._prefix_allowed_tokens_fn, b // processor._num_beams
         return stock.PrefixConstrainedLogitsProcessor(lambda _, prefix: allowed(row, prefix), 1)
-    try:
-        own = own_copy(processor, memo)
-    except Exception as error:  # locks, files and tensors of a graph each raise one of their own
-        raise ValueError(
-            f"{getattr(processor, '__name__', type(processor).__name__)} cannot be copied, as each text of a batch "
-            f"needs ({error}): call generate with a batch of 1."
-        ) from error
+    own = own_copy(processor)
     return own if type(processor).__module__.startswith("transformers.") else _InPlace(own, b, count)
 
 

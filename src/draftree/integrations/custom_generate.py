@@ -7,7 +7,6 @@ besides token ids is refused, as our passes would not show it to the model.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -33,22 +32,6 @@ from draftree.runner import Runner, open_runner
 from draftree.shaping import Shape
 
 
-def called_first(make: Callable[..., Any]) -> Callable[..., Any]:
-    """`make`, which says so where Hugging Face calls it in place of the loop that it makes."""
-
-    @functools.wraps(make)
-    def checked(*given: Any, **options: Any) -> Any:
-        if len(given) > 1 or "logits_processor" in options:
-            raise TypeError(
-                "custom_generate makes a decoding loop and is none itself: call it, as in "
-                "custom_generate=draftree.custom_generate(drafter)."
-            )
-        return make(*given, **options)
-
-    return checked
-
-
-@called_first
 def custom_generate(
     drafter: Drafter | None = None,
     *,

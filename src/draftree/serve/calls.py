@@ -78,12 +78,6 @@ class CallReader:
             if isinstance(one, str):
                 self.check_bytes(one)
         prompts = [one if isinstance(one, list) else self.encode(one, special=special) for one in listed]
-        resumed = body.own.resumed_tokens or 0
-        if resumed and (tries > 1 or body.echo or min(map(len, prompts)) <= resumed):
-            raise ApiError(
-                "resumed_tokens goes on with one answer: give a longer prompt, and leave n, best_of and echo out.",
-                "draftree.resumed_tokens",
-            )
         constraint = constraint_of(body, (), self.tokenizer)
         options = most, logprobs, scope, (), constraint
         parts = [part for prompt in prompts for part in self._parts(body, prompt, *options)]
@@ -118,8 +112,6 @@ class CallReader:
             raise ApiError("max_tokens is 0: give at least 1.", "max_tokens")
         if body.top_logprobs is not None and not body.logprobs:
             raise ApiError("top_logprobs belongs to logprobs: set logprobs to true.", "top_logprobs")
-        if body.own.resumed_tokens:
-            raise ApiError("resumed_tokens belongs to /v1/completions: send ids there.", "draftree.resumed_tokens")
         self._check_count(body.tries, "n")
         tools = tools_of(body, self.tokenizer)
         options = template_variables(self.tokenizer, body.chat_template_kwargs)
@@ -170,7 +162,7 @@ class CallReader:
         constraint: Constraint | None = None,
     ) -> list[Part]:
         new = self._room(body, prompt, most)
-        if body.min_tokens is not None and body.min_tokens - (body.own.resumed_tokens or 0) > new:
+        if body.min_tokens is not None and body.min_tokens > new:
             raise ApiError(f"min_tokens is {body.min_tokens} and the answer has at most {new}: lower it.", "min_tokens")
         if body.own.node_budget and (self.drafter is None or body.own.drafter == "off"):
             raise ApiError("node_budget bounds draft tokens, and nothing drafts: leave it out.", "draftree.node_budget")

@@ -135,8 +135,6 @@ def make_rules(
         message = f"stop_token_ids names token {beyond[0]}: give token ids from 0 to {target.vocab_size - 1}."
         raise ApiError(message, "stop_token_ids")
     ends = tuple(dict.fromkeys([*own_ends, *(body.stop_token_ids or ())]))
-    resumed = body.own.resumed_tokens or 0
-    begun = len(prompt) - resumed  # where the answer begins, from which the model's own options count as well
     given = fields | {"do_sample": sample, "eos_token_id": ends, "num_return_sequences": 1}
     given["min_new_tokens"] = body.min_tokens
     try:
@@ -144,17 +142,22 @@ def make_rules(
     except (TypeError, ValueError) as error:
         raise ApiError(str(error)) from None
     seed = seed if sample else None
-    read = torch.tensor([list(prompt[:begun])], dtype=torch.long, device=target.device)
-    most = resumed + max_new_tokens
-    rules = rules_for(target.model, checked, max_new_tokens=most, padded_length=begun, seed=seed, encoder_ids=read)
+    read = torch.tensor([list(prompt)], dtype=torch.long, device=target.device)
+    rules = rules_for(
+        target.model,
+        checked,
+        max_new_tokens=max_new_tokens,
+        padded_length=len(prompt),
+        seed=seed,
+        encoder_ids=read,
+    )
     grammar = None
     if constraint is not None:
         with refused(constraint.field):
             grammar = constraint.grammar.compile(tokenizer, target.vocab_size, own_ends, body.min_tokens)
-    front = [*_bias(body, target.vocab_size), *_penalties(body, begun)]
+    front = [*_bias(body, target.vocab_size), *_penalties(body, len(prompt))]
     return replace(
         rules,
-        max_new_tokens=max_new_tokens,
         processors=LogitsProcessorList([*front, *rules.processors]),
         grammar=grammar,
         drafting=body.own.drafter != "off",
@@ -162,7 +165,6 @@ def make_rules(
         logprobs=logprobs,
         keep_trees=bool(body.own.trees),
         prediction=tuple(prediction),
-        resumed=resumed,
         scope=scope,
     )
 

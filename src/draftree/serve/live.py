@@ -18,16 +18,13 @@ class Live:
     def __init__(self, answers: Answers, index: int, tokenizer: Any) -> None:
         self.answers, self.index = answers, index
         self.part = answers.parts[index]
-        begun = len(self.part.prompt) - self.part.rules.resumed
-        before = self.part.prompt[:begun] if self.part.goes_on else ()
+        before = self.part.prompt if self.part.goes_on else ()
         skip = self.part.skip_special_tokens
         self.detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip, before=before)
         self._tokenizer = tokenizer
         self.stops = StopStrings(self.part.stops, include=self.part.include_stop)
         self.held: Delta | None = None  # of an answer that is wanted whole
-        self.tokens = 0  # of the answer, those begun elsewhere included
-        for token in self.part.prompt[begun:]:  # their text has been given already
-            self.read(token)
+        self.tokens = 0  # of the answer
 
     def read(self, token: int) -> tuple[str, str]:
         """The answer's next token: what it adds to the text, and what of the text can be given now."""

@@ -40,7 +40,6 @@ class DraftreeOptions(Strict):
     node_budget: Annotated[int, Field(ge=0, le=4096)] | None = None
     stats: bool | None = None
     trees: bool | None = None
-    resumed_tokens: Annotated[int, Field(ge=0)] | None = None
     timeout: Annotated[float, Field(gt=0)] | None = None
 
 

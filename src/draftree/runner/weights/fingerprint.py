@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from draftree.runner.weights.stock import hooks_of
 
@@ -23,7 +22,7 @@ SAMPLES = 128  # numbers of each tensor
 def fingerprint(model: nn.Module) -> tuple[Any, ...]:
     """Return what changes where weights, their number or the hooks of a model change.
 
-    Weights that accelerate keeps elsewhere between calls are left out.
+    Weights that accelerate keeps elsewhere between calls, and those of unknown classes, are counted and not read.
     """
     hooks: list[int] = []
     samples: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
@@ -31,10 +30,11 @@ def fingerprint(model: nn.Module) -> tuple[Any, ...]:
     for module in model.modules():
         hooks += hooks_of(module)
         for tensor in _weights(module):
-            size = tensor.numel()
-            plain = tensor.detach() if tensor.is_contiguous() else tensor.detach().contiguous()
-            some = plain.as_strided((min(size, SAMPLES),), (max(1, size // SAMPLES),))
-            samples.setdefault((tensor.device, tensor.dtype), []).append(some)
+            held, size = tensor.detach(), tensor.numel()
+            if type(held) is Tensor:
+                held = held if held.is_contiguous() else held.contiguous()
+                some = held.as_strided((min(size, SAMPLES),), (max(1, size // SAMPLES),))
+                samples.setdefault((held.device, held.dtype), []).append(some)
             count += 1
     read = [torch.cat(some).view(torch.uint8).cpu().numpy().tobytes() for some in samples.values()]
     return count, *hooks, *read
@@ -49,7 +49,7 @@ def _weights(module: nn.Module) -> Iterator[Tensor]:
 
 def parts_of(tensor: Tensor) -> Iterator[Tensor]:
     """Yield a tensor, or those that a quantised one is made of."""
-    if not is_traceable_wrapper_subclass(tensor):
+    if not hasattr(tensor, "__tensor_flatten__"):
         yield tensor
         return
     for name in tensor.__tensor_flatten__()[0]:
