@@ -23,6 +23,7 @@ class Runner(ABC):
     packs: ClassVar[bool] = False  # whether rows beyond a plan's `sizes` cost nothing
     copies: ClassVar[bool] = True  # whether it computes with anything but the model's own weights as they are
     leaves: ClassVar[bool] = False  # whether rows may leave any model that it drives in mid-stack (`Plan.leaves`)
+    independent_rows: bool = False  # whether no bit of a row depends on the other rows of its pass
     # What a step runs under: passes, commits and acceptance all together, since tensors made in inference mode can
     # be changed only there. Never held across steps (a generator that does so disturbs other threads).
     guard: ClassVar[type[torch.no_grad | torch.inference_mode]] = torch.no_grad

@@ -205,14 +205,12 @@ class PassResult:
         segments: the row layouts that the cache holds, one per run of layers.
         hidden: layer index -> tapped hidden states [B, n_at_that_layer, d].
         runner: what made it, for logits of tapped rows.
-        attends_apart: whether a pass row by row was one in every layer.
     """
 
     logits: Tensor
     segments: list[Segment]
     hidden: dict[int, Tensor] = field(default_factory=dict)
     runner: Scorer | None = None
-    attends_apart: bool = True
 
     @property
     def rows(self) -> Tensor | None:

@@ -195,8 +195,7 @@ class CapturedPasses:
             hidden[count] = x.clone()
         own_first = plan.first_logit_row if made.logits.shape[1] == made.leaving.shape[1] else 0
         logits = made.logits[: plan.batch, own_first : own_first + last - plan.first_logit_row].clone()
-        # Capped scores are multiplied by torch, over a band that is wider or narrower in other passes.
-        return PassResult(logits, segments, hidden, scorer, attends_apart=self._model.cap is None)
+        return PassResult(logits, segments, hidden, scorer)
 
     def _replay(
         self,

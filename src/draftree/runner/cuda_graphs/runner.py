@@ -77,6 +77,9 @@ class CudaGraphRunner(EagerRunner):
             next_norms = [*(layer.parts.norms[0] for layer in layers[1:]), None]
             layers = [KernelLayer(*pair) for pair in zip(layers, next_norms, strict=True)]
             head, kernel, self._cache_kind = KernelHead(head), attend, KernelCache
+        # Capped scores are multiplied by torch, over a band that is wider or narrower in other passes; and so are all
+        # products on a GPU without the kernels.
+        self.independent_rows = self._cap is None and (kernel is not None or target.device.type == "cpu")
         # Where weights were copied, the embedding alone is read as it lies. Of modules only the parameters are held:
         # the model itself is one of them, and a runner that held it would keep it alive.
         modules = [self._embedding] if self.copied_bytes else target.model.modules()

@@ -53,19 +53,3 @@ def attend(layer: Any, x: Tensor, index: int, rows: Rows, kind: LayerKind, cap: 
     query, keys, values = layer.enter(x, angles, index)
     heads = Attention(layer.parts.heads.groups, layer.parts.scaling, cap)
     return layer.leave(x, rows.mix(heads, query, keys, values, kind), angles)
-
-
-def attend_row_by_row(
-    heads: Attention, query: Tensor, keys: Tensor, values: Tensor, alone: list[list[tuple[Tensor, Tensor | None]]]
-) -> Tensor:
-    """The attention calls of one-row passes: a column of another branch would change the order of sums.
-
-    `alone` is what each row sees, see `PassMasks.alone`.
-    """
-    mixed = torch.empty_like(query)
-    for b, of_rows in enumerate(alone):
-        for i, (columns, mask) in enumerate(of_rows):
-            own = slice(i, None, len(of_rows))  # row i in every head of the group
-            key, value = (t[b : b + 1].index_select(2, columns) for t in (keys, values))
-            mixed[b : b + 1, :, own] = heads(query[b : b + 1, :, own], key, value, mask)
-    return mixed

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from draftree.runner.eager.angles import AngleTables
-from draftree.runner.eager.attention import Attention, attend_row_by_row
+from draftree.runner.eager.attention import Attention
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.layout.kinds import LayerKind
 from draftree.runner.layout.masks import PassMasks
@@ -24,7 +24,6 @@ class SegmentRows:
         self._floor, self._dtype = plan.rope_floor, x.dtype
         self._angles: dict[str | None, Any] = {}
         self.masks = PassMasks(segment, cache, first, x.dtype, plain_row=True)
-        self.row_by_row = plan.row_by_row and segment.positions.numel() > 1
         self._folded: dict[tuple[LayerKind, int], Tensor | None] = {}
 
     def angles(self, kind: LayerKind) -> Any:
@@ -40,8 +39,6 @@ class SegmentRows:
 
     def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
         """The attention of queries [B, kv, groups * n, dim] in a layer of that kind."""
-        if self.row_by_row:
-            return attend_row_by_row(heads, query, keys, values, self.masks.alone(kind))
         return heads(query, keys, values, self.mask(kind, heads.groups))
 
     def mask(self, kind: LayerKind, groups: int) -> Tensor | None:

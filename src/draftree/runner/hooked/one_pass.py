@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from draftree.runner.hooked.bypass import Bypass, named_arguments, signature_of
 from draftree.runner.hooked.families import Family, family_of
-from draftree.runner.hooked.row_by_row import RowByRow
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.layout.masks import PassMasks
 from draftree.runner.layout.positions import is_length_dependent, per_row_angles
@@ -115,14 +114,10 @@ class HookedPass:
             if plan.leaves is not None:
                 stack.enter_context(bypass.leaving(plan.leaves, self.cache))
             self._hook(stack)
-            apart = RowByRow(lambda: self.masks, target, unmasked=self._may_go_unmasked()) if plan.row_by_row else None
-            if apart is not None:
-                stack.enter_context(apart)
             logits = target.model(**arguments).logits
         if not self.cut:  # the model multiplies by the head's weight itself
             logits = logits[:, logit_slice(plan, self.segments[-1])]
-        reached = apart is None or apart.calls >= len(target.layers)
-        return PassResult(logits, self.segments, self.hidden, attends_apart=reached)
+        return PassResult(logits, self.segments, self.hidden)
 
     def _forward_mask(self) -> Any:
         if self.family.layer_arguments_needed:

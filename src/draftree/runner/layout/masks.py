@@ -26,7 +26,6 @@ class PassMasks:
         self.lengths = cache.lengths[first : first + segment.positions.shape[0]]
         self.dtype = dtype
         self._cached: dict[LayerKind, Tensor | None] = {}
-        self._alone: dict[LayerKind, list[list[tuple[Tensor, Tensor | None]]]] = {}
         self._key_positions: Tensor | None = None
         self._seen: Tensor | None = None
         self._plain_row = plain_row
@@ -98,26 +97,6 @@ class PassMasks:
         if kind not in self._cached:
             self._cached[kind] = self._additive(kind)
         return self._cached[kind]
-
-    def alone(self, kind: LayerKind) -> list[list[tuple[Tensor, Tensor | None]]]:
-        """Of each row of each request what a pass of its own would see, by the same rules.
-
-        Returns:
-            the columns of its context and its branch, in order, and their additive mask [1, 1, 1, k], or None.
-        """
-        if kind not in self._alone:
-            low, near = torch.finfo(self.dtype).min, self.boolean(kind)
-            found: list[list[tuple[Tensor, Tensor | None]]] = []
-            for seen, allowed in zip(self.seen, near, strict=True):
-                found.append([])
-                for row, permitted in zip(seen, allowed, strict=True):
-                    columns, mask = row.nonzero()[:, 0], None
-                    if limits(kind, len(columns)):
-                        mask = torch.zeros(1, 1, 1, len(columns), dtype=self.dtype, device=row.device)
-                        mask.masked_fill_(~permitted[columns], low)
-                    found[-1].append((columns, mask))
-            self._alone[kind] = found
-        return self._alone[kind]
 
     def limited(self, kind: LayerKind) -> bool:
         """Whether a window or chunk of `kind` may cut something off in this pass."""
