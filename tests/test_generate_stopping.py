@@ -172,19 +172,6 @@ class Holding(StoppingCriteria):
         return self.held(input_ids, scores, **options)
 
 
-@pytest.mark.parametrize("make", [stops_at, Holding])
-def test_functions_that_count_are_each_rows_own(make: Any) -> None:
-    ids, mask = left_pad(prompts())
-    options: dict[str, Any] = {"eos_token_id": [], "max_new_tokens": NEW, "do_sample": False}
-    given = [StoppingCriteriaList([make(6)]) for _ in range(3)]
-    expected = build(MODEL).generate(ids, attention_mask=mask, stopping_criteria=given[0], **options)
-    assert expected.shape[1] == ids.shape[1] + 6
-    same(generate(build(MODEL), ids, mask, stopping_criteria=given[1], **options).sequences, expected)
-    loop = custom_generate()
-    out = build(MODEL).generate(ids, attention_mask=mask, custom_generate=loop, stopping_criteria=given[2], **options)
-    same(out, expected)
-
-
 def test_the_length_that_counts_has_to_fit_the_context() -> None:
     ids = torch.tensor(prompts(LENGTHS[:1]))
     criteria = [MaxLengthCriteria(20)]

@@ -8,6 +8,7 @@ batch each row has its own copy of those that may keep state, which sees the row
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -49,7 +50,9 @@ def criteria_by_request(criteria: StoppingCriteriaList, count: int) -> list[Stop
 def _own(criterion: Any, b: int, count: int) -> Any:
     if type(criterion) in STATELESS:
         return criterion
-    return _InPlace(own_copy(criterion), b, count)
+    with suppress(ValueError):  # such as a flag that another thread sets, which rows share
+        criterion = own_copy(criterion)
+    return _InPlace(criterion, b, count)
 
 
 def own_copy(one: Any) -> Any:
