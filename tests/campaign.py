@@ -27,13 +27,13 @@ from typing import Any
 
 import torch
 from campaign_cases import SHAPES, Case, drafter_of, draw, model_of, padded, pruner_of
+from row_differences import worst_difference
 from torch import Tensor
 
 from draftree.acceptance.sampled import PrefixChooser
 from draftree.drafting import Drafter
 from draftree.engine import Engine, generate
 from draftree.engine.options import read_options, rules_for
-from draftree.engine.strict import worst_difference
 from draftree.integrations import custom_generate
 from draftree.runner import open_runner
 

@@ -19,13 +19,13 @@ import torch
 from few import crossed, few
 from generate_driver import NEW, OF_DEMO, SAMPLED, SHAPES, drafters, hf, left_pad, noisy, prompts, references_of, same
 from in_model_driver import MAKERS, make
+from row_differences import worst_difference
 from runner_driver import Run, Tree, difference
 from zoo import CAUSAL, ENCODER_DECODER, build
 
 import draftree
 from draftree.drafting import BiTA, DraftModel, Lookahead
 from draftree.engine import Engine, Rules, generate
-from draftree.engine.strict import worst_difference
 from draftree.models import load_model
 from draftree.runner import EagerRunner, HookedRunner, inspect_model, open_runner
 from draftree.runner.cuda_graphs.capture import CudaCapture

@@ -179,7 +179,8 @@ def test_a_front_is_taken_from_a_running_request() -> None:
 
 
 def test_strict_mode_keeps_nothing() -> None:
-    with Engine(zoo.build("llama"), slots=2, keep_prefixes=True, strict=True) as engine:
+    model = zoo.construct(zoo.MEMBERS["llama"]).to(torch.bfloat16)
+    with Engine(model, slots=2, keep_prefixes=True, strict=True) as engine:
         assert not engine.slots.keeps
 
 

@@ -89,28 +89,6 @@ def test_trees_are_pruned_in_the_later_half() -> None:
     assert sum(request.stats.pruned for request in requests) > 0
 
 
-@pytest.mark.parametrize(("name", "kind"), crossed(["llama", "qwen2-window"], ["lookahead", "hidden-transfer"]))
-def test_strict_in_bfloat16(name: str, kind: str) -> None:
-    """Scores so close together that other bits are other tokens: without strict the texts differed on an AMD EPYC."""
-    rows = prompts(LENGTHS[:4])
-    with FarDevice():
-        model = spread(name, torch.bfloat16)
-        with torch.no_grad():
-            model.get_output_embeddings().weight.mul_(0.05)
-
-    def texts(drafter: str | None) -> list[list[int]]:
-        with FarDevice():
-            made = None if drafter is None else drafter_of(drafter, build(name), {})
-            slots = 1 if drafter is None else 2
-            engine = Engine(model, runner="hooked", drafter=made, slots=slots, shape=Fixed(12), strict=made is not None)
-            requests = [engine.add(row, Rules(max_new_tokens=NEW)) for row in rows]
-            engine.run()
-        assert [request.error for request in requests] == [None] * len(rows)
-        return [request.tokens for request in requests]
-
-    assert texts(kind) == texts(None)
-
-
 def test_rows_do_not_leave_early() -> None:
     model = copy.deepcopy(build("t5"))
     add_hook_to_module(model, AlignDevicesHook(execution_device="cpu", io_same_device=True), append=True)

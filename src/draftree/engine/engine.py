@@ -13,7 +13,6 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
 from draftree.engine import streams
@@ -24,7 +23,7 @@ from draftree.engine.options import rules_of
 from draftree.engine.recorder import about_engine
 from draftree.engine.request import Emitted, Request, Rules, State
 from draftree.engine.slots import Slots, reading_groups
-from draftree.engine.strict import check_strict
+from draftree.engine.strict import check_prefix, check_strict
 from draftree.pruning.pruner import Pruner
 from draftree.runner import Runner, open_runner
 from draftree.runner.step_cost import cached_cost
@@ -58,6 +57,8 @@ class Engine:
         self.model = model  # runners hold it weakly
         self.config = config
         self.runner: Runner = open_runner(model, config.runner)
+        if config.strict:
+            config = self.config = replace(config, strict=check_strict(self.runner))
         if config.early_exit is not None:
             config.early_exit.bind(self.runner)
         drafter = config.drafter
@@ -66,15 +67,14 @@ class Engine:
         sizer: Sizer | None = None
         if drafter is not None:
             drafter.bind(self.target, eos_token_ids=eos_token_ids(model))
+            if config.strict:
+                check_prefix(self.runner, drafter)
             if config.pruner is not None:
                 cost = None if config.pruner.always else cached_cost(self.runner, config.clock)
                 pruner = config.pruner.bind(self.runner, cost, config.clock)
             shape = config.shape or shape_for(drafter)
             cost = cached_cost(self.runner, config.clock) if shape.measures else None
             sizer = shape.bind(cost, drafter, pruner, packed=self.runner.packs)
-        if config.strict:
-            check_strict(self.runner, drafter)
-            config = self.config = replace(config, strict=self.target.dtype != torch.float32)  # which is exact without
         prefix = None if drafter is None else drafter.deep_prefix(self.target)
         self.cache = self.runner.new_cache(config.slots, config.capacity, prefix)
         encoder = self.runner.new_encoder(config.slots) if self.target.encoder_decoder else None

@@ -15,21 +15,17 @@ from draftree.drafting import Drafter
 from draftree.runner import Runner
 
 
-def check_strict(runner: Runner, drafter: Drafter | None) -> None:
-    """Refuse a runner whose rows depend on each other in 16 bits.
-
-    Args:
-        runner: of the model.
-        drafter: after `bind`; None for none.
+def check_strict(runner: Runner) -> bool:
+    """Return whether a model needs strict mode, and refuse a runner that cannot keep it.
 
     Raises:
-        ValueError: it is such a runner, an encoder-decoder, or a drafter with a deep prefix in recorded passes.
+        ValueError: rows depend on each other on that runner, or an encoder-decoder.
     """
     target = runner.target
     if target.encoder_decoder:
         raise ValueError("strict=True is for decoder-only models: use fp32 weights with this encoder-decoder.")
     if target.dtype == torch.float32:
-        return
+        return False
     if not runner.independent_rows:
         name = str(target.dtype).removeprefix("torch.")
         raise ValueError(
@@ -37,5 +33,14 @@ def check_strict(runner: Runner, drafter: Drafter | None) -> None:
             f"{runner.name!r}, where scores depend on the other rows of a pass: use float32, or leave strict out and "
             "accept that tokens that are nearly tied may change places."
         )
-    if runner.name == "cuda_graphs" and drafter is not None and drafter.deep_prefix(target) is not None:
+    return True
+
+
+def check_prefix(runner: Runner, drafter: Drafter) -> None:
+    """Refuse a drafter, after `bind`, whose deep prefix recorded passes cannot leave out.
+
+    Raises:
+        ValueError: it has one.
+    """
+    if runner.name == "cuda_graphs" and drafter.deep_prefix(runner.target) is not None:
         raise ValueError("strict=True cannot be kept in recorded passes with a drafter that has a deep prefix.")
