@@ -133,8 +133,7 @@ def anatomy_of(target: Target, one_row: OneRow) -> Anatomy:
     if cache.numbers != sorted(cache.numbers):  # rows that join or leave between layers are counted by their places
         raise ValueError(
             "The layers of this model do not stand in the order of their numbers: number them anew (layer_idx of each "
-            "layer's attention), or "
-            f"{INSTEAD}."
+            f"layer's attention), or {INSTEAD}."
         )
     kv_heads, head_dim, value_dim = cache.shapes.pop()
     closing = tuple(module for module, _ in calls if not isinstance(module, nn.Dropout))
