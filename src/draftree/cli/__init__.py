@@ -46,8 +46,8 @@ def draftree(
 
 def main() -> None:
     """Run the command line; bad input is one sentence on standard error and exit status 2."""
-    # Imports make a million objects that stay. Python's collector would visit them again and again while they are made,
-    # and at the end of the program: together two seconds.
+    # Imports make very many objects that stay. Python's collector would visit them again and again while they are made,
+    # and once more at the end of the program: together two seconds on two cores.
     gc.set_threshold(50_000, 10, 10)
     atexit.register(gc.freeze)
     try:

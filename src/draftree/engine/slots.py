@@ -63,7 +63,7 @@ class Slots:
         self.reading = 0  # the last so many of them have prompt tokens that are not in the cache yet
         self._kept: dict[int, Kept] = {}  # by free slot
         self._clock = itertools.count()
-        self._read_by = fingerprint(runner.target.model)  # by which weights prompts were read
+        self._read_by = runner.fingerprint  # by which weights prompts were read
         self.mixed = False
 
     @property
@@ -267,12 +267,13 @@ class Slots:
             ValueError: it was put into a training mode in which no two passes agree.
         """
         self.runner.target.refuse_training()
-        if self.runner.outdated:
-            raise ModelChangedError
         weights = fingerprint(self.runner.target.model)
-        if weights != self._read_by:
-            self._kept.clear()
-            self._read_by = weights
+        if weights == self._read_by:
+            return
+        if self.runner.copies:
+            raise ModelChangedError
+        self._kept.clear()
+        self._read_by = weights
 
 
 def _holds(kept: Kept, other: Kept) -> bool:

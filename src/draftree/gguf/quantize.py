@@ -51,9 +51,11 @@ def to_blocks(model: Any, form: str) -> list[str]:
     """
     embedding, head, left = model.get_input_embeddings(), model.get_output_embeddings(), []
     tied = head.weight is embedding.weight
-    names = {module: name for name, module in model.named_modules()}
-    for module, name in names.items():
-        if type(module) is not nn.Linear or (tied and module is head):
+    linears = [name for name, module in model.named_modules() if type(module) is nn.Linear]
+    table = next(name for name, module in model.named_modules() if module is embedding)
+    for name in linears:
+        module = model.get_submodule(name)  # not held before, so that its numbers go when it is replaced
+        if tied and module is head:
             continue
         kind = TABLES if module is head else form
         if module.in_features % FORMATS[kind][1]:
@@ -65,9 +67,9 @@ def to_blocks(model: Any, form: str) -> list[str]:
         model.set_submodule(name, PackedLinear(panels, module.out_features, bias, torch.float32, blocks))
     if embedding.embedding_dim % FORMATS[TABLES][1] == 0:
         packed = PackedEmbedding(_packed(embedding.weight, TABLES), TABLES, embedding)
-        model.set_submodule(names[embedding], packed)
+        model.set_submodule(table, packed)
         if tied:
-            model.set_submodule(names[head], tied_head(packed))
+            model.set_output_embeddings(tied_head(packed))
     model.float()
     return left
 

@@ -20,9 +20,8 @@ def _from_q3(blocks: Bytes) -> Bytes:
     third, lower, packed, unit = np.split(blocks, [32, 96, 108], axis=1)
     bits = lower.reshape(-1, 2, 1, 32) >> np.array((0, 2, 4, 6), np.uint8).reshape(4, 1) & 3
     above = third.reshape(-1, 1, 32) >> np.arange(8, dtype=np.uint8).reshape(8, 1) & 1
-    numbers = (bits | above.reshape(bits.shape) << 2) + np.uint8(
-        28
-    )  # 4 less than the bits, 32 more in the other format
+    # A number is 4 less than its bits say, and the other format's is 32 more than its own.
+    numbers = (bits | above.reshape(bits.shape) << 2) + np.uint8(28)
     low = (numbers[:, :, :2] & 15) | (numbers[:, :, 2:] & 15) << 4
     high = np.bitwise_or.reduce((numbers >> 4) << np.array((0, 2, 4, 6), np.uint8).reshape(4, 1), axis=2)
     fours = packed[:, :8].reshape(-1, 1, 8) >> np.array((0, 4), np.uint8).reshape(2, 1) & 15

@@ -45,12 +45,12 @@ class Runner(ABC):
         self.lock: AbstractContextManager[Any] = nullcontext()
         self.costs: dict[int, Any] = {}  # measured `StepCost` by number of threads
         self.copied_bytes = 0  # of weights in a layout of the runner's own
-        self._fingerprint = fingerprint(target.model)  # before weights are copied
+        self.fingerprint = fingerprint(target.model)  # before weights are copied
 
     @property
     def outdated(self) -> bool:
         """Whether the runner holds weights of the model that have changed since it was opened."""
-        return self.copies and self._fingerprint != fingerprint(self.target.model)
+        return self.copies and self.fingerprint != fingerprint(self.target.model)
 
     @property
     def plan_device(self) -> torch.device:

@@ -87,8 +87,8 @@ class Plan:
             in mid-stack, the columns get logits in which any request still has a row before this one.
         rope_floor: length [B] (on the CPU) below which length-dependent rotary embeddings do not choose their
             frequencies: the prompt's length, as in Hugging Face's own prefill.
-        row_by_row: each row attends alone, over its context and its branch and no other columns, as it would in a pass
-            of its own. Slower; makes 16-bit results independent of the other rows where matrix products are.
+        row_by_row: in recorded passes each row attends over its context and its branch alone, as it would in a pass
+            of its own. Slower; makes 16-bit results independent of the other rows. The runner `cpu` does so always.
         sizes: real rows of each request, the first ones, where nothing but these matters; None where all are.
         skip: what all rows leave out, for drafts by the model itself. Where they leave out attention their columns hold
             nothing, so only passes that leave out the same may read them, and they are never kept.
