@@ -97,7 +97,7 @@ test-all: $(VENV)/.dev
 	@touch $@
 
 test-clients: $(VENV)/.dev .venv-clients/.made
-	$(BIN)/python -m pytest tests/test_serve_clients.py
+	$(BIN)/python -m pytest tests/serve/test_clients.py
 
 .venv-ray/.made: $(VENV)/.torch $(INSTALL_INPUTS)
 	$(PYTHON) -m venv .venv-ray
@@ -106,7 +106,7 @@ test-clients: $(VENV)/.dev .venv-clients/.made
 	@touch $@
 
 test-ray: .venv-ray/.made
-	.venv-ray/bin/python -m pytest tests/test_ray_front.py tests/test_ray_serve.py tests/test_training_ray.py
+	.venv-ray/bin/python -m pytest tests/integrations/test_ray_front.py tests/integrations/test_ray_serve.py tests/training/test_ray.py
 
 .venv-8bit/.made: $(VENV)/.torch $(INSTALL_INPUTS)
 	$(PYTHON) -m venv .venv-8bit
@@ -115,7 +115,7 @@ test-ray: .venv-ray/.made
 	@touch $@
 
 test-8bit: .venv-8bit/.made
-	.venv-8bit/bin/python -m pytest tests/test_model_states.py tests/test_placement.py
+	.venv-8bit/bin/python -m pytest tests/runner/test_model_states.py tests/runner/test_placement.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -166,7 +166,7 @@ test-extras:
 	touch $@
 
 test-vllm: $(VENV)/.dev .venv-vllm/.made
-	$(BIN)/python -m pytest tests/test_vllm.py
+	$(BIN)/python -m pytest tests/integrations/test_vllm.py
 
 clean:
 	rm -rf $(VENV) .venv-clients .venv-ray .venv-8bit .venv-vllm .venv-peers build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Loads crafted files, each in a process of its own under limits; for tests/test_crafted_files.py.
+"""Loads crafted files, each in a process of its own under limits; for tests/models/test_crafted_files.py.
 
 Each case is a fork, so that a crash, an endless loop or too much memory is the end of that case alone. The files come
 from crafted_formats.py.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tree_paths import from_arrays, path_of
 
-from draftree.drafting import Attachment, Context, Drafter, Step
+from draftree.drafting import Attachment, Drafter, RequestState, Step
 from draftree.drafting.base import Capabilities, StepPlan
 from draftree.runner import HookedRunner, Target
 from draftree.runner.plan import Plan, Surgery
@@ -45,7 +45,7 @@ class RandomTree(Drafter):
     def source_name(self, source: int) -> str:
         return f"random/{source}"
 
-    def begin(self, request: Context) -> None:
+    def begin(self, request: RequestState) -> None:
         assert request.id not in self.live
         self.live[request.id] = list(request.tokens)
 
@@ -54,20 +54,20 @@ class RandomTree(Drafter):
             self.live[request.id] += emitted
             assert self.live[request.id] == request.tokens
 
-    def end(self, request: Context) -> None:
+    def end(self, request: RequestState) -> None:
         del self.live[request.id]
         self.ended += 1
 
-    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+    def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         return TokenTree.stack([self._tree(r, n) for r, n in zip(requests, budgets, strict=True)])
 
-    def truth(self, request: Context) -> list[int]:
+    def truth(self, request: RequestState) -> list[int]:
         """What the target says next, as far as the references know."""
         prompt, done = request.tokens[: request.prompt_length], request.tokens[request.prompt_length :]
         known = list(self.references.get(tuple(prompt), ()))
         return known[len(done) :] if known[: len(done)] == done else []
 
-    def _tree(self, request: Context, budget: int) -> TokenTree:
+    def _tree(self, request: RequestState, budget: int) -> TokenTree:
         rng = random.Random(f"{self.seed} {request.tokens}")
         truth = self.truth(request)
         tokens: list[int] = []
@@ -98,7 +98,7 @@ class Watching(RandomTree):
         self.offered: list[set[tuple[int, ...]]] = []
         self.shown: list[tuple[set[tuple[int, ...]], set[tuple[int, ...]]]] = []
 
-    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+    def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         trees = super().draft(requests, budgets)
         self.offered.append({tuple(path_of(trees, 0, node)) for node in range(1, trees.sizes[0])})
         return trees
@@ -147,7 +147,7 @@ class InModel(RandomTree):
 
         return [(like(keys), like(values)) for keys, values in zip(cache._keys, cache._values, strict=True)]
 
-    def begin(self, request: Context) -> None:
+    def begin(self, request: RequestState) -> None:
         super().begin(request)
         self.hidden[request.id] = {layer: [] for layer in self.taps}
 
@@ -194,7 +194,7 @@ class InModel(RandomTree):
                 assert logits.isfinite().all()
                 self.own_predictions[request.id] = logits.argmax(-1).tolist()
 
-    def _tree(self, request: Context, budget: int) -> TokenTree:
+    def _tree(self, request: RequestState, budget: int) -> TokenTree:
         tree = super()._tree(request, max(budget - 2, 0))
         own = self.own_predictions.get(request.id, [])
         if budget < 2 or not own:
@@ -208,7 +208,7 @@ class InModel(RandomTree):
             root=request.tokens[-1],
         )
 
-    def end(self, request: Context) -> None:
+    def end(self, request: RequestState) -> None:
         super().end(request)
         states = {layer: torch.cat(parts) for layer, parts in self.hidden.pop(request.id).items() if parts}
         self.kept.append((list(request.tokens), states))
@@ -235,7 +235,7 @@ class Raising(RandomTree):
         if stage == self.stage and self.calls[stage] == self.call:
             raise ArithmeticError(f"{stage} went wrong")
 
-    def begin(self, request: Context) -> None:
+    def begin(self, request: RequestState) -> None:
         super().begin(request)
         self._count("begin")
 
@@ -243,7 +243,7 @@ class Raising(RandomTree):
         self._count("plan")
         return None
 
-    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+    def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         self._count("draft")
         return super().draft(requests, budgets)
 
@@ -251,6 +251,6 @@ class Raising(RandomTree):
         super().observe(step)
         self._count("observe")
 
-    def end(self, request: Context) -> None:
+    def end(self, request: RequestState) -> None:
         super().end(request)
         self._count("end")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tree_paths import from_arrays
 
-from draftree.drafting import Context, Drafter
+from draftree.drafting import Drafter, RequestState
 from draftree.drafting.base import Capabilities
 from draftree.runner.step_cost import StepCost
 from draftree.shaping.base import Outcome
@@ -36,7 +36,7 @@ class Chain(Drafter):
     def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
         return nodes + self.attaches * (nodes if attach_to is None else np.minimum(nodes, attach_to))
 
-    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+    def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         trees = []
         for request, budget in zip(requests, budgets, strict=True):
             count = min(budget, self.most)
@@ -76,7 +76,7 @@ class World:
 
     def run(self, ids: Sequence[int], steps: int, *, closed: bool = False, rooms: Sequence[int] = ()) -> float:
         """So many steps of these requests together; tokens a second of them."""
-        contexts = [Context(i, [1, 5], 2, room) for i, room in zip(ids, rooms or [10**6] * len(ids), strict=True)]
+        contexts = [RequestState(i, [1, 5], 2, room) for i, room in zip(ids, rooms or [10**6] * len(ids), strict=True)]
         before = self.tokens, self.time
         for _ in range(steps):
             plan = self.sizer.plan(contexts, 64, closed=closed)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftree.drafting.base import Context
+from draftree.drafting.base import RequestState
 from draftree.drafting.merge.calibration import Calibration
 from draftree.engine import Recorder
 from draftree.shaping.by_rank import ByRank
@@ -51,7 +51,7 @@ def judge(recorder: Recorder) -> Iterator[Judged]:
         for member in step["members"]:
             text = texts[member["request"]]
             reads_prompt = len(text) == prompts[member["request"]]
-            context = Context(member["request"], text, prompts[member["request"]], 1 << 20)
+            context = RequestState(member["request"], text, prompts[member["request"]], 1 << 20)
             worth: dict[str, np.ndarray] = {}
             if member["drafted"]:
                 tree = tree_of(member)

@@ -19,7 +19,7 @@ from benchmarks.harness.setup import Setup, Task
 from draftree.bench.measure import groups_of
 from draftree.bench.shares import Share
 from draftree.drafting import Drafter
-from draftree.engine import Engine, Rules, RunStats
+from draftree.engine import Engine, RunStats, SamplingParams
 from draftree.engine.limits import eos_token_ids
 from draftree.engine.stats import STAGES
 from draftree.shaping import Shape
@@ -86,7 +86,7 @@ def measure_parts(
     groups = [[tasks[i] for i in group] for group in groups_of(tasks, batch)]
     if not groups:
         raise ValueError(f"{len(tasks)} prompts do not fill a batch of {batch}: give more prompts, or a smaller batch.")
-    rules = Rules(setup["max_new_tokens"], eos_token_ids(setup.model) if stop else ())
+    rules = SamplingParams(setup["max_new_tokens"], eos_token_ids(setup.model) if stop else ())
     for way in ways:
         if way.ask is None and way.engine is None:
             given = {"drafter": way.drafter, "shape": way.shape, "capacity": CAPACITY, **way.options}
@@ -116,7 +116,7 @@ def _sorted(rows: Sequence[dict[str, Any]], ways: Sequence[Way]) -> pd.DataFrame
     return pd.DataFrame(rows).sort_values(by, key=lambda c: c.map(order) if c.name == "way" else c)
 
 
-def _answer(way: Way, group: Sequence[Task], rules: Rules) -> dict[str, Any]:
+def _answer(way: Way, group: Sequence[Task], rules: SamplingParams) -> dict[str, Any]:
     if way.ask is not None:
         return _answer_without_engine(way.ask, group)
     engine = way.engine

@@ -18,10 +18,10 @@ from torch import Tensor
 from benchmarks.harness.setup import Setup
 from draftree.bench.shares import Share
 from draftree.drafting import Drafter
-from draftree.drafting.base import Attachment, Capabilities, Context, Step, StepPlan
+from draftree.drafting.base import Attachment, Capabilities, RequestState, Step, StepPlan
 from draftree.drafting.folder import Trained
 from draftree.drafting.in_model import InModelDrafter
-from draftree.engine import Engine, Rules
+from draftree.engine import Engine, SamplingParams
 from draftree.engine.limits import eos_token_ids
 from draftree.pruning.early_head import EarlyHead
 from draftree.runner import anatomy_of
@@ -64,7 +64,7 @@ class Onlooker(Drafter):
         own = own or Attachment()
         return replace(own, taps=tuple(sorted({*own.taps, *self.taps})))
 
-    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+    def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`: nothing."""
         return TokenTree.roots(torch.tensor([r.tokens[-1] for r in requests], dtype=torch.long, device="cpu"))
 
@@ -73,7 +73,7 @@ class Onlooker(Drafter):
         if any(step.emitted):
             self.see(step)
 
-    def end(self, request: Context) -> None:
+    def end(self, request: RequestState) -> None:
         self.left()
 
 
@@ -85,7 +85,7 @@ def look_on(setup: Setup, prompts: Sequence[Sequence[int]], onlooker: Onlooker) 
     new = setup["max_new_tokens"]
     capacity = max(len(ids) for ids in prompts) + new + 64
     engine = Engine(setup.model, drafter=onlooker, shape=OnlyRoots(), slots=SLOTS, capacity=capacity)
-    rules = Rules(new, eos_token_ids(setup.model))
+    rules = SamplingParams(new, eos_token_ids(setup.model))
     requests = [engine.add(ids, rules) for ids in prompts]
     engine.run()
     for request in requests:

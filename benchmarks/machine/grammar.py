@@ -24,7 +24,7 @@ from benchmarks.harness.setup import Task
 from benchmarks.machine.schemas import SCHEMAS, Reference, reference_grammar, reference_words
 from draftree.bench.methods import HuggingFace
 from draftree.drafting import Drafter, GrammarDrafter, Lookahead, Merge
-from draftree.engine import Engine, Rules
+from draftree.engine import Engine, SamplingParams
 from draftree.engine.limits import eos_token_ids
 from draftree.engine.request import State
 from draftree.grammar import CompiledGrammar, Grammar, GrammarState
@@ -97,7 +97,7 @@ def by_engine(engine: Engine, setup: Setup, name: str, task: Task) -> dict[str, 
     forget(setup.tokenizer)
     with timed() as spent:
         began = time.perf_counter()
-        rules = Rules(setup["max_new_tokens"], eos_token_ids(setup.model), grammar=compiled(setup, name))
+        rules = SamplingParams(setup["max_new_tokens"], eos_token_ids(setup.model), grammar=compiled(setup, name))
         request = engine.add(task.ids, rules)
         engine.run()
         seconds = time.perf_counter() - began
@@ -177,10 +177,10 @@ def speed(setup: Setup, others: Sequence[Other], name: str, *, constrained: bool
     drafter: Drafter | None = DRAFTERS[name]()
     ends, new = eos_token_ids(setup.model), setup["max_new_tokens"]
     with Engine(setup.model, drafter=drafter, slots=4) as engine:
-        own = [engine.add(task.ids, Rules(new)) for task, _, _ in others[:2]]
+        own = [engine.add(task.ids, SamplingParams(new)) for task, _, _ in others[:2]]
         for task, schema, length in others[: setup["beside"]]:
             grammar = compiled(setup, schema) if constrained else None
-            engine.add(task.ids, Rules(length, ends if constrained else (), grammar=grammar))
+            engine.add(task.ids, SamplingParams(length, ends if constrained else (), grammar=grammar))
         began = time.perf_counter()
         while any(request.state is not State.FINISHED for request in own):
             engine.step()

@@ -26,7 +26,7 @@ import torch
 import draftree
 from benchmarks.harness import Experiment, Setup, bars, table_of
 from draftree.drafting import Drafter
-from draftree.engine import Engine, Rules
+from draftree.engine import Engine, SamplingParams
 from draftree.engine.limits import eos_token_ids
 
 NAME = "measured"
@@ -93,7 +93,7 @@ def table(found: dict[tuple[str, str], list[dict[str, Any]]], differing: int) ->
 
 def alone(setup: Setup, drafter: Drafter | None, *, one: bool) -> dict[str, Any]:
     """The engine with one prompt after another, or all at once."""
-    rules = Rules(setup["max_new_tokens"], eos_token_ids=eos_token_ids(setup.model))
+    rules = SamplingParams(setup["max_new_tokens"], eos_token_ids=eos_token_ids(setup.model))
     engine = Engine(setup.model, drafter=drafter, slots=setup["slots"], keep_prefixes=True)
     with engine:
         began = time.perf_counter()

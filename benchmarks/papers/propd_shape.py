@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from draftree.drafting.base import ByRequest, Context, Drafter, StepPlan
+from draftree.drafting.base import ByRequest, Drafter, RequestState, StepPlan
 from draftree.drafting.in_model import InModelDrafter
 from draftree.errors import check_least
 from draftree.pruning.pruner import Pruner
@@ -36,11 +36,11 @@ class Shares:
         self._alpha = alpha
         self._waiting: ByRequest[deque[tuple[int, np.ndarray]]] = ByRequest()  # candidates, and where they begin
 
-    def remember(self, request: Context, tokens: np.ndarray) -> None:
+    def remember(self, request: RequestState, tokens: np.ndarray) -> None:
         """Keep candidates [D, K] behind a request's text until all their places have been written."""
         self._waiting.setdefault(request.id, deque()).append((len(request.tokens), tokens))
 
-    def compare(self, request: Context) -> None:
+    def compare(self, request: RequestState) -> None:
         """Learn from candidates whose places are all written by now."""
         waiting = self._waiting.get(request.id)
         while waiting and waiting[0][0] + len(self.of_place) <= len(request.tokens):
@@ -48,7 +48,7 @@ class Shares:
             truth = np.array(request.tokens[begin : begin + len(tokens)])
             self.of_place += self._alpha * ((tokens == truth[:, None]) - self.of_place)
 
-    def forget(self, request: Context) -> None:
+    def forget(self, request: RequestState) -> None:
         """The request is over; the rest of its text will not come."""
         self._waiting.pop(request.id, None)
 
@@ -107,7 +107,7 @@ class ProPDSizer(Sizer):
         self._size = 0
         self._chosen_at: tuple[int, int] | None = None  # the batch, and the tokens of its texts in units of SHIFT
 
-    def plan(self, requests: Sequence[Context], most: int, *, closed: bool = False) -> StepPlan:
+    def plan(self, requests: Sequence[RequestState], most: int, *, closed: bool = False) -> StepPlan:
         """See `Sizer.plan`: every step drafts whole trees, as heads make all candidates at once."""
         takes = [request.drafting and request.room > 1 for request in requests]
         return StepPlan(requests, [min(self._shape.max_nodes, most) if take else 0 for take in takes], takes)
@@ -127,7 +127,7 @@ class ProPDSizer(Sizer):
             self._size, self._chosen_at = int(np.argmax(lengths / seconds)) + 1, situation
         return replace(plan, trees=grid.best([min(self._size, budget) for budget in plan.budgets]))
 
-    def _tree(self, request: Context, nodes: int) -> TokenTree:
+    def _tree(self, request: RequestState, nodes: int) -> TokenTree:
         """The most probable places of the grid with a request's candidates in them; the root where there are none."""
         held = self._drafter.ready(request)
         root = torch.tensor([request.tokens[-1]], dtype=torch.long, device="cpu")
@@ -146,7 +146,7 @@ class ProPDSizer(Sizer):
         if outcome.seconds is not None and plan.trees is not None and plan.trees.width > 1:
             self._line(len(plan.requests)).observe(plan.trees.width - 1, outcome.seconds)
 
-    def end(self, request: Context) -> None:
+    def end(self, request: RequestState) -> None:
         self._shares.forget(request)
 
     def _line(self, batch: int) -> CostLine:

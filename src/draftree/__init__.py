@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from draftree.drafting.folder import load_drafter as load_drafter
     from draftree.engine import Engine as Engine
     from draftree.engine import Recorder as Recorder
-    from draftree.engine import Rules as Rules
+    from draftree.engine import SamplingParams as SamplingParams
     from draftree.engine import generate as generate
     from draftree.grammar import Grammar as Grammar
     from draftree.integrations import custom_generate as custom_generate
@@ -70,7 +70,7 @@ _ROOMS = {
     ),
     "draftree.drafting.early_exit": ("early_exit_model",),
     "draftree.drafting.folder": ("demo_drafter", "load_drafter"),
-    "draftree.engine": ("Engine", "Recorder", "Rules", "generate"),
+    "draftree.engine": ("Engine", "Recorder", "SamplingParams", "generate"),
     "draftree.grammar": ("Grammar",),
     "draftree.integrations": ("custom_generate",),
     "draftree.models": ("load_model",),

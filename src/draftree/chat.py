@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from draftree.detokenizer import Detokenizer
 from draftree.drafting import Drafter
-from draftree.engine import Emitted, Engine, Request, Rules, RunStats
+from draftree.engine import Emitted, Engine, Request, RunStats, SamplingParams
 from draftree.engine.limits import as_seed
 from draftree.engine.options import rules_of
 from draftree.errors import check_kind, whole
@@ -105,7 +105,7 @@ class Chat:
             elif self.messages is turns:
                 self.messages = before
 
-    def _rules(self, ids: list[int], most: int) -> Rules:
+    def _rules(self, ids: list[int], most: int) -> SamplingParams:
         seed = None if self._seed is None else (self._seed + len(self.requests)) % 2**64
         given = self._options | {"max_new_tokens": most, "seed": seed}
         return rules_of(self.engine.target, ids, given)

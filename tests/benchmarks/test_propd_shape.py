@@ -11,7 +11,7 @@ import pytest
 from zoo import build
 
 from benchmarks.papers.propd_shape import SHIFT, ProPDTree
-from draftree.drafting import Context, HiddenTransfer, Medusa, PromptLookup
+from draftree.drafting import HiddenTransfer, Medusa, PromptLookup, RequestState
 from draftree.drafting.base import StepPlan
 from draftree.drafting.in_model import Candidates
 from draftree.runner.step_cost import StepCost
@@ -33,7 +33,7 @@ class World:
 
     def step(self, texts: list[list[int]], room: int = 100) -> StepPlan:
         """One step of new requests with these texts."""
-        requests = [Context(i, text, 1, room) for i, text in enumerate(texts)]
+        requests = [RequestState(i, text, 1, room) for i, text in enumerate(texts)]
         for request in requests:
             held = Candidates(len(request.tokens), CANDIDATES, np.zeros(CANDIDATES.shape, np.float32))
             self.drafter._held[request.id] = held

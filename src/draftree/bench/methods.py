@@ -16,7 +16,7 @@ from transformers import CompileConfig, StoppingCriteria, StoppingCriteriaList
 
 from draftree.bench.samples import Answer, Sampling, decoding_options
 from draftree.drafting import Drafter
-from draftree.drafting.base import Context
+from draftree.drafting.base import RequestState
 from draftree.engine import Engine, Request
 from draftree.engine.limits import decoder_start, eos_token_ids
 from draftree.shaping import Shape
@@ -247,7 +247,7 @@ class Draftree(Method):
 
 def teach(drafter: Drafter, ids: Sequence[int], answer: Sequence[int]) -> None:
     """Show a bound drafter the answer to a prompt (both token ids), as if it had drafted for it: a trie keeps it."""
-    request = Context(-1, list(ids), len(ids), len(answer))
+    request = RequestState(-1, list(ids), len(ids), len(answer))
     drafter.begin(request)
     request.tokens += answer
     drafter.end(request)

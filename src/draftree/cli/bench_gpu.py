@@ -8,7 +8,7 @@ import typer
 
 from draftree.cli.bench_run import run_experiment
 from draftree.cli.measuring import Measuring
-from draftree.cli.options import Compiled, Context, DrafterWarm, Model, StepRounds, Threads, grouped, use_threads
+from draftree.cli.options import Compiled, DrafterWarm, Model, RequestState, StepRounds, Threads, grouped, use_threads
 
 
 @grouped
@@ -22,7 +22,7 @@ def gpu(
     per_set: Annotated[int, typer.Option(min=1, help="Prompts of every set, as far as the time goes.")] = 1,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 96,
     rounds: StepRounds = 7,
-    context: Context = 256,
+    context: RequestState = 256,
     drafter_warm: DrafterWarm = 23,
     compiled: Compiled = True,
     minutes: Annotated[float, typer.Option(min=0, help="Time limit; fewer prompts where it is short.")] = 8,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from draftree.cli.measuring import Measuring
-from draftree.cli.options import Compiled, Context, DrafterWarm, Inflate, Model, PerSet, StepRounds, grouped
+from draftree.cli.options import Compiled, DrafterWarm, Inflate, Model, PerSet, RequestState, StepRounds, grouped
 from draftree.cli.where import Where
 
 
@@ -20,7 +20,7 @@ def speed(
     per_set: PerSet = 1,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 48,
     rounds: StepRounds = 7,
-    context: Context = 128,
+    context: RequestState = 128,
     drafter_warm: DrafterWarm = 23,
     compiled: Compiled = False,
     measuring: Measuring,

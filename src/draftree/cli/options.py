@@ -48,7 +48,7 @@ DrafterWarm = Annotated[int, typer.Option(min=0, help="Prompts of every set that
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")]
 Rounds = Annotated[int, typer.Option(min=1, help="How often every prompt is answered.")]
 StepRounds = Annotated[int, typer.Option(min=1, help="How often a step of each kind is timed.")]
-Context = Annotated[int, typer.Option(min=1, help="Tokens before the rows of a step.")]
+RequestState = Annotated[int, typer.Option(min=1, help="Tokens before the rows of a step.")]
 Inflate = Annotated[
     str | None,
     typer.Option(help="Inflate the model to about so many parameters, as 100M; in a checkout.", show_default="no"),

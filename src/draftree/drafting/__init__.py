@@ -1,6 +1,6 @@
 """Drafters: one file (or one small package) each."""
 
-from draftree.drafting.base import Attachment, Context, Drafter, Step
+from draftree.drafting.base import Attachment, Drafter, RequestState, Step
 from draftree.drafting.bild import BiLD
 from draftree.drafting.bita import BiTA
 from draftree.drafting.draft_model import DraftModel
@@ -17,7 +17,6 @@ __all__ = [
     "Attachment",
     "BiLD",
     "BiTA",
-    "Context",
     "DraftModel",
     "Drafter",
     "GrammarDrafter",
@@ -27,6 +26,7 @@ __all__ = [
     "Medusa",
     "Merge",
     "PromptLookup",
+    "RequestState",
     "SelfSpeculative",
     "Step",
 ]

@@ -41,7 +41,7 @@ class ByRequest(dict[int, Kept]):
 
 
 @dataclass(slots=True)
-class Context:
+class RequestState:
     """What a drafter may know of a request.
 
     Attributes:
@@ -55,7 +55,7 @@ class Context:
         chooser: the request's logits processors and noise; None where the best of the raw logits is taken.
         place: where the target keeps the request while it runs; for drafters that draft inside the target.
         prediction: token ids that the text may follow in parts, to copy from.
-        scope: what is learned from this request is for requests of the same scope alone.
+        cache_salt: what is learned from this request is for requests of the same cache_salt alone.
         grammar: what the answer may say; None for anything.
         eos_token_ids: tokens that end it; what is drafted behind one is wasted.
     """
@@ -69,7 +69,7 @@ class Context:
     chooser: PrefixChooser | None = None
     place: Place | None = None
     prediction: Sequence[int] = ()
-    scope: str | None = None
+    cache_salt: str | None = None
     grammar: GrammarState | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -90,7 +90,7 @@ class Capabilities:
         observes: `observe` is to be called after every step.
         certain: its draft tokens are as good as known, and it often has none; merged with one other drafter, nothing
             has to be learned of what either is worth.
-        copies_prediction: drafts from `Context.prediction` too.
+        copies_prediction: drafts from `RequestState.prediction` too.
     """
 
     attaches: bool = False
@@ -116,7 +116,7 @@ class StepPlan:
         ways: how each request drafts, in numbers of the shape's own, which alone reads them.
     """
 
-    requests: Sequence[Context]
+    requests: Sequence[RequestState]
     budgets: Sequence[int]
     prepares: Sequence[bool]
     trees: TokenTree | None = None
@@ -156,7 +156,7 @@ class Place:
         return self.cache.lengths[self.slot]
 
 
-def target_of(requests: Sequence[Context]) -> Target:
+def target_of(requests: Sequence[RequestState]) -> Target:
     """The model through which the requests of a step pass."""
     place = requests[0].place
     assert place is not None  # those that take a step are running
@@ -205,7 +205,7 @@ class Step:
         seconds: that the step took since its draft, by the engine's clock; None where it also read a prompt.
     """
 
-    requests: Sequence[Context]
+    requests: Sequence[RequestState]
     trees: TokenTree
     result: PassResult
     trunk: list[int]
@@ -301,11 +301,11 @@ class Drafter(ABC):
         With a lossy rule of its own (`acceptance`) also when requests come after a pause: its model may have changed.
 
         Engines of several models may use one drafter in turns: what a step needs of the model is found by its requests
-        (`Context.place`) or its result, not in what was bound last.
+        (`RequestState.place`) or its result, not in what was bound last.
 
         Args:
             target: the model.
-            eos_token_ids: tokens that end its texts, by its own settings; a request may have others (`Context`).
+            eos_token_ids: tokens that end its texts, by its own settings; a request may have others (`RequestState`).
         """
 
     def deep_prefix(self, target: Target) -> list[tuple[Tensor, Tensor]] | None:
@@ -332,7 +332,7 @@ class Drafter(ABC):
         """
         return nodes
 
-    def begin(self, request: Context) -> None:
+    def begin(self, request: RequestState) -> None:
         """A prompt arrives."""
 
     def plan(self, step: StepPlan) -> Attachment | None:
@@ -343,11 +343,11 @@ class Drafter(ABC):
         return None
 
     @abstractmethod
-    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+    def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         """Trees rooted at each request's newest token, with at most `budgets[b]` draft tokens each."""
 
     def observe(self, step: Step) -> None:
         """What was accepted, and the outputs of the drafter's own rows."""
 
-    def end(self, request: Context) -> None:
+    def end(self, request: RequestState) -> None:
         """The request is over, finished or not."""

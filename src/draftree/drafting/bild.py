@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from draftree.acceptance.bild import DISTANCES, LossyBiLD
-from draftree.drafting.base import ByRequest, Context
+from draftree.drafting.base import ByRequest, RequestState
 from draftree.drafting.second_model import SecondModel
 from draftree.errors import check_least, check_number
 from draftree.runner.top_tokens import top_tokens
@@ -81,14 +81,14 @@ class BiLD(SecondModel):
     def source_name(self, source: int) -> str:
         return "bild-lossless" if self.lossless else "bild-lossy"
 
-    def end(self, request: Context) -> None:
+    def end(self, request: RequestState) -> None:
         with self._lock:
             self._logp.pop(request.id, None)
         super().end(request)
 
     # ---------------------------------------------------------------- chains
 
-    def _grow(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+    def _grow(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         reaches = [
             self._reach(request, min(self.num_draft_tokens, budget)) if self._may_write(request) else 0
             for request, budget in zip(requests, budgets, strict=True)
@@ -118,12 +118,12 @@ class BiLD(SecondModel):
             drafts.append((tokens, range(-1, len(chain) - 1), np.cumsum(scores), self.source))
         return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
 
-    def _may_write(self, request: Context) -> bool:
+    def _may_write(self, request: RequestState) -> bool:
         """Whether it is the small model's turn: the large one writes a text's first token."""
         return self.lossless or len(request.tokens) > request.prompt_length
 
     def _written(
-        self, request: Context, chain: Chain, logits: Tensor, best: int, best_logp: float
+        self, request: RequestState, chain: Chain, logits: Tensor, best: int, best_logp: float
     ) -> tuple[int, float]:
         """The next token of a chain and its log-probability, by logits [V] of which `best` is the likeliest token."""
         if self.distance == "kl":

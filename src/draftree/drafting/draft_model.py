@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from draftree.demo_model import embedded
-from draftree.drafting.base import ByRequest, Capabilities, Context, Step
+from draftree.drafting.base import ByRequest, Capabilities, RequestState, Step
 from draftree.drafting.base_model import model_hash
 from draftree.drafting.second_model import SecondModel
 from draftree.drafting.times import OwnTimes, check_confidence
@@ -79,7 +79,7 @@ class DraftModel(SecondModel):
 
     # ---------------------------------------------------------------- the drafter's contract
 
-    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+    def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         trees = super().draft(requests, budgets)
         self._cutoff.drafted(requests, trees)
         return trees
@@ -89,13 +89,13 @@ class DraftModel(SecondModel):
         self._times.stepped(step.seconds)
         self._cutoff.verified(step, self.source)
 
-    def end(self, request: Context) -> None:
+    def end(self, request: RequestState) -> None:
         super().end(request)
         self._cutoff.end(request)
 
     # ---------------------------------------------------------------- trees
 
-    def _grow(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+    def _grow(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         reaches = [
             self._reach(request, self.depth) if budget > 0 else 0
             for request, budget in zip(requests, budgets, strict=True)
@@ -195,7 +195,7 @@ class Cutoff:
         self.probability = 0.0
         self._offered: ByRequest[list[float]] = ByRequest()  # log-probabilities of the last drafts, falling
 
-    def drafted(self, requests: Sequence[Context], trees: TokenTree) -> None:
+    def drafted(self, requests: Sequence[RequestState], trees: TokenTree) -> None:
         """These trees are handed over, of draft tokens in falling order."""
         for request, logp, size in zip(requests, trees.logp.tolist(), trees.sizes, strict=True):
             self._offered[request.id] = logp[1:size]
@@ -211,7 +211,7 @@ class Cutoff:
             first_out = math.exp(offered[kept]) if kept < len(offered) else 0.0
             self.probability += RATE * (min(max(self.probability, first_out), last_in) - self.probability)
 
-    def end(self, request: Context) -> None:
+    def end(self, request: RequestState) -> None:
         """Forget a request."""
         self._offered.pop(request.id, None)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from draftree.drafting.base import Capabilities, Context, Drafter
+from draftree.drafting.base import Capabilities, Drafter, RequestState
 from draftree.tree import Draft, TokenTree
 
 
@@ -25,7 +25,7 @@ class GrammarDrafter(Drafter):
     name = "grammar"
     capabilities = Capabilities(certain=True)
 
-    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+    def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         newest = [request.tokens[-1] for request in requests]
         if all(request.grammar is None for request in requests):
             return TokenTree.roots(torch.tensor(newest, dtype=torch.long, device="cpu"))

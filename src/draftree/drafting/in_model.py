@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.drafting.base import Attachment, ByRequest, Capabilities, Context, Drafter, Step, StepPlan, target_of
+from draftree.drafting.base import Attachment, ByRequest, Capabilities, Drafter, RequestState, Step, StepPlan, target_of
 from draftree.drafting.folder import Trained
 from draftree.errors import check_least, did_you_mean
 from draftree.runner import anatomy_of
@@ -201,7 +201,7 @@ class InModelDrafter(Trained, Drafter):
             request = step.requests[b]
             self._held[request.id] = Candidates(len(request.tokens), tokens[b], logp[b])
 
-    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+    def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         held = [self.ready(request) for request in requests]
         some = next((h for h in held if h is not None), None)
         roots = [request.tokens[-1] for request in requests]
@@ -222,12 +222,12 @@ class InModelDrafter(Trained, Drafter):
             tree, _ = tree.prune(tree.logp > -torch.inf)
         return tree if all(n >= size - 1 for n, size in zip(budgets, tree.sizes, strict=True)) else tree.best(budgets)
 
-    def ready(self, request: Context) -> Candidates | None:
+    def ready(self, request: RequestState) -> Candidates | None:
         """What may follow a request's newest token; None where the last pass has not told."""
         held = self._held.get(request.id)
         return held if held is not None and held.length == len(request.tokens) else None
 
-    def end(self, request: Context) -> None:
+    def end(self, request: RequestState) -> None:
         self._held.pop(request.id, None)
 
 

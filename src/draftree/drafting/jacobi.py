@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.drafting.base import Attachment, ByRequest, Capabilities, Context, Drafter, Step, StepPlan, target_of
+from draftree.drafting.base import Attachment, ByRequest, Capabilities, Drafter, RequestState, Step, StepPlan, target_of
 from draftree.errors import check_least
 from draftree.runner.top_tokens import top_tokens
 from draftree.tree import TokenTree
@@ -96,7 +96,7 @@ class Jacobi(Drafter):
         ngram: N, tokens of an n-gram; the newest token and N - 1 draft tokens behind it.
         guesses: G, n-grams kept for each first token, and tried behind it.
         from_prompt: begin with the n-grams of the prompt (the paper's "prompt as reference").
-        shared: one pool for all requests that have no `scope`, instead of one for each.
+        shared: one pool for all requests that have no `cache_salt`, instead of one for each.
 
     Raises:
         ValueError: a number out of range.
@@ -122,9 +122,9 @@ class Jacobi(Drafter):
     def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
         return nodes + requests * len(self._rows.offsets)
 
-    def begin(self, request: Context) -> None:
+    def begin(self, request: RequestState) -> None:
         """See `Drafter.begin`: the window starts with random tokens of the prompt."""
-        pool = self._shared if request.scope is None else None  # a tenant's n-grams are not for others
+        pool = self._shared if request.cache_salt is None else None  # a tenant's n-grams are not for others
         if pool is None:
             pool = Pool(self.guesses)
         if self.from_prompt:
@@ -133,12 +133,12 @@ class Jacobi(Drafter):
         levels = self._unknown(request, self.window)
         self._live[request.id] = _Window(levels, len(request.tokens), pool)
 
-    def end(self, request: Context) -> None:
+    def end(self, request: RequestState) -> None:
         self._live.pop(request.id, None)
 
     # ---------------------------------------------------------------- a step
 
-    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+    def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`: the n-grams that begin with the newest token, equal beginnings merged."""
         trees = []
         for request, budget in zip(requests, budgets, strict=True):
@@ -199,7 +199,7 @@ class Jacobi(Drafter):
             window.levels, window.length = levels[1:], window.length + 1
             self._catch_up(request)
 
-    def _catch_up(self, request: Context) -> None:
+    def _catch_up(self, request: RequestState) -> None:
         """Move the window on to the newest token; what comes into it at its end is not known."""
         window = self._live[request.id]
         gone = min(len(request.tokens) - window.length, self.window)
@@ -207,7 +207,7 @@ class Jacobi(Drafter):
             window.levels = np.concatenate([window.levels[:, gone:], self._unknown(request, gone)], 1)
         window.length = len(request.tokens)
 
-    def _unknown(self, request: Context, places: int) -> np.ndarray:
+    def _unknown(self, request: RequestState, places: int) -> np.ndarray:
         """Random tokens of the text for so many places of all levels."""
         tokens = request.tokens
         drawn = self._random.integers(len(tokens), size=(self.ngram - 1) * places)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from draftree.drafting.base import ByRequest, Capabilities, Context, Drafter
+from draftree.drafting.base import ByRequest, Capabilities, Drafter, RequestState
 from draftree.errors import check_least
 from draftree.tree import Draft, TokenTree
 
@@ -35,13 +35,13 @@ class PromptLookup(Drafter):
         # Each one's prediction and tokens, and how many are there so far.
         self._seen: ByRequest[tuple[np.ndarray, int]] = ByRequest()
 
-    def begin(self, request: Context) -> None:
+    def begin(self, request: RequestState) -> None:
         front = len(request.prediction)  # as if it stood before the prompt
         buffer = np.empty(front + len(request.tokens), dtype=np.int64)
         buffer[:front] = request.prediction
         self._seen[request.id] = buffer, front
 
-    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+    def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         drafts: list[Draft] = []
         for request, budget in zip(requests, budgets, strict=True):
             drafted = self._continuation(request, min(budget, request.room - 1))
@@ -49,7 +49,7 @@ class PromptLookup(Drafter):
             drafts.append((drafted, depth - 2, depth * np.log(CONFIDENCE), self.source))
         return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
 
-    def _continuation(self, request: Context, most: int) -> np.ndarray:
+    def _continuation(self, request: RequestState, most: int) -> np.ndarray:
         nothing = np.empty(0, dtype=np.int64)
         buffer, known = self._seen[request.id]
         front = len(request.prediction)
@@ -71,5 +71,5 @@ class PromptLookup(Drafter):
                 return drafted[: int(ends[0]) + 1] if len(ends) else drafted
         return nothing
 
-    def end(self, request: Context) -> None:
+    def end(self, request: RequestState) -> None:
         self._seen.pop(request.id, None)

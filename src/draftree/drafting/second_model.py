@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from draftree.checkpoints import pretrained
-from draftree.drafting.base import ByRequest, Context, Drafter
+from draftree.drafting.base import ByRequest, Drafter, RequestState
 from draftree.drafting.small_model import SmallModel
 from draftree.runner import Target, open_runner
 from draftree.runner.weights.packed import parameter_count
@@ -104,7 +104,7 @@ class SecondModel(Drafter):
                 for request, source in self._live.items():
                     self._small.begin(request, source)
 
-    def begin(self, request: Context) -> None:
+    def begin(self, request: RequestState) -> None:
         """See `Drafter.begin`.
 
         Raises:
@@ -114,12 +114,12 @@ class SecondModel(Drafter):
             self._live[request.id] = request.source
             self._small.begin(request.id, request.source)
 
-    def end(self, request: Context) -> None:
+    def end(self, request: RequestState) -> None:
         with self._lock:
             self._live.pop(request.id, None)
             self._small.end(request.id)
 
-    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+    def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         runner = self._small.runner
         # A hooked runner must not run in the target's inference mode: stock modules may keep its tensors.
         inference = runner.guard is torch.inference_mode
@@ -127,10 +127,10 @@ class SecondModel(Drafter):
             return self._grow(requests, budgets)
 
     @abstractmethod
-    def _grow(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+    def _grow(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         """A tree for each request, with at most `budgets[b]` draft tokens."""
 
-    def _reach(self, request: Context, depth: int) -> int:
+    def _reach(self, request: RequestState, depth: int) -> int:
         """How far ahead of a request's text to look: `depth`, or as far as it and the small model have room.
 
         0 where the text holds an id that the small model does not have.

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from draftree.drafting.base import Capabilities, Context, Drafter, Place, Step
+from draftree.drafting.base import Capabilities, Drafter, Place, RequestState, Step
 from draftree.drafting.folder import Trained
 from draftree.drafting.times import OwnTimes, check_confidence
 from draftree.errors import check_least, layers_of
@@ -151,7 +151,7 @@ class SelfSpeculative(Trained, Drafter):
         """
         self._skips[len(target.layers)] = self.skip_of(target)
 
-    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+    def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         reaches = [self._reach(request, budget) for request, budget in zip(requests, budgets, strict=True)]
         if not any(reaches):
             last = [request.tokens[-1] for request in requests]
@@ -172,7 +172,7 @@ class SelfSpeculative(Trained, Drafter):
 
     # ---------------------------------------------------------------- rows
 
-    def _reach(self, request: Context, budget: int) -> int:
+    def _reach(self, request: RequestState, budget: int) -> int:
         """How many tokens ahead to look; 0 where the cache does not hold all of the text but its newest token."""
         place = request.place
         if place is None or budget < 1 or place.committed != len(request.tokens) - 1:
@@ -180,7 +180,7 @@ class SelfSpeculative(Trained, Drafter):
         limit = place.runner.target.max_positions or math.inf
         return max(int(min(self.num_draft_tokens, budget, request.room - 1, limit - len(request.tokens) + 1)), 0)
 
-    def _run(self, requests: Sequence[Context], reaches: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def _run(self, requests: Sequence[RequestState], reaches: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Chains of all requests at once; what lies beyond a request's reach is of no use."""
         place = requests[0].place
         assert place is not None

@@ -3,7 +3,7 @@
 from draftree.engine.engine import Engine
 from draftree.engine.generate import GenerateOutput, generate
 from draftree.engine.recorder import Recorder
-from draftree.engine.request import Emitted, Request, Rules, State
+from draftree.engine.request import Emitted, Request, SamplingParams, State
 from draftree.engine.stats import RequestStats, RunStats
 
 __all__ = [
@@ -13,8 +13,8 @@ __all__ = [
     "Recorder",
     "Request",
     "RequestStats",
-    "Rules",
     "RunStats",
+    "SamplingParams",
     "State",
     "generate",
 ]

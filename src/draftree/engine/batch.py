@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from draftree.engine.config import EngineConfig
 from draftree.engine.engine import Engine
 from draftree.engine.limits import as_seed, check_mask
-from draftree.engine.request import Emitted, Rules
+from draftree.engine.request import Emitted, SamplingParams
 from draftree.engine.stats import RunStats
 from draftree.errors import given_as
 
@@ -28,7 +28,7 @@ class Row:
     """One request of a batch."""
 
     prompt: list[int]  # token ids
-    rules: Rules  # of the request
+    rules: SamplingParams  # of the request
     padded_prompt: Tensor  # LongTensor [1, L], what logits processors and streamers see as the prompt
     # encoder_input, encoder_states: see `Engine.add`.
     encoder_input: Tensor | None = None

@@ -48,7 +48,7 @@ class EngineConfig:
         closed: whether all requests are added before the first step, so that draft tokens for one that is done early
             anyway save no time.
         keep_prefixes: whether a slot keeps what it holds when its request is over, so that a prompt which begins alike
-            is not read again; see `Slots` for where that cannot be. Not with `strict`, where prompts pass as they
+            is not read again; see `Scheduler` for where that cannot be. Not with `strict`, where prompts pass as they
             would alone.
         clock: seconds, by which steps are timed.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from draftree.drafting.base import Context
+from draftree.drafting.base import RequestState
 from draftree.grammar import CompiledGrammar, Grammar
 from draftree.tree import TokenTree
 
@@ -47,7 +47,7 @@ def compile_grammars(
     return [None if grammar is None else grammar.compile(*fit) for grammar in given]
 
 
-def wider(budgets: Sequence[int], requests: Sequence[Context], most: int) -> list[int]:
+def wider(budgets: Sequence[int], requests: Sequence[RequestState], most: int) -> list[int]:
     """Draft tokens to ask for, so that enough are left where a grammar forbids some; at most `most` for each."""
     return [
         max(budget, min(2 * budget, most)) if request.grammar is not None else budget
@@ -55,7 +55,7 @@ def wider(budgets: Sequence[int], requests: Sequence[Context], most: int) -> lis
     ]
 
 
-def permitted(trees: TokenTree, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+def permitted(trees: TokenTree, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
     """`trees` without the draft tokens that a request's grammar forbids, cut to the budgets that were meant."""
     if trees.width == 1 or all(request.grammar is None for request in requests):
         return trees

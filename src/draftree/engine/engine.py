@@ -21,8 +21,8 @@ from draftree.engine.limits import check_added, check_encoder_side, check_gramma
 from draftree.engine.loop import Loop
 from draftree.engine.options import rules_of
 from draftree.engine.recorder import about_engine
-from draftree.engine.request import Emitted, Request, Rules, State
-from draftree.engine.slots import Slots, reading_groups
+from draftree.engine.request import Emitted, Request, SamplingParams, State
+from draftree.engine.scheduler import Scheduler, reading_groups
 from draftree.engine.strict import check_prefix, check_strict
 from draftree.pruning.pruner import Pruner
 from draftree.runner import Runner, open_runner
@@ -87,7 +87,7 @@ class Engine:
         self.waiting: deque[Request] = deque()
         self._open: dict[Request, None] = {}  # those that are not over, also while they move from one list to another
         keeps = config.keep_prefixes and not config.strict and config.early_exit is None and not offloaded(model)
-        self.slots = Slots(self.runner, self.cache, encoder, keeps=keeps)
+        self.scheduler = Scheduler(self.runner, self.cache, encoder, keeps=keeps)
         self._stepping = threading.Lock()
         self._turn = threading.RLock()  # of the streams: one steps, and the others find the tokens that this gave them
         self._adding = threading.Lock()  # for no longer than it takes to put a request into both lists
@@ -98,7 +98,7 @@ class Engine:
     def add(
         self,
         prompt: Sequence[int],
-        rules: Rules | None = None,
+        rules: SamplingParams | None = None,
         *,
         padded_prompt: Tensor | None = None,
         encoder_input: Tensor | None = None,
@@ -116,7 +116,8 @@ class Engine:
             encoder_states: [L, d], the encoder's output where it is known already.
             on_token: called with every token as it is emitted.
             options: where no rules are given, those of `generate` (`max_new_tokens`, `do_sample`, `grammar` with
-                `tokenizer`, ..) and, as of `Rules`, those in `options.OF_A_REQUEST` (`drafting`, `scope`, ..).
+                `tokenizer`, ..) and, as of `SamplingParams`, those in
+                `options.OF_A_REQUEST` (`drafting`, `cache_salt`, ..).
 
         Raises:
             RuntimeError: the engine is closed.
@@ -128,7 +129,7 @@ class Engine:
             raise RuntimeError("The engine is closed: make a new one.")
         if rules is not None and options:
             raise TypeError(f"add got rules and the option {next(iter(options))!r}: put it into the rules.")
-        check_added(prompt, rules, Rules)
+        check_added(prompt, rules, SamplingParams)
         prompt = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
         check_encoder_side(self.target, encoder_input, encoder_states)
         rules = rules or rules_of(self.target, prompt, options, encoder_input, padded_prompt)
@@ -148,7 +149,7 @@ class Engine:
         # Only the first request after a pause checks the model. One that comes later must not wait for a step to end.
         with nullcontext() if self.busy else self._turn:
             if not self.busy:  # no other thread has added one meanwhile
-                self.slots.check_model()
+                self.scheduler.check_model()
             with self._adding:
                 self._open[request] = None
                 self.waiting.append(request)
@@ -187,7 +188,9 @@ class Engine:
             self.cancel(request)
 
     def __del__(self) -> None:
-        if hasattr(self, "slots") and self.running:  # dropped in the middle: a shared drafter must forget the requests
+        if (
+            hasattr(self, "scheduler") and self.running
+        ):  # dropped in the middle: a shared drafter must forget the requests
             with suppress(Exception):
                 self.close()
 
@@ -205,7 +208,7 @@ class Engine:
     @property
     def running(self) -> list[Request]:
         """The requests in slots; request i lives in slot i."""
-        return self.slots.running
+        return self.scheduler.running
 
     @property
     def busy(self) -> bool:
@@ -275,7 +278,7 @@ class Engine:
             self._stepping.release()
 
     def _step(self) -> None:
-        slots, loop = self.slots, self.loop
+        scheduler, loop = self.scheduler, self.loop
         try:
             while len(self.running) < self.config.slots:
                 try:
@@ -283,8 +286,8 @@ class Engine:
                 except IndexError:  # also where another thread has just cancelled the last one
                     break
                 self._join(request)
-            decoding = slots.decoding
-            if slots.reading:
+            decoding = scheduler.decoding
+            if scheduler.reading:
                 self._read(decoding)
             if decoding:
                 loop.advance(0, self.running[:decoding], closed=self.config.closed and not self.waiting)
@@ -298,18 +301,18 @@ class Engine:
 
     def _read(self, decoding: int) -> None:
         """Read prompts; those that decode wait for one chunk a step, not for whole prompts."""
-        slots, loop = self.slots, self.loop
+        scheduler, loop = self.scheduler, self.loop
         strict = self.config.strict  # a prompt passes alone then, in chunks of one size
         shared = decoding and not strict
-        shares = slots.shares(PREFILL_CHUNK, LEAST_CHUNK) if shared else [PREFILL_CHUNK] * slots.reading
-        count, shares = slots.order(shares)
+        shares = scheduler.shares(PREFILL_CHUNK, LEAST_CHUNK) if shared else [PREFILL_CHUNK] * scheduler.reading
+        count, shares = scheduler.order(shares)
         reading = self.running[decoding:]
         some = [share for share in shares[count:] if share]  # those without one are the last
         for begin, end in reading_groups(some, alone=strict):
             chunked = slice(count + begin, count + end)
             loop.read(decoding + chunked.start, reading[chunked], shares[chunked])
-        unread = [len(slots.unread(request)) for request in reading[:count]]
-        slots.begin(count)
+        unread = [len(scheduler.unread(request)) for request in reading[:count]]
+        scheduler.begin(count)
         for begin, end in reading_groups(unread, alone=strict):
             loop.advance(decoding + begin, reading[begin:end])
 
@@ -317,14 +320,14 @@ class Engine:
 
     def _join(self, request: Request) -> None:
         try:
-            self.slots.enter(request)
+            self.scheduler.enter(request)
         except BaseException as error:  # it has no slot that could be freed
             request.error, request.finish_reason = error, "error"
             self._over(request)
             raise
         request.state = State.RUNNING
         try:
-            encoder = self.slots.encoder
+            encoder = self.scheduler.encoder
             if encoder is not None:
                 slot = self.running.index(request)
                 with self.runner.lock:
@@ -341,12 +344,12 @@ class Engine:
         with self.runner.guard():
             for request in requests:
                 try:
-                    if not self.slots.mixed:
-                        self.slots.leave(request)
+                    if not self.scheduler.mixed:
+                        self.scheduler.leave(request)
                         self._forget(request)
                 except BaseException as error:
                     interrupted = error
-            if self.slots.mixed:
+            if self.scheduler.mixed:
                 interrupted = self._give_up(requests, interrupted)
         if interrupted is not None:
             raise interrupted
@@ -358,7 +361,7 @@ class Engine:
     def _give_up(self, leaving: list[Request], error: BaseException | None) -> BaseException | None:
         """End those that leave and all that run, whose contexts lie nobody knows where; return the last error."""
         requests = [r for r in dict.fromkeys([*leaving, *self.running]) if r.state is not State.FINISHED]
-        self.slots.give_up()
+        self.scheduler.give_up()
         for request in requests:
             if request.finish_reason is None:
                 request.error, request.finish_reason = error, "error"

@@ -26,7 +26,8 @@ def check_added(prompt: Any, rules: Any, kind: type) -> None:
         raise TypeError("The prompt is a text, and an engine takes token ids: give tokenizer(text).input_ids.")
     if rules is not None and not isinstance(rules, kind):
         raise TypeError(
-            f"The rules are a {type(rules).__name__}: give draftree.Rules(...), or options by name (max_new_tokens=64)."
+            f"The rules are a {type(rules).__name__}: give draftree.SamplingParams(...) or options by name."
+            " Example: max_new_tokens=64."
         )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftree.acceptance.base import AcceptedPath
-from draftree.drafting.base import Attachment, Capabilities, Context, Step, StepPlan
+from draftree.drafting.base import Attachment, Capabilities, RequestState, Step, StepPlan
 from draftree.engine.accept import Acceptance
 from draftree.engine.config import EngineConfig
 from draftree.engine.constraints import permitted, wider
@@ -151,7 +151,7 @@ class Loop:
             pruned=self.pruner is not None and trees.width > 1,
         )
 
-    def _undrafted(self, contexts: list[Context], roots: list[int]) -> StepPlan:
+    def _undrafted(self, contexts: list[RequestState], roots: list[int]) -> StepPlan:
         """The plan of a step in which nothing is drafted, over these tokens alone."""
         prepares = [context.drafting and context.room > 1 for context in contexts]
         return StepPlan(contexts, [0] * len(contexts), prepares, self._roots(roots))
@@ -159,7 +159,7 @@ class Loop:
     def _roots(self, tokens: list[int]) -> TokenTree:
         return TokenTree.roots(torch.tensor(tokens, dtype=torch.long, device=self.device))
 
-    def _unread(self, first: int, contexts: Sequence[Context]) -> list[list[int]]:
+    def _unread(self, first: int, contexts: Sequence[RequestState]) -> list[list[int]]:
         """Of each request the tokens before its newest one that are not in the cache yet."""
         starts = self.cache.lengths[first : first + len(contexts)]
         return [context.tokens[start:-1] for context, start in zip(contexts, starts, strict=True)]
@@ -270,7 +270,7 @@ class Loop:
         )
 
 
-def _check_roots(plan: StepPlan, contexts: Sequence[Context]) -> None:
+def _check_roots(plan: StepPlan, contexts: Sequence[RequestState]) -> None:
     """Refuse trees of a drafter or shape that are not the requests': what follows them would be no text of theirs.
 
     Raises:

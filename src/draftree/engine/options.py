@@ -23,7 +23,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from draftree.engine.constraints import compile_grammars
 from draftree.engine.criteria import split_criteria
 from draftree.engine.limits import as_ids, check_tokens
-from draftree.engine.request import Rules
+from draftree.engine.request import SamplingParams
 from draftree.errors import brief, check_kind, check_least, did_you_mean, whole
 from draftree.grammar import CompiledGrammar
 from draftree.runner.target import Target, device_of
@@ -98,8 +98,8 @@ NOT_READ = {
     "position_ids": "they follow from attention_mask: give that",
     "token_type_ids": "draftree does not pass it on: leave it out",
 }
-# Fields of `Rules` that may stand beside them for a request of an engine.
-OF_A_REQUEST = ("drafting", "node_budget", "logprobs", "keep_trees", "prediction", "scope")
+# Fields of `SamplingParams` that may stand beside them for a request of an engine.
+OF_A_REQUEST = ("drafting", "node_budget", "logprobs", "keep_trees", "prediction", "cache_salt")
 OURS = (
     "attention_mask",
     "drafter",
@@ -288,14 +288,14 @@ def rules_of(
     given: dict[str, Any],
     encoder_input: Tensor | None = None,
     padded_prompt: Tensor | None = None,
-) -> Rules:
+) -> SamplingParams:
     """The rules of one request from options as `generate` takes them.
 
     Args:
         target: of the engine.
         prompt: token ids.
         given: options by name: those of Hugging Face's GenerationConfig, and `seed`, `generation_config`,
-            `stopping_criteria`, `tokenizer`, `grammar`, and the fields of `Rules` in `OF_A_REQUEST`.
+            `stopping_criteria`, `tokenizer`, `grammar`, and the fields of `SamplingParams` in `OF_A_REQUEST`.
         encoder_input: LongTensor [L], what an encoder reads; None for decoder-only models.
         padded_prompt: LongTensor [1, L], what processors see as the prompt; None for `prompt`.
 
@@ -341,7 +341,7 @@ def rules_for(
     mask: Tensor | None = None,
     grammar: CompiledGrammar | None = None,
     criteria: StoppingCriteriaList | None = None,
-) -> Rules:
+) -> SamplingParams:
     """The rules of one request; its logits processors are its own (some keep state).
 
     Args:
@@ -371,7 +371,7 @@ def rules_for(
             model_kwargs={} if mask is None else {"attention_mask": mask},
         )
     length = options.criterion_length
-    return Rules(
+    return SamplingParams(
         max_new_tokens=max_new_tokens if length is None else max(1, length - padded_length),  # asked after a token
         eos_token_ids=options.eos_token_ids,
         sample=bool(config.do_sample),

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from draftree.acceptance.sampled import PrefixChooser
-from draftree.drafting.base import Context
+from draftree.drafting.base import RequestState
 from draftree.engine.criteria import Asked
 from draftree.engine.limits import as_ids, as_seed
 from draftree.engine.stats import RequestStats
@@ -32,7 +32,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class SamplingParams:
     """How tokens are chosen and when to stop.
 
     Attributes:
@@ -48,8 +48,7 @@ class Rules:
         keep_trees: whether `Request.trees` gets every step's draft tree.
         prediction: token ids that the text may follow in parts; drafters that copy, such as `Lookahead`, draft from it.
         grammar: what the answer may say, compiled for this model; None for anything.
-        scope: requests of other scopes neither draft from what this one leaves behind nor take over its prompt's keys
-            and values (a server's tenants).
+        cache_salt: requests of another salt neither draft from this text nor reuse its keys and values.
 
     Raises:
         TypeError, ValueError: a seed that is no whole number, or one of more than 64 bits; a count that is none, or
@@ -67,7 +66,7 @@ class Rules:
     logprobs: int | None = None
     keep_trees: bool = False
     prediction: tuple[int, ...] = ()
-    scope: str | None = None
+    cache_salt: str | None = None
     grammar: CompiledGrammar | None = None
 
     def __post_init__(self) -> None:
@@ -153,7 +152,7 @@ class Request:
     def __init__(
         self,
         prompt: Sequence[int],
-        rules: Rules,
+        rules: SamplingParams,
         *,
         device: torch.device,
         padded_prompt: Tensor | None = None,
@@ -167,7 +166,7 @@ class Request:
         self.error: BaseException | None = None
         self.output: list[Emitted] = []
         self.stats = RequestStats()
-        self.context = Context(
+        self.context = RequestState(
             next(_ids),
             list(prompt),
             len(prompt),
@@ -175,7 +174,7 @@ class Request:
             rules.drafting,
             encoder_input,
             prediction=rules.prediction,
-            scope=rules.scope,
+            cache_salt=rules.cache_salt,
             grammar=None if rules.grammar is None else rules.grammar.begin(),
             eos_token_ids=rules.eos_token_ids,
         )

@@ -17,7 +17,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
-from draftree.engine import Recorder, Rules, RunStats
+from draftree.engine import Recorder, RunStats, SamplingParams
 from draftree.engine.batch import Row, check_streamer, ended, real_tokens, run_batch, seeds_of
 from draftree.engine.config import EngineConfig
 from draftree.engine.constraints import Grammars, compile_grammars
@@ -134,7 +134,7 @@ def custom_generate(
             seeds = seeds_of(sample, seed, count)
             rows = []
             for b, prompt in enumerate(prompts):
-                rules = Rules(
+                rules = SamplingParams(
                     max_new_tokens=new,
                     eos_token_ids=eos,
                     sample=sample,

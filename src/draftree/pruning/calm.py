@@ -16,7 +16,7 @@ from dataclasses import replace
 from torch import Tensor
 from torch.nn import functional as F
 
-from draftree.drafting.base import Context
+from draftree.drafting.base import RequestState
 from draftree.runner import Runner
 from draftree.runner.hooked.bypass import keys_and_values_of
 from draftree.runner.plan import Plan
@@ -74,7 +74,7 @@ class LossyCALM:
         if not runner.leaves:
             keys_and_values_of(runner.target)
 
-    def enter(self, plan: Plan, requests: Sequence[Context], layers: int) -> Plan:
+    def enter(self, plan: Plan, requests: Sequence[RequestState], layers: int) -> Plan:
         """The plan of a pass of one row for each of `requests`, in a model of so many layers, with leave to leave."""
         thresholds = []
         for request in requests:

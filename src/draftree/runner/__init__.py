@@ -19,9 +19,9 @@ from draftree.runner.cpu.t5 import FAMILIES as T5_FAMILIES
 from draftree.runner.cpu.t5 import T5Runner
 from draftree.runner.cuda_graphs.runner import CudaGraphRunner
 from draftree.runner.eager.runner import EagerRunner, InPlaceRunner
-from draftree.runner.hooked.anatomy import Anatomy
 from draftree.runner.hooked.check import check_trees
 from draftree.runner.hooked.families import TESTED_FAMILIES
+from draftree.runner.hooked.model_layout import ModelLayout
 from draftree.runner.hooked.runner import HookedRunner
 from draftree.runner.own_thread import lock_of
 from draftree.runner.target import Target, inspect_model, offloaded, unwrapped
@@ -112,7 +112,7 @@ def check_choice(choice: str) -> None:
         raise ValueError(f"runner is {choice!r}: choose {', '.join(map(repr, CHOICES[:-1]))} or {CHOICES[-1]!r}.")
 
 
-def anatomy_of(model: Any) -> Anatomy:
+def anatomy_of(model: Any) -> ModelLayout:
     """The facts of a model that one pass through its own `forward` shows, for those who have no runner of it at hand.
 
     Raises:

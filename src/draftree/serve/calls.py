@@ -49,7 +49,7 @@ class CallReader:
 
     # ---------------------------------------------------------------- completions
 
-    def completion(self, body: Completion, scope: str | None) -> tuple[Call, list[Part]]:
+    def completion(self, body: Completion, cache_salt: str | None) -> tuple[Call, list[Part]]:
         """The call of /v1/completions.
 
         Raises:
@@ -79,7 +79,7 @@ class CallReader:
                 self.check_bytes(one)
         prompts = [one if isinstance(one, list) else self.encode(one, special=special) for one in listed]
         constraint = constraint_of(body, (), self.tokenizer)
-        options = most, logprobs, scope, (), constraint
+        options = most, logprobs, cache_salt, (), constraint
         parts = [part for prompt in prompts for part in self._parts(body, prompt, *options)]
         call = Call(body, self.settings.model_name, self.tokenizer, body.logprobs)
         if body.echo:
@@ -98,7 +98,7 @@ class CallReader:
 
     # ---------------------------------------------------------------- chats
 
-    def chat(self, body: Chat, scope: str | None) -> tuple[Call, list[Part]]:
+    def chat(self, body: Chat, cache_salt: str | None) -> tuple[Call, list[Part]]:
         """The call of /v1/chat/completions.
 
         Raises:
@@ -126,7 +126,7 @@ class CallReader:
         constraint = constraint_of(body, tools, self.tokenizer, readers[0].begun)
         for reader in readers:
             reader.strips = constraint is not None
-        parts = self._parts(body, prompt, most, logprobs, scope, prediction, constraint)
+        parts = self._parts(body, prompt, most, logprobs, cache_salt, prediction, constraint)
         call = Call(body, self.settings.model_name, self.tokenizer, logprobs, prediction=prediction, readers=readers)
         for part, reader in zip(parts, readers, strict=True):
             part.skip_special_tokens = part.skip_special_tokens and not reader.raw
@@ -157,7 +157,7 @@ class CallReader:
         prompt: list[int],
         most: int | None,
         logprobs: int | None,
-        scope: str | None,
+        cache_salt: str | None,
         prediction: Sequence[int] = (),
         constraint: Constraint | None = None,
     ) -> list[Part]:
@@ -178,7 +178,7 @@ class CallReader:
                 seed=seed,
                 logprobs=logprobs,
                 prediction=prediction,
-                scope=scope,
+                cache_salt=cache_salt,
                 constraint=constraint,
             )
             skip = body.skip_special_tokens is not False

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from draftree.engine import Rules
+from draftree.engine import SamplingParams
 from draftree.engine.limits import eos_token_ids
 from draftree.engine.options import Options, read_options, rules_for
 from draftree.serve.errors import ApiError
@@ -102,9 +102,9 @@ def make_rules(
     seed: int | None,
     logprobs: int | None = None,
     prediction: Sequence[int] = (),
-    scope: str | None = None,
+    cache_salt: str | None = None,
     constraint: Constraint | None = None,
-) -> Rules:
+) -> SamplingParams:
     """The rules of one answer.
 
     Args:
@@ -115,7 +115,7 @@ def make_rules(
         prompt: its token ids.
         max_new_tokens: most tokens of the answer.
         seed: of the draw; None where nothing is drawn.
-        logprobs, prediction, scope: see `Rules`.
+        logprobs, prediction, cache_salt: see `SamplingParams`.
         constraint: what it may say; None for anything.
 
     Raises:
@@ -165,7 +165,7 @@ def make_rules(
         logprobs=logprobs,
         keep_trees=bool(body.own.trees),
         prediction=tuple(prediction),
-        scope=scope,
+        cache_salt=cache_salt,
     )
 
 

@@ -115,12 +115,12 @@ def add_extras(app: FastAPI, server: Server) -> None:
         tries = parts_of(server.engine.config.drafter, Lookahead)
         if not tries:
             raise ApiError("This server's drafter keeps no texts: serve with lookahead.", "texts")
-        scope = settings.scope(key, body.user)
+        cache_salt = settings.cache_salt(key, body.user)
 
         def learn() -> int:
             rows = [calls.encode(text, special=False) for text in body.texts]
             for drafter in tries:
-                drafter.warm(rows, scope)
+                drafter.warm(rows, cache_salt)
             return sum(map(len, rows))
 
         return JSONResponse({"texts": len(body.texts), "tokens": await server.in_thread(request, learn)})

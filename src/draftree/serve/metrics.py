@@ -161,7 +161,7 @@ def _gauges(engine: Engine) -> Iterator[Metric]:
     yield GaugeMetricFamily("draftree_slots", "Requests decoded together at most.", engine.config.slots)
     yield GaugeMetricFamily("draftree_kv_tokens", "Tokens of running requests in the KV cache.", held)
     kept = "Tokens of earlier requests that the KV cache keeps for prompts which begin alike."
-    yield GaugeMetricFamily("draftree_kv_kept_tokens", kept, engine.slots.kept_tokens)
+    yield GaugeMetricFamily("draftree_kv_kept_tokens", kept, engine.scheduler.kept_tokens)
     room = cache.slots * (cache.capacity - cache.prefix_length)
     yield GaugeMetricFamily("draftree_kv_capacity_tokens", "Tokens that the KV cache holds before it grows.", room)
     yield GaugeMetricFamily("draftree_kv_bytes", "Bytes of the KV cache.", cache.nbytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from draftree.engine import Emitted, Rules
+from draftree.engine import Emitted, SamplingParams
 from draftree.engine.request import Request, StepTree
 
 
@@ -63,7 +63,7 @@ class Part:
     """
 
     prompt: Sequence[int]
-    rules: Rules
+    rules: SamplingParams
     stops: Sequence[str] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True

@@ -111,7 +111,7 @@ class Server:
         Raises:
             ApiError: what cannot be done.
         """
-        work = partial(reader, body, self.settings.scope(key, body.user))
+        work = partial(reader, body, self.settings.cache_salt(key, body.user))
         return await self.in_thread(request, work, self._grammars if may_compile(body) else None)
 
     async def in_thread(self, request: Request, work: Callable[[], Read], pool: Executor | None = None) -> Read:
@@ -157,12 +157,12 @@ class Server:
         Raises:
             ApiError: the queue is full, the server is stopping, or the engine refuses a prompt.
         """
-        scope = answers.parts[0].rules.scope
+        cache_salt = answers.parts[0].rules.cache_salt
         try:
             self.worker.make_sure_of_room(len(answers.parts))
             for drafter in self._tries:
-                if not drafter.has_trie(scope):  # which is made outside of the engine's thread
-                    await asyncio.to_thread(drafter.trie_of, scope)
+                if not drafter.has_trie(cache_salt):  # which is made outside of the engine's thread
+                    await asyncio.to_thread(drafter.trie_of, cache_salt)
             await self.worker.start(answers)
         except (GrammarBusyError, ModelChangedError) as error:
             raise api_error(error) from None

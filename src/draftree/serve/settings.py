@@ -127,7 +127,7 @@ class ServerSettings:
                 status=421,
             )
 
-    def scope(self, key: str | None, user: str | None) -> str | None:
+    def cache_salt(self, key: str | None, user: str | None) -> str | None:
         """Within which requests of a key and of a user of it share what is learned; None among all."""
         if self.sharing == "all" or (key is None and user is None):
             return None

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from draftree.engine import Engine
-from draftree.engine.request import Request, Rules, State
+from draftree.engine.request import Request, SamplingParams, State
 from draftree.serve.condition import Condition
 from draftree.serve.delivery import Answers, hand_over
 from draftree.serve.errors import ApiError, FullError, QueuedError, StoppingError
@@ -215,7 +215,7 @@ class Worker:
     def _try_token(self) -> None:
         if not self.engine.busy:
             with suppress(Exception):  # of a model that has changed: no step will succeed
-                self.engine.add([0], Rules(1, ()))
+                self.engine.add([0], SamplingParams(1, ()))
 
     def _end(self, answers: Answers) -> None:
         self._drop(answers)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from draftree.drafting.base import Context, Drafter, StepPlan
+from draftree.drafting.base import Drafter, RequestState, StepPlan
 from draftree.errors import check_least
 from draftree.runner.step_cost import StepCost
 from draftree.tree import TokenTree
@@ -45,7 +45,7 @@ class Sizer(ABC):
     """A shape at work in one engine."""
 
     @abstractmethod
-    def plan(self, requests: Sequence[Context], most: int, *, closed: bool = False) -> StepPlan:
+    def plan(self, requests: Sequence[RequestState], most: int, *, closed: bool = False) -> StepPlan:
         """What the coming step is to draft, and whether to prepare the one after it.
 
         Args:
@@ -61,7 +61,7 @@ class Sizer(ABC):
     def observe(self, plan: StepPlan, outcome: Outcome) -> None:
         """A step is over, and its tokens are the requests'."""
 
-    def end(self, request: Context) -> None:
+    def end(self, request: RequestState) -> None:
         """The request is over."""
 
 
@@ -113,7 +113,7 @@ class Fixed(Shape, Sizer):
         """See `Shape.bind`: the same for all engines, as it keeps nothing."""
         return self
 
-    def plan(self, requests: Sequence[Context], most: int, *, closed: bool = False) -> StepPlan:
+    def plan(self, requests: Sequence[RequestState], most: int, *, closed: bool = False) -> StepPlan:
         takes = [request.drafting and request.room > 1 and self.node_budget > 0 for request in requests]
         budgets = [min(self.node_budget, most) if take else 0 for take in takes]
         return StepPlan(requests, budgets, takes, attach_to=self.attach_to)

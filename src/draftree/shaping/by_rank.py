@@ -4,7 +4,8 @@ A place is a depth and a rank among siblings (section 4.2.2). The paper counts, 
 among the best k candidates, and multiplies these shares along a path. Candidates of one pass are made for the best
 path alone, though: below any other node they hold far less often, and the product overrates them. So shares are kept
 here for nodes below the best path and below other nodes apart, each given that its parent is right; the paper's
-product is a switch. It needs no probabilities from the drafter; where there are good ones, a `Ledger` knows more.
+product is a switch. It needs no probabilities from the drafter; where there are good ones, `AcceptanceStatistics`
+knows more.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from draftree.drafting.base import ByRequest, Context
+from draftree.drafting.base import ByRequest, RequestState
 from draftree.tree import TokenTree, follow
 
 DEPTHS, RANKS = 16, 16  # places that are counted apart; what is beyond counts with the last
@@ -62,7 +63,7 @@ class ByRank:
         self._trees: Counter[Place] = Counter()  # that a place was learned from
         self._drafted: ByRequest[deque[_Awaiting]] = ByRequest()
 
-    def worth(self, trees: TokenTree, requests: Sequence[Context] | None = None) -> np.ndarray:
+    def worth(self, trees: TokenTree, requests: Sequence[RequestState] | None = None) -> np.ndarray:
         """[B, N], probability that each node is accepted: the product of its path's shares; roots and padding get 0.
 
         Args:
@@ -85,14 +86,14 @@ class ByRank:
             logp = torch.from_numpy(np.log(worth).astype(np.float32))
         return replace(trees, logp=logp.to(trees.device))
 
-    def remember(self, requests: Sequence[Context], trees: TokenTree) -> None:
+    def remember(self, requests: Sequence[RequestState], trees: TokenTree) -> None:
         """Keep each request's tree until its text has come."""
         for request, drafted in zip(requests, self._places(trees), strict=True):
             if len(drafted.tokens) > 1:
                 own = self._drafted.setdefault(request.id, deque())
                 own.append(drafted._replace(position=len(request.tokens)))
 
-    def compare(self, requests: Sequence[Context]) -> None:
+    def compare(self, requests: Sequence[RequestState]) -> None:
         """Learn from trees whose text has come as far as they need it."""
         compared = _given_the_parent if self.conditional else _by_depth
         for request in requests:
@@ -105,7 +106,7 @@ class ByRank:
                 waiting.popleft()
                 self._learn(offered, right)
 
-    def forget(self, request: Context) -> None:
+    def forget(self, request: RequestState) -> None:
         """The request is over; the rest of its text will not come."""
         self._drafted.pop(request.id, None)
 

@@ -6,7 +6,7 @@ import copy
 import threading
 from typing import Any
 
-from draftree.drafting.ledger import FADING_OWN, Ledger
+from draftree.drafting.acceptance_statistics import FADING_OWN, AcceptanceStatistics
 from draftree.shaping.by_rank import ByRank
 from draftree.shaping.modes import Modes
 
@@ -19,7 +19,7 @@ class Learned:
 
     def __init__(self, acceptance: str) -> None:
         self.lock = threading.RLock()  # held while any of it is read or changed
-        self.ledger = Ledger()  # counts of all requests
+        self.ledger = AcceptanceStatistics()  # counts of all requests
         # ProPD's model in its place, if chosen.
         self.by_rank = None if acceptance == "calibrated" else ByRank(conditional=acceptance == "by-rank")
         self.modes: Modes | None = None  # what drafting brought; None before the first engine says which ways there are
@@ -39,7 +39,7 @@ class OfRequest:
     __slots__ = ("chances", "gain", "ledger", "modes", "next", "recent")
 
     def __init__(self, modes: Modes, first: int, gain: float) -> None:
-        self.ledger = Ledger(FADING_OWN)
+        self.ledger = AcceptanceStatistics(FADING_OWN)
         self.modes, self.gain = modes, gain
         self.next = first  # way of drafting in the next step to be planned
         self.recent = FIRST_TREE  # draft tokens of the largest tree verified recently

@@ -1,6 +1,7 @@
 """`DynamicTree` at work: plan a step, trim its trees, learn from it.
 
-Each step's draft tokens get the probability with which such ones were accepted so far (`Ledger`), and as many of them
+Each step's draft tokens get the probability with which such ones were accepted so far
+(`AcceptanceStatistics`), and as many of them
 are verified as the time of their rows is worth (`choose`). What drafting itself takes, in the drafter's work and in
 rows that a drafter inside the model attaches, is set against what it brings, for each request (`Modes`).
 """
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from draftree.drafting.base import Context, Drafter, StepPlan
-from draftree.drafting.ledger import cells_of
+from draftree.drafting.acceptance_statistics import cells_of
+from draftree.drafting.base import Drafter, RequestState, StepPlan
 from draftree.shaping.base import Outcome, Sizer
 from draftree.shaping.learned import Learned, OfRequest
 from draftree.shaping.modes import PLAIN, PREPARED, UNPREPARED, Modes
@@ -65,7 +66,7 @@ class DynamicSizer(Sizer):
 
     # ---------------------------------------------------------------- the contract
 
-    def plan(self, requests: Sequence[Context], most: int, *, closed: bool = False) -> StepPlan:
+    def plan(self, requests: Sequence[RequestState], most: int, *, closed: bool = False) -> StepPlan:
         with self._learned.lock:
             states = [self._state(request) for request in requests]
             takes = [request.drafting and request.room > 1 for request in requests]
@@ -112,7 +113,7 @@ class DynamicSizer(Sizer):
         if len(self._unread) >= LEARN_EVERY or self._modes(plan.requests).on_trial:
             self._learn()
 
-    def end(self, request: Context) -> None:
+    def end(self, request: RequestState) -> None:
         self._learn()
         with self._learned.lock:
             self._states.pop(request.id, None)
@@ -129,11 +130,11 @@ class DynamicSizer(Sizer):
         """The way of a step that nothing was prepared for."""
         return UNPREPARED if UNPREPARED in self._ways else PLAIN
 
-    def _modes(self, requests: Sequence[Context]) -> Modes:
+    def _modes(self, requests: Sequence[RequestState]) -> Modes:
         """What decides how these requests draft."""
         return self._together if len(requests) > 1 else self._states[requests[0].id].modes
 
-    def _decide(self, requests: Sequence[Context]) -> int:
+    def _decide(self, requests: Sequence[RequestState]) -> int:
         """Decide how the requests draft in the step behind the one being planned; a step of all pauses passes.
 
         Now and then a step that would attach rows goes without, so that what drafting is compared with stays true: what
@@ -149,7 +150,7 @@ class DynamicSizer(Sizer):
 
     # ---------------------------------------------------------------- what is expected
 
-    def _state(self, request: Context) -> OfRequest:
+    def _state(self, request: RequestState) -> OfRequest:
         state = self._states.get(request.id)
         if state is None:
             learned = self._learned

@@ -17,7 +17,7 @@ from draftree.drafting.folder import base_of
 from draftree.drafting.lookahead import Lookahead
 from draftree.engine.engine import Engine
 from draftree.engine.limits import decoder_start, eos_token_ids
-from draftree.engine.request import Request, Rules, State
+from draftree.engine.request import Request, SamplingParams, State
 from draftree.runner.target import Target, inspect_model
 from draftree.training.journal import Journal, fingerprint
 from draftree.training.questions import Question, Template
@@ -163,7 +163,7 @@ def _ask(
             source = torch.tensor(prompt, device=target.device, dtype=torch.long)
             start = [decoder_start(target.model.generation_config)]
         new = most if limit is None else min(most, limit - len(start))
-        rules = Rules(max_new_tokens=new, eos_token_ids=eos_token_ids(target.model))
+        rules = SamplingParams(max_new_tokens=new, eos_token_ids=eos_token_ids(target.model))
         request = engine.add(start, rules, encoder_input=source)
         yield request
         if request.error is not None:

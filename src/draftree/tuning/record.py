@@ -18,7 +18,7 @@ import numpy as np
 
 from draftree.bench.samples import Task
 from draftree.drafting import Drafter
-from draftree.drafting.base import Context, StepPlan
+from draftree.drafting.base import RequestState, StepPlan
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import Engine
 from draftree.engine.request import Request, State
@@ -56,7 +56,7 @@ class Repeats(Drafter):
 
     name = "repeats"
 
-    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+    def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         newest = [request.tokens[-1] for request in requests]
         chains = zip(newest, budgets, strict=True)
         return TokenTree.stack([TokenTree.from_paths(token, [[token] * n] if n else []) for token, n in chains])
@@ -68,7 +68,7 @@ class OnlyRoots(Fixed):
     def __init__(self) -> None:
         super().__init__(0)
 
-    def plan(self, requests: Sequence[Context], most: int, *, closed: bool = False) -> StepPlan:
+    def plan(self, requests: Sequence[RequestState], most: int, *, closed: bool = False) -> StepPlan:
         return StepPlan(requests, [0] * len(requests), [True] * len(requests))
 
 

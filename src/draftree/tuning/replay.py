@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from draftree.drafting import Drafter, Merge
-from draftree.drafting.base import Attachment, Capabilities, Context, Step, StepPlan
+from draftree.drafting.base import Attachment, Capabilities, RequestState, Step, StepPlan
 from draftree.drafting.groups import nodes_of, serving
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import RequestStats
@@ -153,7 +153,7 @@ class _Replay:
     def answer(self, text: Text, sizer: Sizer | None) -> tuple[RequestStats, float]:
         """Counts of one text, and the seconds that its answer is predicted to take."""
         ids = list(text.task.ids)
-        request = Context(next(_ids), ids, len(ids), self._new, eos_token_ids=self.ends)
+        request = RequestState(next(_ids), ids, len(ids), self._new, eos_token_ids=self.ends)
         stats, spent = RequestStats(), self._timing.prompt
         for head in self._heads:
             head.text = text
@@ -169,7 +169,7 @@ class _Replay:
             self._drafter.end(request)
         return stats, spent
 
-    def _step(self, request: Context, left: list[int], stats: RequestStats, sizer: Sizer | None) -> float:
+    def _step(self, request: RequestState, left: list[int], stats: RequestStats, sizer: Sizer | None) -> float:
         """One step of an answer that goes on with the tokens `left`; the seconds that it is predicted to take."""
         began = self._clock()
         plan = self._draft(request, sizer)
@@ -193,7 +193,7 @@ class _Replay:
             sizer.observe(plan, Outcome([path], rows, seconds, drafting, attached))
         return drafting + behind
 
-    def _draft(self, request: Context, sizer: Sizer | None) -> StepPlan:
+    def _draft(self, request: RequestState, sizer: Sizer | None) -> StepPlan:
         roots = TokenTree.roots(torch.tensor([request.tokens[-1]], dtype=torch.long, device="cpu"))
         if sizer is None or self._drafter is None:
             return StepPlan([request], [0], [False], roots)

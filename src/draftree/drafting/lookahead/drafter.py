@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from draftree.drafting.base import ByRequest, Capabilities, Context, Drafter
+from draftree.drafting.base import ByRequest, Capabilities, Drafter, RequestState
 from draftree.drafting.lookahead.trie import Trie
 from draftree.drafting.lookahead.twins import MAX_TOKEN, MODES, SOURCES, checked_ids, chosen
 from draftree.runner.target import Target
@@ -19,7 +19,7 @@ from draftree.tree import Draft, TokenTree
 
 NAMES = {SOURCES["prompt"]: "lookahead/prompt", SOURCES["output"]: "lookahead/output", SOURCES["mix"]: "lookahead/both"}
 
-MOST_SCOPES = 64  # tries kept of requests with a scope of their own; each takes up to `max_nodes` nodes
+MOST_CACHE_SALTS = 64  # tries kept of requests with a cache_salt of their own; each takes up to `max_nodes` nodes
 
 
 class Lookahead(Drafter):
@@ -55,7 +55,7 @@ class Lookahead(Drafter):
         self._options = {"decoding_length": decoding_length, "branch_length": branch_length, **trie_options}
         self._answers: list[list[int]] = []  # to be stored when the trie is made
         self._eos: Sequence[int] = ()
-        self._scoped: dict[str, Trie] = {}  # the one used last stands last
+        self._salted: dict[str, Trie] = {}  # the one used last stands last
         self._loaded: Any = None  # what makes the trie that was loaded anew, and its arguments
         self._seen: ByRequest[int] = ByRequest()  # how many tokens of each the trie has been given
         # Engines in several threads may meet the drafter at once, and one may be collected, and end, while it is held.
@@ -66,7 +66,7 @@ class Lookahead(Drafter):
     def __getstate__(self) -> dict[str, Any]:
         """Options and what was learned; a copy has no requests."""
         with self._making:
-            own = {"_scoped": dict(self._scoped), "_answers": list(self._answers)}
+            own = {"_salted": dict(self._salted), "_answers": list(self._answers)}
             return {name: value for name, value in vars(self).items() if name != "_making"} | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -78,36 +78,36 @@ class Lookahead(Drafter):
         """The store; made when the first target tells its EOS ids, or on first use."""
         return self.trie_of(None)
 
-    def trie_of(self, scope: str | None) -> Trie:
-        """The store of requests of one scope; that of None is `trie`, and others begin with what was loaded, or empty.
+    def trie_of(self, cache_salt: str | None) -> Trie:
+        """Return the trie of one cache_salt: `trie` for None, else a copy of the loaded one.
 
-        The tries of the `MOST_SCOPES` scopes used last are kept, each bounded as `trie` is. To make one of a large file
+        The tries of the last `MOST_CACHE_SALTS` salts are kept, each bounded as `trie` is. To make one of a large file
         takes up to a second, so a server asks for it outside of the engine's thread.
         """
         with self._making:
-            if scope is None:
+            if cache_salt is None:
                 if self._trie is None:
                     self._trie = self._new_trie()
                     for answer in self._answers:
                         self._trie.warm(answer)
                     self._answers = []
                 return self._trie
-            if scope in self._scoped:
-                self._scoped[scope] = self._scoped.pop(scope)  # the last one is the newest
-                return self._scoped[scope]
+            if cache_salt in self._salted:
+                self._salted[cache_salt] = self._salted.pop(cache_salt)  # the last one is the newest
+                return self._salted[cache_salt]
         made = self._new_trie()  # others draft meanwhile
         with self._making:
-            found = self._scoped.pop(scope, made)
-            idle = [name for name, trie in self._scoped.items() if not trie.live_requests]
-            for name in idle[: max(0, len(self._scoped) + 1 - MOST_SCOPES)]:
-                del self._scoped[name]
-            self._scoped[scope] = found
+            found = self._salted.pop(cache_salt, made)
+            idle = [name for name, trie in self._salted.items() if not trie.live_requests]
+            for name in idle[: max(0, len(self._salted) + 1 - MOST_CACHE_SALTS)]:
+                del self._salted[name]
+            self._salted[cache_salt] = found
             return found
 
-    def has_trie(self, scope: str | None) -> bool:
+    def has_trie(self, cache_salt: str | None) -> bool:
         """Whether `trie_of` has the store at hand."""
         with self._making:
-            return scope in self._scoped if scope is not None else self._trie is not None
+            return cache_salt in self._salted if cache_salt is not None else self._trie is not None
 
     def _new_trie(self) -> Trie:
         if self._loaded is not None:
@@ -124,20 +124,20 @@ class Lookahead(Drafter):
     def nbytes(self) -> int:
         """Bytes of all tries, and of the file that scopes begin with."""
         with self._making:
-            tries = [*self._scoped.values(), *([] if self._trie is None else [self._trie])]
+            tries = [*self._salted.values(), *([] if self._trie is None else [self._trie])]
         loaded = 0 if self._loaded is None else len(self._loaded[1][0])
         return loaded + sum(trie.nbytes for trie in tries)
 
     def source_name(self, source: int) -> str:
         return NAMES.get(source, self.name)
 
-    def begin(self, request: Context) -> None:
+    def begin(self, request: RequestState) -> None:
         # What is predicted is part of the prompt's branches: it is dropped with them when the request ends.
-        self.trie_of(request.scope).begin(request.id, [*request.prediction, *request.tokens])
+        self.trie_of(request.cache_salt).begin(request.id, [*request.prediction, *request.tokens])
         self._seen[request.id] = len(request.tokens)
 
-    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
-        tries = [self.trie_of(request.scope) for request in requests]
+    def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
+        tries = [self.trie_of(request.cache_salt) for request in requests]
         for trie, request in zip(tries, requests, strict=True):  # what one brings may be drafted for another
             trie.extend(request.id, self._news(request))
         drafts: list[Draft] = []
@@ -149,8 +149,8 @@ class Lookahead(Drafter):
                 drafts.append(trie.retrieve(request.id, budget, depth=depth, mode=self.mode, sources=self.sources))
         return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
 
-    def end(self, request: Context) -> None:
-        trie = self.trie_of(request.scope)
+    def end(self, request: RequestState) -> None:
+        trie = self.trie_of(request.cache_salt)
         try:
             if news := self._news(request):
                 trie.extend(request.id, news)
@@ -158,22 +158,22 @@ class Lookahead(Drafter):
             self._seen.pop(request.id, None)
             trie.end(request.id)
 
-    def _news(self, request: Context) -> list[int]:
+    def _news(self, request: RequestState) -> list[int]:
         """The request's tokens that the trie has yet to read; none before its first draft."""
         tokens = request.tokens
         seen = self._seen.get(request.id, len(tokens))
         self._seen[request.id] = len(tokens)
         return tokens[seen:]
 
-    def warm(self, answers: Sequence[Sequence[int]], scope: str | None = None) -> None:
-        """Insert finished answers (token ids), such as a development set's, before serving; for one scope alone."""
+    def warm(self, answers: Sequence[Sequence[int]], cache_salt: str | None = None) -> None:
+        """Insert finished answers (token ids), such as a development set's, for one cache_salt."""
         checked = [checked_ids(answer, "answer") for answer in answers]
-        if scope is None:
+        if cache_salt is None:
             with self._making:
                 if self._trie is None:  # stored by `bind`, which knows the EOS ids that end an answer
                     self._answers += checked
                     return
-        trie = self.trie_of(scope)
+        trie = self.trie_of(cache_salt)
         for answer in checked:
             trie.warm(answer)
 

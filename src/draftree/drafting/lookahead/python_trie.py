@@ -1,7 +1,7 @@
 """The Python twin of the Lookahead trie: dicts and a heap, written to be read.
 
 It is the fallback where no C compiler was found, and the oracle of `trie.c`: under any sequence of calls
-both give the same drafts to the last element (tests/test_trie_twins.py). A change here is a change there. The
+both give the same drafts to the last element (tests/drafting/test_trie_twins.py). A change here is a change there. The
 rules of the store and of retrieval are described in `trie.py`.
 """
 

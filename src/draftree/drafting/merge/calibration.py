@@ -2,7 +2,7 @@
 
 Merging drafters needs to know what each of them is worth, also of draft tokens that did not get into the joint tree.
 Lossless decoding makes the comparison exact: the text does not depend on what was verified. The counts are those of a
-`Ledger`, one for all requests and one for each.
+`AcceptanceStatistics`, one for all requests and one for each.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftree.drafting.base import ByRequest, Context
-from draftree.drafting.ledger import FADING_OWN, Ledger, cells_of
+from draftree.drafting.acceptance_statistics import FADING_OWN, AcceptanceStatistics, cells_of
+from draftree.drafting.base import ByRequest, RequestState
 from draftree.tree import TokenTree, follow
 
 EVERY = 2  # drafts of a request between two that are compared, once much is known: comparing costs as much as drafting
@@ -34,12 +34,12 @@ class Calibration:
     """Probability that a draft token comes true, given its drafter's own log-probability and its rank."""
 
     def __init__(self) -> None:
-        self._ledger = Ledger()
-        self._own: ByRequest[Ledger] = ByRequest()
+        self._ledger = AcceptanceStatistics()
+        self._own: ByRequest[AcceptanceStatistics] = ByRequest()
         self._waiting: ByRequest[deque[_Draft]] = ByRequest()
         self._offered = 0
 
-    def worth(self, trees: TokenTree, requests: Sequence[Context]) -> np.ndarray:
+    def worth(self, trees: TokenTree, requests: Sequence[RequestState]) -> np.ndarray:
         """[B, N], the probability that each node's path is the text; roots and padding get 0."""
         logp = trees.logp.numpy(force=True)
         worth = np.zeros(logp.shape)
@@ -49,7 +49,7 @@ class Calibration:
                 worth[b, 1:size] = [chances[cell] for cell in cells_of(logp[b, 1:size].tolist())]
         return worth
 
-    def remember(self, requests: Sequence[Context], trees: TokenTree) -> None:
+    def remember(self, requests: Sequence[RequestState], trees: TokenTree) -> None:
         """Keep the drafts until their text has come."""
         self._offered += 1
         if self._offered > KNOWN and self._offered % EVERY:
@@ -60,7 +60,7 @@ class Calibration:
                 draft = _Draft(len(request.tokens), tokens[b][:size], parents[b][:size], cells_of(logp[b][1:size]))
                 self._waiting.setdefault(request.id, deque()).append(draft)
 
-    def compare(self, requests: Sequence[Context]) -> None:
+    def compare(self, requests: Sequence[RequestState]) -> None:
         """Learn from drafts whose text has come as far as it agrees with them."""
         for request in requests:
             waiting = self._waiting.get(request.id)
@@ -70,15 +70,15 @@ class Calibration:
                     break
                 self._learn(request, waiting.popleft(), right)
 
-    def forget(self, request: Context) -> None:
+    def forget(self, request: RequestState) -> None:
         """The request is over: what is right to the end of its text is learned from as far as that went."""
         for draft in self._waiting.pop(request.id, ()):
             if len(request.tokens) > draft.position:
                 self._learn(request, draft, _right(draft, request.tokens)[0])
         self._own.pop(request.id, None)
 
-    def _learn(self, request: Context, draft: _Draft, right: list[int]) -> None:
-        own = self._own.setdefault(request.id, Ledger(FADING_OWN))
+    def _learn(self, request: RequestState, draft: _Draft, right: list[int]) -> None:
+        own = self._own.setdefault(request.id, AcceptanceStatistics(FADING_OWN))
         for ledger in (self._ledger, own):
             ledger.add(draft.cells, right)
 

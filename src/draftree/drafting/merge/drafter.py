@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from draftree.drafting.base import Attachment, ByRequest, Capabilities, Context, Drafter, Step, StepPlan
+from draftree.drafting.base import Attachment, ByRequest, Capabilities, Drafter, RequestState, Step, StepPlan
 from draftree.drafting.merge.attachments import Joint, join
 from draftree.drafting.merge.votes import Votes
 from draftree.errors import given_as
@@ -110,7 +110,7 @@ class Merge(Drafter):
         """See `Drafter.rows`: the nodes once, and what each drafter attaches to them."""
         return nodes + sum(drafter.rows(nodes, requests, attach_to) - nodes for drafter in self.drafters)
 
-    def begin(self, request: Context) -> None:
+    def begin(self, request: RequestState) -> None:
         begun = self._begun[request.id] = []
         for i, drafter in enumerate(self.drafters):
             begun.append(i)  # one that raises may have kept something
@@ -130,7 +130,7 @@ class Merge(Drafter):
         self._joints[step.requests[0].id] = joint
         return joint.attachment
 
-    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+    def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         wider = [max(n, LEAST_BUDGET) if n else 0 for n in budgets]
         trees = {i: self._draft(i, requests, wider) for i in self._certain}
         others = [i for i in range(len(self.drafters)) if i not in self._certain]
@@ -140,7 +140,7 @@ class Merge(Drafter):
         trees |= {i: self._draft(i, requests, wider) for i in others}
         return self.votes.join(requests, [trees[i] for i in range(len(self.drafters))], budgets)
 
-    def _draft(self, i: int, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+    def _draft(self, i: int, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         drafter = self.drafters[i]
         with self._named(i):
             return drafter.draft(requests, [min(n, drafter.max_nodes) for n in budgets])
@@ -155,7 +155,7 @@ class Merge(Drafter):
                 with self._named(i):
                     drafter.observe(replace(own, trees=replace(step.trees, source=drafted)))
 
-    def end(self, request: Context) -> None:
+    def end(self, request: RequestState) -> None:
         """See `Drafter.end`; one drafter's error keeps no other from forgetting the request."""
         self.votes.forget(request)
         self._joints.pop(request.id, None)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftree.drafting.base import Context
+from draftree.drafting.base import RequestState
 from draftree.drafting.merge.calibration import Calibration
 from draftree.tree import Draft, TokenTree
 from draftree.tree.structure import check_parents
@@ -45,7 +45,7 @@ class Votes:
     def __init__(self, drafters: int) -> None:
         self.calibrations = [Calibration() for _ in range(drafters)]
 
-    def join(self, requests: Sequence[Context], trees: Sequence[TokenTree], budgets: Sequence[int]) -> TokenTree:
+    def join(self, requests: Sequence[RequestState], trees: Sequence[TokenTree], budgets: Sequence[int]) -> TokenTree:
         """The best `budgets[b]` draft tokens of all drafters for each request, best first.
 
         `trees` are those of each drafter. The source of drafter i's draft tokens is bit i, their log-probability that
@@ -59,18 +59,18 @@ class Votes:
         joined = [_union(b, drafted) for b in range(len(requests))]
         return TokenTree.from_drafts([request.tokens[-1] for request in requests], joined, budgets)
 
-    def compare(self, requests: Sequence[Context]) -> None:
+    def compare(self, requests: Sequence[RequestState]) -> None:
         """Learn from the text that was emitted."""
         for calibration in self.calibrations:
             calibration.compare(requests)
 
-    def forget(self, request: Context) -> None:
+    def forget(self, request: RequestState) -> None:
         """The request is over; the rest of its text will not come."""
         for calibration in self.calibrations:
             calibration.forget(request)
 
 
-def _read(calibration: Calibration, tree: TokenTree, requests: Sequence[Context]) -> _Proposed:
+def _read(calibration: Calibration, tree: TokenTree, requests: Sequence[RequestState]) -> _Proposed:
     parents = tree.parents.numpy(force=True)
     check_parents(parents)
     paths = calibration.worth(tree, requests) * np.exp(TIE * tree.logp.numpy(force=True))

@@ -76,7 +76,7 @@ class Replica:
         return {"name": self.name, "metrics": self.server.metrics.text().decode()}
 
     async def learned(self, replica: int) -> tuple[str, list[tuple[str | None, list[int]]]]:
-        """This replica's name, and the answers since the last call: (scope, token ids)."""
+        """This replica's name, and the answers since the last call: (cache_salt, token ids)."""
         found = list(self._learned)
         self._learned.clear()
         return self.name, found
@@ -86,8 +86,8 @@ class Replica:
 
         def warm() -> None:
             for trie in parts_of(self.server.engine.config.drafter, Lookahead):
-                for scope, tokens in answers:
-                    trie.warm([tokens], scope)
+                for cache_salt, tokens in answers:
+                    trie.warm([tokens], cache_salt)
 
         await asyncio.to_thread(warm)
 
@@ -98,4 +98,4 @@ class Replica:
 
     def _keep(self, part: Part) -> None:
         if part.request is not None and part.request.tokens:
-            self._learned.append((part.request.rules.scope, list(part.request.tokens)))
+            self._learned.append((part.request.rules.cache_salt, list(part.request.tokens)))

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from draftree.runner.base import Runner
-from draftree.runner.hooked.anatomy import Anatomy, anatomy_of
 from draftree.runner.hooked.bypass import Bypass
+from draftree.runner.hooked.model_layout import ModelLayout, anatomy_of
 from draftree.runner.hooked.one_pass import HookedPass, StockModel
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.gradient import GradientCache
@@ -64,7 +64,7 @@ class HookedRunner(Runner):
         return anatomy.finish(anatomy.head(anatomy.close(hidden)))
 
     @cached_property
-    def anatomy(self) -> Anatomy:
+    def anatomy(self) -> ModelLayout:
         """The facts of the model that one pass of a row shows; see `anatomy_of`."""
         return anatomy_of(self.target, self._one_row)
 

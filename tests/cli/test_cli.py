@@ -1,0 +1,280 @@
+"""The command line: every verb once, equal ids, JSON that parses, no escape codes in a pipe, one-sentence errors."""
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from few import few
+from forked import Done, forked
+from typer.testing import CliRunner
+
+from draftree import showcase
+from draftree.bench.methods import Draftree, HuggingFace
+from draftree.bench.samples import Answer
+from draftree.cli import app
+from draftree.cli.colours import ColouredText
+from draftree.colours import colour_of
+from draftree.models import encode_prompt
+from draftree.quiet import Quiet
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture
+def short_demo(monkeypatch):
+    """Two kinds and one warm prompt of each are enough to see the demo work."""
+    monkeypatch.setattr(showcase, "KINDS", {"tldr_shell": "shell", "wikisql": "SQL"})
+    monkeypatch.setattr("draftree.cli.demo.WARM_PER_SET", 1)
+    monkeypatch.setattr("draftree.quiet.Quiet", lambda: Quiet(lambda count: [1.0] * count, lambda: 0.0))
+
+
+@pytest.mark.parametrize("drafter", ["lookahead", "prompt-lookup", "jacobi", "draft-model", "self-speculative", "none"])
+def test_demo_answers_equal_and_tells_it_in_json(short_demo, demo, drafter):
+    done = run("demo", "--drafter", drafter, "--max-new-tokens", "10", "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output)
+    assert [p["kind"] for p in told["prompts"]] == ["shell", "SQL"]
+    for prompt in told["prompts"]:
+        ids = torch.tensor([encode_prompt(demo.tokenizer, prompt["prompt"])])
+        mask = torch.ones_like(ids)
+        expected = demo.model.generate(ids, attention_mask=mask, max_new_tokens=10, do_sample=False)
+        assert prompt["token_ids"] == expected[0, ids.shape[1] :].tolist()
+        assert prompt["equal"] is True
+    total = told["total"]
+    assert total["tokens"] == sum(p["tokens"] for p in told["prompts"])
+    assert total["overhead_efficiency"] == pytest.approx(total["speed_up"] / total["acceptance_length"])
+    if drafter == "none":
+        assert total["acceptance_length"] == 1
+
+
+def test_demo_in_a_pipe_is_plain_text(short_demo):
+    done = run("demo", "--cold", "--max-new-tokens", "8")
+    assert done.exit_code == 0, done.output
+    assert "\x1b" not in done.output
+    assert "The trie has seen" not in done.output, "--cold warms nothing"
+    assert "All answers are equal" in done.output
+    assert done.output.rstrip().splitlines()[-3].startswith("Next: draftree generate")
+
+
+def test_demo_fails_and_names_the_place_where_answers_part(short_demo, monkeypatch):
+    honest = Draftree.answer
+
+    def wrong(self, ids, after_step=None, **asked):
+        answer = honest(self, ids, after_step, **asked)
+        if self.name != "drafted":
+            return answer
+        return Answer([*answer.ids[:3], answer.ids[3] + 1, *answer.ids[4:]], answer.seconds, answer.stats)
+
+    monkeypatch.setattr(Draftree, "answer", wrong)
+    done = run("demo", "--cold", "--max-new-tokens", "8")
+    assert done.exit_code == 1
+    assert "ANSWERS DIFFER" in done.output
+    assert "shell: the drafted answer first differs at new token 3" in done.output
+    assert "top-2 logit gap" in done.output
+
+
+def test_demo_counts_only_the_engine_and_not_the_display(demo):
+    method = Draftree("plain", demo.model, 6)
+    ids = encode_prompt(demo.tokenizer, "Write a shell command using ls: List all files.")
+    method.answer(ids)
+    seen = []
+
+    def slow_display(request):
+        seen.append(len(request.output))
+        subprocess.run([sys.executable, "-S", "-c", "import time; time.sleep(0.3)"], check=True)
+
+    assert method.answer(ids, slow_display).seconds < 0.3 * len(seen)
+    assert seen == sorted(seen)
+
+
+def test_methods_give_what_hugging_face_gives(demo):
+    ids = encode_prompt(demo.tokenizer, "Describe the restaurant: name[Aromi], food[French], area[riverside]")
+    reference = HuggingFace("hf", demo.model, 12).answer(ids)
+    ours = Draftree("plain", demo.model, 12, runner="hooked").answer(ids)
+    assert ours.ids == reference.ids
+    assert reference.stats is None
+    assert ours.stats.emitted == len(ours.ids)
+
+
+def test_generate_merges_drafters() -> None:
+    answer = ["generate", "--json", "--max-new-tokens", "48", "List the numbers from one to twenty, twice."]
+    plain = json.loads(CliRunner().invoke(app, [*answer, "--drafter", "none"]).output)
+    merged = json.loads(CliRunner().invoke(app, [*answer, "--drafter", "lookahead+medusa"]).output)
+    assert merged["token_ids"] == plain["token_ids"]
+    assert set(merged["stats"]["accepted_by_source"]) <= {"lookahead", "medusa", "lookahead+medusa"}
+    for name, words in (("lookahead+medussa", "Did you mean 'medusa'?"), ("lookahead+none", "leave 'none' out")):
+        done = CliRunner().invoke(app, [*answer, "--drafter", name])
+        assert words in str(done.exception)
+
+
+def test_generate_prunes_inside_the_pass() -> None:
+    answer = ["generate", "--json", "--max-new-tokens", "24", "--drafter", "medusa", "Write a Python function."]
+    plain, pruned = (
+        json.loads(CliRunner().invoke(app, [*answer, *more]).output) for more in ([], ["--early-head", "demo"])
+    )
+    assert pruned["token_ids"] == plain["token_ids"]
+    assert "pruned" in pruned["stats"]
+    for more, words in (
+        (["--early-head", "nowhere"], "nowhere"),
+        (["--early-head", "demo", "--drafter", "none"], "name a drafter"),
+    ):
+        done = CliRunner().invoke(app, [*answer, *more])
+        assert done.exit_code != 0
+        assert words in str(done.exception)
+
+
+@pytest.mark.parametrize("way", few(["fork", "process"], ["fork"]))
+def test_generate_streams_in_a_pipe_without_escape_codes(way, monkeypatch):
+    arguments = ["generate", "--max-new-tokens", "12", "--stats", "List all files."]
+    if way == "fork":
+        monkeypatch.setattr(sys, "argv", ["draftree", *arguments])
+        done = forked(lambda: runpy.run_module("draftree", run_name="__main__"))
+    else:
+        command = [sys.executable, "-m", "draftree", *arguments]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = Done(ran.returncode, ran.stdout, ran.stderr)
+    assert done.status == 0, done.err
+    assert "\x1b" not in done.out
+    assert "acceptance length" in done.out
+    assert "Traceback" not in done.err
+
+
+def test_generate_json_tells_ids_and_sources_of_equal_length():
+    done = run("generate", "--max-new-tokens", "12", "--json", "Write a shell command using ls: List all files.")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output)
+    assert len(told["token_ids"]) == len(told["sources"]) == told["stats"]["emitted"]
+    assert told["stats"]["accepted"] == sum(source is not None for source in told["sources"])
+
+
+def test_generate_reads_standard_input_and_keeps_its_trie(tmp_path):
+    trie = tmp_path / "kept.trie"
+    arguments = ["generate", "--max-new-tokens", "12", "--json", "--trie", str(trie), "-"]
+    first = CliRunner().invoke(app, arguments, input="Write a shell command using ls: List all files.")
+    second = CliRunner().invoke(app, arguments, input="Write a shell command using ls: List all files.")
+    assert first.exit_code == second.exit_code == 0, second.output
+    one, two = json.loads(first.output), json.loads(second.output)
+    assert one["token_ids"] == two["token_ids"]
+    assert (
+        "lookahead/output" in two["stats"]["accepted_by_source"]
+        or "lookahead/both" in two["stats"]["accepted_by_source"]
+    )
+
+
+def test_generate_answers_a_file_of_prompts(tmp_path):
+    """As many at a time as there are slots; each answer is the one that its prompt gets alone."""
+    texts = [
+        "Tell me about the sea.",
+        "Write a shell command using ls: List all files.",
+        "Tell me about the sea.",
+        "Hi",
+    ]
+    rows = [{"prompt": text, "id": f"row {i}"} for i, text in enumerate(texts)]
+    file, out = tmp_path / "p.jsonl", tmp_path / "answers.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in rows))
+    options = ["--max-new-tokens", "16", "--sample", "--seed", "3"]
+    done = run("generate", "--prompts", str(file), "--slots", "2", "--out", str(out), "--stats", "--json", *options)
+    assert done.exit_code == 0, done.output
+    assert "4 request(s)" in done.output
+    told = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [one["id"] for one in told] == [row["id"] for row in rows]
+    for i, one in enumerate(told):
+        alone = run("generate", "--json", *options[:-1], str(3 + i), texts[i])
+        assert one["token_ids"] == json.loads(alone.output)["token_ids"]
+        assert one["prompt"] == texts[i]
+    printed = run("generate", "--prompts", str(file), "--max-new-tokens", "4")
+    assert [json.loads(line)["id"] for line in printed.output.splitlines()] == [row["id"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["generate"], "Give a prompt, or --prompts and a file of them"),
+        (["generate", "--prompts", "p.jsonl", "hello"], "Give a prompt, or --prompts and a file of them"),
+        (["generate", "--out", "x.jsonl", "hello"], "--out is for the answers to --prompts"),
+        (["generate", "--slots", "4", "hello"], "--slots is for the answers to --prompts"),
+        (["generate", "--prompts", "nowhere.jsonl"], "There is no prompts file 'nowhere.jsonl'"),
+        (["generate", "--prompts", "p.jsonl", "--stats"], "--stats would stand among the answers"),
+        (["demo", "--drafter", "lokahead"], "Did you mean 'lookahead'?"),
+        (["generate", "--drafter", "promptlookup", "hello"], "Did you mean 'prompt-lookup'?"),
+        (["generate", "--trie", "x.trie", "--drafter", "none", "hello"], "--trie belongs to the lookahead drafter"),
+        (["generate", " "], "The prompt is empty"),
+        (["generate", "--top-k", "5", "hello"], "--top-k shapes the draw of --sample"),
+        (["generate", "--temperature", "0.5", "hello"], "--temperature shapes the draw of --sample"),
+        (["generate", "--model", "./no-such-folder", "hello"], "no model folder './no-such-folder'"),
+        (["generate", "--runner", "loup", "hello"], "'hooked', 'eager', 'cpu', 'cuda_graphs' or 'in_place'"),
+        (
+            ["generate", "--no-pack", "--runner", "cpu", "hello"],
+            "leaves the weights as they are, and --runner cpu copies",
+        ),
+        (["generate", "--max-new-tokens", "5000", "hello"], "context"),
+        (["generate", "--bild", "demo", "--drafter", "none", "hello"], "leave --drafter out"),
+        (["generate", "--bild", "demo", "--fallback-threshold", "1.5", "hello"], "fallback_threshold is 1.5: give"),
+        (["generate", "--bild", "demo", "--rollback-threshold", "-1", "hello"], "rollback_threshold is -1.0: give"),
+        (["generate", "--rollback-threshold", "3", "hello"], "--rollback-threshold belongs to --bild"),
+        (["generate", "--lossless", "hello"], "--lossless belongs to --bild"),
+        (["generate", "--bild", "nowhere", "hello"], "There is no small model 'nowhere'"),
+        (["generate", "--bild", "demo", "--strict", "hello"], "which BiLD changes"),
+        (["demo", "--colt"], "--cold"),
+        (["demo", "--max-new-tokens", "0"], "--max-new-tokens"),
+        (["dmo"], "demo"),
+        (["bench", "quik"], "quick"),
+        (["bench", "quick", "--prompts", "nowhere.jsonl"], "There is no prompts file 'nowhere.jsonl'"),
+        (["bench", "quick", "--per-set", "0"], "--per-set"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_exit_status_2(arguments, told, refused):
+    refused(arguments, told)
+
+
+def commands(group, path=()):
+    """(name, command) of every verb, those of groups included."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+def test_the_manual_tells_of_every_verb_and_option_and_of_no_other():
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## `draftree ([\w -]+)`\n(.*?)(?=^## |\Z)", page, re.M | re.S))
+    found = dict(commands(typer.main.get_command(app)))
+    assert set(sections) == set(found)
+    for name, command in found.items():
+        options = {p.opts[0] for p in command.params if p.opts[0].startswith("--")} - {"--help"}
+        told = set(re.findall(r"^\| `(--[\w-]+)", sections[name], re.M))
+        assert told == options, name
+        for parameter in command.params:
+            default = parameter.default
+            if isinstance(default, int | float | str) and not isinstance(default, bool):
+                row = next(line for line in sections[name].splitlines() if line.startswith(f"| `{parameter.opts[0]}"))
+                assert f"| {default} |" in row, row
+
+
+def test_help_is_quick_to_import():
+    """Printing help must not wait for torch."""
+    code = "import sys\nsys.argv = ['draftree', '--help']\nfrom draftree.cli import main\n"
+    code += "try: main()\nexcept SystemExit: pass\n"
+    code += "print([name for name in ('torch', 'transformers', 'matplotlib') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip().splitlines()[-1] == "[]"
+
+
+def test_coloured_text_keeps_characters_whole(demo):
+    text = "Caf\u00e9 \u4e2d\u6587 \U0001f600 done"
+    ids = demo.tokenizer(text, add_special_tokens=False).input_ids
+    assert len(ids) > len(text.split()), "characters are spread over several tokens"
+    grown = ColouredText(demo.tokenizer)
+    for number, token in enumerate(ids):
+        grown.add(token, "lookahead/output" if number % 2 else None)
+    assert grown.text.plain.strip() == text
+    assert any(str(span.style) == colour_of("lookahead") for span in grown.text.spans)

@@ -1,0 +1,367 @@
+"""Merged trees: budgets, sources and probabilities of the union; what agreement is worth; whose fault an error is."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from drafters_for_tests import InModel, Raising, RandomTree, Watching
+from few import crossed
+from generate_driver import NEW, hf, left_pad, prompts, references_of, same
+from in_model_driver import make, recorded
+from tree_paths import from_arrays, path_of
+from zoo import build
+
+from draftree.drafting import (
+    BiTA,
+    Drafter,
+    GrammarDrafter,
+    HiddenTransfer,
+    Lookahead,
+    Medusa,
+    Merge,
+    PromptLookup,
+    RequestState,
+)
+from draftree.drafting.base import StepPlan
+from draftree.drafting.merge.votes import Votes
+from draftree.engine import Engine, SamplingParams, generate
+from draftree.engine.generate import GenerateOutput
+from draftree.pruning import EarlyHead, EarlyPruning
+from draftree.runner.step_cost import StepCost
+from draftree.shaping import DynamicTree, Fixed
+from draftree.tree import TokenTree
+
+Paths = Sequence[Sequence[int]]
+
+
+def context(number: int, tokens: list[int]) -> RequestState:
+    return RequestState(number, tokens, 3, 1000)
+
+
+def tree(paths: Paths, steps: Sequence[Sequence[float]], root: int = 9) -> TokenTree:
+    """A tree of paths with a probability for each of their tokens."""
+    return TokenTree.from_paths(root, paths, [[math.log(p) for p in path] for path in steps], source=4)
+
+
+def nodes(tree: TokenTree, b: int = 0) -> dict[tuple[int, ...], tuple[float, int]]:
+    """Probability and source by path."""
+    rows = (tree.logp[b].exp().tolist(), tree.source[b].tolist())
+    return {tuple(path_of(tree, b, n)[1:]): (rows[0][n], rows[1][n]) for n in range(1, tree.sizes[b])}
+
+
+# ------------------------------------------------------------------------------- who may be merged
+
+
+def test_what_is_no_list_of_drafters() -> None:
+    trie = Lookahead()
+    with pytest.raises(ValueError, match="Merge has no drafter"):
+        Merge([])
+    with pytest.raises(ValueError, match="same drafter object twice"):
+        Merge([trie, PromptLookup(), trie])
+    with pytest.raises(ValueError, match="same drafter object twice"):
+        Merge([trie, Merge([trie, PromptLookup()])])
+    with pytest.raises(TypeError, match="put it into a list"):
+        Merge(trie)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="'medusa' is no drafter"):
+        Merge([trie, "medusa"])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="is no drafter"):
+        Merge([Lookahead])  # type: ignore[list-item]
+
+
+def test_merges_in_merges_are_one() -> None:
+    a, b, c = Lookahead(), PromptLookup(), Lookahead(8)
+    merged = Merge([a, Merge([b, Merge([c])])])
+    assert merged.drafters == (a, b, c)
+    assert merged.names == ("lookahead", "prompt-lookup", "lookahead-2")
+    assert merged.max_nodes == 64 + 10 + 8
+    assert [merged.source_name(mask) for mask in (1, 4, 7)] == [
+        "lookahead",
+        "lookahead-2",
+        "lookahead+prompt-lookup+lookahead-2",
+    ]
+    assert (a.source, b.source, c.source) == (1, 1, 1)
+
+
+def test_it_costs_what_its_drafters_cost() -> None:
+    model = build("llama")
+    bita, transfer = BiTA.fresh(model, masks=2), HiddenTransfer.fresh(model)
+    assert not Merge([Lookahead(), PromptLookup()]).capabilities.prepares
+    merged = Merge([Lookahead(), bita, transfer])
+    assert merged.capabilities.prepares
+    assert merged.capabilities.unprepared, "the trie has draft tokens where nothing was prepared"
+    assert not Merge([bita, transfer]).capabilities.unprepared
+    for attach_to in (None, 1, 3):
+        own = [drafter.rows(8, 2, attach_to) - 8 for drafter in (bita, transfer)]
+        assert merged.rows(8, 2, attach_to) == 8 + sum(own) > 8
+
+
+def test_two_deep_prefixes_are_one_too_many() -> None:
+    model = build("llama")
+    two = Merge([BiTA.fresh(model), Lookahead(), BiTA.fresh(model)])
+    with pytest.raises(ValueError, match="bita and bita-2 both bring keys and values of their own"):
+        Engine(model, drafter=two)
+    Engine(model, drafter=Merge([BiTA.fresh(model), BiTA.fresh(model, prompts=0)]))
+
+
+def test_a_drafter_of_another_model_is_refused() -> None:
+    merged = Merge([Lookahead(), Medusa.fresh(build("gpt2"))])
+    with pytest.raises(ValueError, match="This medusa drafter was made for a model with") as raised:
+        Engine(build("llama"), drafter=merged)
+    assert raised.value.__notes__ == ["Raised by the drafter 'medusa' in draftree.Merge."]
+
+
+def test_rows_that_leave_are_refused_beside_others() -> None:
+    """`InModel` drops a row of its own in mid-stack: alone with drafters outside the model it may, else not."""
+    model, ids = build("llama"), torch.tensor(prompts((9,)))
+    expected = hf(model, ids)
+    references = references_of(prompts((9,)), expected)
+    out = generate(model, ids, drafter=Merge([InModel(references), Lookahead()]), shape=Fixed(8), max_new_tokens=NEW)
+    same(out.sequences, expected)
+    assert out.stats.total.accepted > 0
+    with pytest.raises(ValueError, match="in_model drops rows inside the pass"):
+        generate(model, ids, drafter=Merge([InModel(references), HiddenTransfer.fresh(model)]), shape=Fixed(8))
+
+
+# ------------------------------------------------------------------------------- the union
+
+
+def test_the_union_by_probability() -> None:
+    votes = Votes(2)
+    one = tree([[1, 2], [3]], [[0.8, 0.5], [0.1]])
+    two = tree([[1, 4], [5]], [[0.5, 0.5], [0.3]])
+    merged = votes.join([context(0, [7, 9])], [one, two], [64])
+    found = nodes(merged)
+    assert set(found) == {(1,), (1, 2), (1, 4), (3,), (5,)}
+    assert {path: source for path, (_, source) in found.items()} == {(1,): 3, (1, 2): 1, (1, 4): 2, (3,): 1, (5,): 2}
+    alone = [nodes(Votes(2).join([context(0, [7, 9])], pair, [64])) for pair in ([one, roots(9)], [roots(9), two])]
+    said = [side[1,][0] for side in alone]
+    assert found[1,][0] == pytest.approx(1 - (1 - said[0]) * (1 - said[1]))  # as if they knew different things
+    for path, side in (((1, 2), 0), ((1, 4), 1)):
+        below = alone[side][path][0] / alone[side][1,][0]
+        assert found[path][0] == pytest.approx(found[1,][0] * below)
+    assert found[5,][0] == alone[1][5,][0]
+    best_first = merged.logp[0].tolist()
+    assert best_first == sorted(best_first, reverse=True)
+
+
+def roots(*tokens: int) -> TokenTree:
+    return TokenTree.roots(torch.tensor(tokens))
+
+
+def random_tree(rng: random.Random, size: int) -> TokenTree:
+    """Siblings may share a token, as a trie's separate branches do."""
+    parents = [rng.randrange(-1, i) for i in range(size)]
+    logp: list[float] = []
+    for parent in parents:
+        logp.append((logp[parent] if parent >= 0 else 0.0) - rng.random())
+    return from_arrays([rng.randrange(4) for _ in parents], parents, logp, root=9)
+
+
+def test_any_union_is_a_tree_within_its_budgets() -> None:
+    rng = random.Random(3)
+    for _ in range(60):
+        batch = rng.randrange(1, 4)
+        trees = [
+            TokenTree.stack([random_tree(rng, rng.choice([0, 1, 5, 20])) for _ in range(batch)])
+            for _ in range(rng.randrange(1, 4))
+        ]
+        budgets = [rng.choice([0, 1, 3, 100]) for _ in range(batch)]
+        requests = [context(b, [7, 9]) for b in range(batch)]
+        merged = Votes(len(trees)).join(requests, trees, budgets)
+        for b, budget in enumerate(budgets):
+            size = merged.sizes[b]
+            paths = set().union(*(nodes(tree, b) for tree in trees))
+            assert size == 1 + min(budget, len(paths))
+            parents, logp = merged.parents[b].tolist(), merged.logp[b].tolist()
+            assert all(0 <= parents[n] < n for n in range(1, size))
+            assert all(logp[n] <= logp[n - 1] for n in range(1, size))
+            assert parents[size:] == [-1] * (merged.width - size)
+            assert logp[size:] == [-math.inf] * (merged.width - size)
+            found = nodes(merged, b)
+            assert len(found) == size - 1  # no path is there twice
+            for path, (_, source) in found.items():
+                knows = [path in nodes(tree, b) for tree in trees]
+                assert source == sum(1 << i for i, known in enumerate(knows) if known)
+
+
+def test_who_knows_nothing_changes_nothing() -> None:
+    one = tree([[1, 2], [3]], [[0.8, 0.5], [0.1]])
+    empty = roots(9)
+    alone = Votes(1).join([context(0, [7, 9])], [one], [2])
+    beside = Votes(2).join([context(0, [7, 9])], [one, empty], [2])
+    assert nodes(alone) == nodes(beside)
+    assert Votes(2).join([context(0, [7, 9])], [empty, empty], [64]).sizes == (1,)
+
+
+# ------------------------------------------------------------------------------- what agreement is worth
+
+
+def test_draft_tokens_are_calibrated_by_what_came() -> None:
+    """One drafter is sure and wrong, one is modest and right: in the end the modest one's draft token is first."""
+    votes, order = Votes(2), []
+    for step in range(200):
+        request = context(step, [7, 9])
+        merged = votes.join([request], [tree([[1]], [[0.9]]), tree([[2]], [[0.3]])], [1])
+        order.append(int(merged.source[0, 1]))
+        request.tokens += [2, 5]
+        votes.compare([request])
+        votes.forget(request)
+    assert order[0] == 1
+    assert order[-50:] == [2] * 50
+
+
+# ------------------------------------------------------------------------------- in the engine
+
+TRIO = ("bita", "hidden-transfer", "medusa")
+
+
+def run(drafter: Drafter, name: str, *, runner: str = "auto", size: int = 8, **options: Any) -> GenerateOutput:
+    ids, mask = left_pad(prompts())
+    options = {"max_new_tokens": NEW} | options
+    return generate(build(name), ids, mask, drafter=drafter, shape=Fixed(size), runner=runner, **options)
+
+
+def early_pruning(layer: int) -> EarlyPruning:
+    """Half of the draft tokens go, and the rows attached to them, before decoder layer `layer`."""
+    torch.manual_seed(5)
+    head = EarlyHead.fresh(build("llama"), layer=layer)
+    with torch.no_grad():
+        for weight in head.weights.parameters():
+            weight += 0.1 * torch.randn_like(weight)
+    return EarlyPruning(head, criterion="best", keep=4, always=True)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "way"),
+    crossed(
+        [
+            TRIO,
+            ("hidden-transfer-one-layer", "bita-first-layer-full", "hidden-transfer-masked-groups"),
+            ("medusa", "bita-masks-only-groups", "bita", "hidden-transfer"),
+        ],
+        [("cpu", None), ("hooked", 2), ("cpu", 1), ("hooked", None)],
+    ),
+)
+def test_in_a_joint_pass_each_drafts_as_alone(kinds: tuple[str, ...], way: tuple[str, int | None]) -> None:
+    """Rows stand elsewhere and see others' rows nowhere, so every drafter's candidates are those it has alone.
+
+    Also where rows leave in mid-stack, and those of others between one's own have left.
+    """
+    runner, pruned_at = way
+    model = build("llama")
+    drafters = [make(kind, model) for kind in kinds]
+    together = [recorded(drafter) for drafter in drafters]
+    pruner = None if pruned_at is None else early_pruning(pruned_at)
+    total = run(Merge(drafters), "llama", runner=runner, pruner=pruner).stats.total
+    assert total.accepted > 0
+    assert (total.pruned > 0) == (pruner is not None)
+    for kind, seen in zip(kinds, together, strict=True):
+        own = make(kind, model)
+        alone = recorded(own)
+        run(own, "llama", runner=runner, size=own.max_nodes)
+        known = {tuple(s.tokens): s for s in alone if s.logp.isfinite().all()}
+        shared = [(s, known[tuple(s.tokens)]) for s in seen if tuple(s.tokens) in known and s.logp.isfinite().all()]
+        assert len(shared) > 10, kind
+        for here, there in shared:
+            assert torch.allclose(here.logp, there.logp, atol=2e-4), kind
+
+
+def test_statistics_name_all_that_drafted_a_token() -> None:
+    ids, mask = left_pad(prompts())
+    long = 60  # what drafters are worth is learned from the text
+    expected = generate(build("llama"), ids, mask, max_new_tokens=long).sequences
+    references = references_of(prompts(), expected)
+    merged = Merge([RandomTree(references, seed=1), RandomTree(references, seed=2)])
+    out = run(merged, "llama", size=16, max_new_tokens=long)
+    same(out.sequences, expected)
+    total = out.stats.total
+    assert set(total.accepted_by_source) == {"random", "random-2", "random+random-2"}
+    assert sum(total.accepted_by_source.values()) == total.accepted
+    assert out.stats.acceptance_length > max(
+        run(RandomTree(references, seed=seed), "llama", size=16, max_new_tokens=long).stats.acceptance_length
+        for seed in (1, 2)
+    )
+
+
+def test_each_drafter_is_shown_which_draft_tokens_are_its_own() -> None:
+    model = build("llama")
+    ids = torch.tensor([[5, 0, 7, 5, 0]])
+    text = hf(model, ids, do_sample=False)[0, 5:].tolist()
+    drafters = [Watching({(5, 0, 7, 5, 0): text}, seed=seed) for seed in (1, 2, 3)]
+    generate(model, ids, torch.ones_like(ids), drafter=Merge(drafters), shape=Fixed(12), max_new_tokens=NEW)
+    for drafter in drafters:
+        assert drafter.shown
+        assert all(own == offered for own, offered in drafter.shown)
+    assert len({frozenset(drafter.shown[0][0]) for drafter in drafters}) > 1
+
+
+def test_a_merge_rests_where_nothing_pays() -> None:
+    """Where rows cost what tokens bring, `DynamicTree` asks no one, and no rows are attached."""
+    model = build("llama")
+    steep = StepCost((1, 2, 64), (1.0, 2.0, 64.0))
+    merged = Merge([Lookahead(), make("hidden-transfer", model)])
+    attached = []
+    plan = merged.plan
+
+    def watching(step: StepPlan) -> object:
+        attached.append(plan(step))
+        return attached[-1]
+
+    merged.plan = watching  # type: ignore[assignment,method-assign]
+    out = generate(model, torch.tensor(prompts((9,))), drafter=merged, shape=DynamicTree(cost=steep), max_new_tokens=80)
+    assert out.stats.total.drafted < 5
+    assert sum(attachment is not None for attachment in attached) < 30
+
+
+@pytest.mark.parametrize("stage", ["begin", "plan", "draft", "observe", "end"])
+def test_a_drafter_that_raises_is_named(stage: str) -> None:
+    rows = prompts()
+    trie, raising, other = Lookahead(), Raising({}, stage, 2), RandomTree({}, seed=1)
+    engine = Engine(build("llama"), drafter=Merge([trie, raising, other]), shape=Fixed(8), slots=2)
+    made = [engine.add(row, SamplingParams(max_new_tokens=8)) for row in rows]
+    try:
+        engine.run()
+    except ArithmeticError:
+        engine.run()  # those that waited
+    errors = [request.error for request in made if request.error is not None]
+    assert errors
+    for error in errors:
+        assert isinstance(error, ArithmeticError)
+        assert "Raised by the drafter 'raising' in draftree.Merge." in error.__notes__
+    assert not other.live
+    assert trie.trie.live_requests == 0
+
+
+# ------------------------------------------------------------------------------- forced tokens
+
+
+def test_one_drafter_beside_forced_tokens_is_as_if_it_were_alone() -> None:
+    """Requests without a grammar pay nothing for a server's drafter that knows grammars."""
+    text = list(range(3, 40)) * 2
+    for order in (lambda trie: [trie, GrammarDrafter()], lambda trie: [GrammarDrafter(), trie]):
+        alone, beside = Lookahead(), Lookahead()
+        merged = Merge(order(beside))
+        for drafter in (alone, merged):
+            drafter.begin(context(0, text))
+        one, two = (drafter.draft([context(0, text)], [5]) for drafter in (alone, merged))
+        assert one.sizes == two.sizes == (6,)
+        assert list(nodes(one)) == list(nodes(two))
+        assert torch.equal(one.logp, two.logp)
+        assert {merged.source_name(int(mask)) for mask in two.source[0, 1:]} == {"lookahead"}
+        assert not any(calibration._waiting for calibration in merged.votes.calibrations)
+
+
+def test_a_chain_that_nobody_believes_in_has_a_probability_all_the_same() -> None:
+    """128 draft tokens of next to no probability each: their product is smaller than any float."""
+    votes, request = Votes(1), context(1, [1, 2, 3])
+    votes.calibrations[0].worth = lambda tree, requests: np.zeros((1, tree.width))  # type: ignore[method-assign]
+    chain = from_arrays(range(128), range(-1, 127), root=3)
+    joined = votes.join([request], [chain], [128])
+    assert joined.width == 129
+    assert joined.logp.isfinite().all()

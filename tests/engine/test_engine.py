@@ -1,0 +1,384 @@
+"""The engine: requests join, queue, leave and are cancelled between steps, and each says what it says alone."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from drafters_for_tests import InModel, RandomTree
+from generate_driver import prompts
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
+from zoo import build
+
+from draftree.drafting import Drafter, Lookahead, PromptLookup
+from draftree.engine import Emitted, Engine, Request, RunStats, SamplingParams, State, generate
+from draftree.engine import engine as engine_module
+from draftree.shaping import DynamicTree, Fixed, shape_for
+
+PROMPTS = prompts((5, 17, 9, 30, 1, 12), seed=6)
+KINDS = ("greedy", "sampled", "processed")
+
+
+def rules(kind: str, number: int, new: int = 18) -> SamplingParams:
+    """Fresh rules of a kind; ids that the tiny llama likes end some texts early."""
+    if kind == "greedy":
+        return SamplingParams(max_new_tokens=new, eos_token_ids=(2, 60))
+    if kind == "sampled":
+        processors = LogitsProcessorList([TemperatureLogitsWarper(0.8)])
+        return SamplingParams(max_new_tokens=new, eos_token_ids=(2,), sample=True, seed=number, processors=processors)
+    return SamplingParams(max_new_tokens=new, processors=LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.4)]))
+
+
+@functools.cache
+def alone(name: str, number: int, kind: str) -> tuple[int, ...]:
+    """What the plain engine says to prompt `number`."""
+    engine = Engine(build(name))
+    request = engine.add(PROMPTS[number], rules(kind, number))
+    engine.run()
+    assert request.error is None
+    return tuple(request.tokens)
+
+
+def known(name: str) -> dict[tuple[int, ...], tuple[int, ...]]:
+    return {tuple(p): alone(name, i, "greedy") for i, p in enumerate(PROMPTS)}
+
+
+def drafter_of(kind: str, name: str) -> Drafter:
+    if kind == "in-model":
+        return InModel(known(name), seed=4)
+    if kind == "lookahead":
+        return Lookahead(decoding_length=16, branch_length=5)
+    return RandomTree(known(name), seed=5)
+
+
+def check(request: Request, name: str, number: int, kind: str) -> None:
+    assert request.error is None
+    assert request.state is State.FINISHED
+    expected = alone(name, number, kind)
+    if request.finish_reason == "cancelled":
+        assert tuple(request.tokens) == expected[: len(request.tokens)]
+    else:
+        assert tuple(request.tokens) == expected
+    assert request.context.tokens == PROMPTS[number] + request.tokens
+
+
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(0, 5), st.sampled_from(KINDS)),
+        st.tuples(st.just("step"), st.integers(1, 4), st.none()),
+        st.tuples(st.just("cancel"), st.integers(0, 9), st.none()),
+    ),
+    min_size=4,
+    max_size=24,
+)
+
+
+def play(name: str, drafter: Drafter, slots: int, script: list[Any], runner: str = "auto") -> None:
+    engine = Engine(build(name), drafter=drafter, shape=Fixed(8), slots=slots, runner=runner)
+    made: list[tuple[Request, int, str]] = []
+    for what, number, kind in script:
+        if what == "add":
+            made.append((engine.add(PROMPTS[number], rules(kind, number)), number, kind))
+        elif what == "step":
+            for _ in range(number):
+                engine.step()
+                assert len(engine.running) <= slots
+                assert all(r.state is State.RUNNING for r in engine.running)
+        elif made:
+            engine.cancel(made[number % len(made)][0])
+    engine.run()
+    for request, number, kind in made:
+        check(request, name, number, kind)
+    assert engine.cache.lengths == [0] * slots
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(events, st.integers(1, 4), st.sampled_from(["random", "lookahead", "in-model"]))
+def test_any_schedule(script: list[Any], slots: int, kind: str) -> None:
+    drafter = drafter_of(kind, "llama")
+    play("llama", drafter, slots, script, "cpu" if len(script) % 2 else "hooked")
+    if isinstance(drafter, RandomTree):
+        assert not drafter.live
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma3", "gpt2", "bloom", "mpt", "deepseek_v3", "llama-dynamic"])
+def test_any_schedule_in_any_family(name: str) -> None:
+    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(events, st.integers(1, 4), st.sampled_from(["random", "lookahead", "in-model"]))
+    def body(script: list[Any], slots: int, kind: str) -> None:
+        play(name, drafter_of(kind, name), slots, script)
+
+    body()
+
+
+def test_more_requests_than_slots_wait_in_order() -> None:
+    engine = Engine(build("llama"), drafter=drafter_of("random", "llama"), shape=Fixed(8), slots=2)
+    made = [engine.add(PROMPTS[n], rules("greedy", n)) for n in range(6)]
+    engine.step()
+    assert [r.state for r in made[:3]] == [State.RUNNING, State.RUNNING, State.WAITING]
+    started: list[int] = []
+    while engine.busy:
+        engine.step()
+        started += [r.id for r in made if r.output and r.id not in started]
+    assert started == [r.id for r in made]
+    for n, request in enumerate(made):
+        check(request, "llama", n, "greedy")
+
+
+def test_cancel_from_a_callback() -> None:
+    """The slots must not move while a step is under way."""
+    engine = Engine(build("llama"), drafter=drafter_of("random", "llama"), shape=Fixed(8), slots=4)
+    made: list[Request] = []
+
+    def stop_others(emitted: Emitted) -> None:
+        if len(made[1].output) == 3:
+            engine.cancel(made[0])
+            engine.cancel(made[1])
+            engine.cancel(made[4])
+
+    for n in range(5):
+        made.append(engine.add(PROMPTS[n], rules("processed", n), on_token=stop_others if n == 1 else None))
+    engine.run()
+    assert [r.finish_reason for r in made] == ["cancelled", "cancelled", "length", "length", "cancelled"]
+    assert len(made[1].output) == 3
+    assert made[4].output == []
+    for n, request in enumerate(made):
+        check(request, "llama", n, "processed")
+
+
+def test_add_from_a_callback() -> None:
+    engine = Engine(build("llama"), drafter=drafter_of("random", "llama"), shape=Fixed(8), slots=2)
+    made: list[Request] = []
+
+    def more(emitted: Emitted) -> None:
+        if len(made) < 4:
+            n = len(made)
+            made.append(engine.add(PROMPTS[n], rules("greedy", n)))
+
+    made.append(engine.add(PROMPTS[0], rules("greedy", 0), on_token=more))
+    engine.run()
+    assert len(made) == 4
+    for n, request in enumerate(made):
+        check(request, "llama", n, "greedy")
+
+
+def test_streams_advance_together() -> None:
+    engine = Engine(build("llama"), drafter=drafter_of("random", "llama"), shape=Fixed(8), slots=2)
+    made = [engine.add(PROMPTS[n], rules("greedy", n)) for n in range(3)]
+    got = [e.token for e in engine.stream(made[2])]
+    assert tuple(got) == alone("llama", 2, "greedy")
+    assert len(made[0].output) > 0
+    engine.run()
+    for n, request in enumerate(made):
+        check(request, "llama", n, "greedy")
+    assert [e.token for e in engine.stream(made[0])] == made[0].tokens
+
+
+def test_a_request_may_decline_drafts() -> None:
+    engine = Engine(build("llama"), drafter=drafter_of("random", "llama"), shape=Fixed(8))
+    plain = SamplingParams(max_new_tokens=18, eos_token_ids=(2, 60), drafting=False)
+    requests = [engine.add(PROMPTS[0], plain), engine.add(PROMPTS[0], rules("greedy", 0))]
+    engine.run()
+    for request in requests:
+        check(request, "llama", 0, "greedy")
+    assert requests[0].stats.drafted == 0 < requests[1].stats.drafted
+
+
+@pytest.mark.parametrize("runner", ["cpu", "hooked"])
+@pytest.mark.parametrize("kind", ["random", "in-model"])
+def test_two_engines_on_one_model(runner: str, kind: str) -> None:
+    model = build("llama")
+    engines = [
+        Engine(model, drafter=drafter_of(kind, "llama"), shape=Fixed(8), slots=2, runner=runner) for _ in range(2)
+    ]
+    made = [engines[n % 2].add(PROMPTS[n], rules("greedy", n)) for n in range(6)]
+    while any(engine.busy for engine in engines):
+        for engine in engines:
+            engine.step()
+    for n, request in enumerate(made):
+        check(request, "llama", n, "greedy")
+
+
+@pytest.mark.parametrize("runner", ["cpu", "hooked"])
+def test_two_threads_share_a_drafter(runner: str) -> None:
+    """Each thread has its engine; the trie has one lock, hooks on the model another."""
+    expected = {n: alone("llama", n, "greedy") for n in range(6)}
+    shared = Lookahead(decoding_length=16, branch_length=5)
+    failed: list[BaseException] = []
+
+    def work(own: Drafter) -> None:
+        try:
+            for _ in range(4):
+                engine = Engine(build("llama"), drafter=own, shape=Fixed(8), slots=3, runner=runner)
+                made = [engine.add(PROMPTS[n], rules("greedy", n)) for n in range(6)]
+                engine.run()
+                for n, request in enumerate(made):
+                    assert tuple(request.tokens) == expected[n]
+        except BaseException as error:
+            failed.append(error)
+
+    others: list[Drafter] = [InModel(known("llama"), seed=1)] if runner == "hooked" else []
+    threads = [threading.Thread(target=work, args=(d,)) for d in [shared, shared, *others]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert shared.trie.live_requests == 0
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 16])
+@pytest.mark.parametrize("kind", ["random", "in-model", "lookahead"])
+def test_prompts_in_pieces(chunk: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [alone("llama", n, "greedy") for n in range(6)]  # before the pieces get small
+    references = drafter_of(kind, "llama")
+    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", chunk)
+    for slots in (1, 4):
+        engine = Engine(build("llama"), drafter=references, shape=Fixed(8), slots=slots)
+        made = [engine.add(PROMPTS[n], rules("greedy", n)) for n in range(6)]
+        engine.run()
+        assert [tuple(r.tokens) for r in made] == expected
+
+
+def test_the_time_of_a_prompt_in_pieces_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", 4)
+    ticks = itertools.count()
+    engine = Engine(build("llama"), clock=lambda: float(next(ticks)))
+    request = engine.add(list(range(3, 17)), SamplingParams(max_new_tokens=1))
+    engine.run()
+    assert request.stats.steps == 1
+    assert request.stats.seconds["verify"] == 1 + 3  # a tick for the step's pass, and one for each piece before it
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gpt2", "bloom", "llama-dynamic"])
+def test_prompts_in_pieces_in_other_families(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [alone(name, n, "greedy") for n in range(6)]
+    drafter = drafter_of("random", name)
+    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", 4)
+    engine = Engine(build(name), drafter=drafter, shape=Fixed(8), slots=3)
+    made = [engine.add(PROMPTS[n], rules("greedy", n)) for n in range(6)]
+    engine.run()
+    assert [tuple(r.tokens) for r in made] == expected
+
+
+@pytest.mark.parametrize("make", [Lookahead, PromptLookup, lambda: InModel({})])
+def test_the_drafter_keeps_nothing_of_finished_requests(make: Any) -> None:
+    drafter = make()
+    engine = Engine(build("llama"), drafter=drafter, slots=2, shape=Fixed(4))
+    made = [engine.add(PROMPTS[n], rules("greedy", n)) for n in range(5)]
+    engine.step()
+    engine.cancel(made[0])
+    engine.cancel(made[4])
+    engine.run()
+    if isinstance(drafter, Lookahead):
+        assert drafter.trie.live_requests == 0
+    elif isinstance(drafter, PromptLookup):
+        assert drafter._seen == {}
+    else:
+        assert drafter.live == {} == drafter.hidden == drafter.own_predictions
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("kind", ["random", "in-model"])
+def test_statistics_add_up(slots: int, kind: str) -> None:
+    engine = Engine(build("llama"), drafter=drafter_of(kind, "llama"), shape=Fixed(8), slots=slots)
+    made = [engine.add(PROMPTS[n], rules(k, n)) for n in range(6) for k in KINDS]
+    engine.run()
+    for request in made:
+        stats = request.stats
+        last_was_drafted = request.output[-1].source is not None
+        assert stats.emitted == len(request.output) == stats.steps + stats.accepted - last_was_drafted
+        assert sum(stats.accepted_by_depth) == stats.accepted == sum(e.source is not None for e in request.output)
+        assert stats.accepted_by_depth == sorted(stats.accepted_by_depth, reverse=True)
+        assert sum(stats.accepted_by_source.values()) == stats.accepted <= stats.drafted
+        assert set(stats.accepted_by_source) <= {f"random/{bits}" for bits in (1, 2, 3)}
+        assert all(spent >= 0 for spent in stats.seconds.values())
+        assert stats.acceptance_length == 1 + stats.accepted / stats.steps
+    run = RunStats([request.stats for request in made])
+    assert run.total.accepted == sum(r.stats.accepted for r in made) > 20
+    assert run.total.drafted > run.total.accepted
+    assert run.total.emitted == sum(len(r.output) for r in made)
+
+
+def test_the_summary_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    ids = torch.tensor([PROMPTS[1]])
+    out = generate(build("llama"), ids, drafter=drafter_of("random", "llama"), shape=Fixed(8), max_new_tokens=18)
+    text = out.stats.summary()
+    assert capsys.readouterr().out == text
+    total = out.stats.total
+    assert f"{total.accepted} / {total.drafted}" in text
+    assert "random/" in text
+    assert str(total.as_dict()["acceptance_length"])[:4] in text
+
+
+def test_rejecting_everything_is_plain_decoding() -> None:
+    drafter = drafter_of("random", "llama")
+    engine = Engine(build("llama"), drafter=drafter, shape=Fixed(8), reject_drafts=True)
+    made = [engine.add(PROMPTS[n], rules(k, n)) for n in range(3) for k in KINDS]
+    engine.run()
+    for (n, kind), request in zip([(n, k) for n in range(3) for k in KINDS], made, strict=True):
+        check(request, "llama", n, kind)
+        assert request.stats.accepted == 0 < request.stats.drafted
+
+
+def test_one_drafter_learns_over_calls() -> None:
+    drafter = Lookahead()
+    ids = torch.tensor([PROMPTS[1]])
+    cold = generate(build("llama"), ids, drafter=drafter, shape=Fixed(16), max_new_tokens=18)
+    warm = generate(build("llama"), ids, drafter=drafter, shape=Fixed(16), max_new_tokens=18)
+    assert torch.equal(cold.sequences, warm.sequences)
+    assert warm.stats.total.steps < cold.stats.total.steps
+    assert isinstance(shape_for(drafter), DynamicTree)  # a shape that was given is that of its call
+
+
+@pytest.mark.parametrize("options", [{"node_budget": -1}, {"logprobs": -1}], ids=str)
+def test_rules_without_sense_are_refused_when_they_are_made(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=rf"{next(iter(options))} is -1"):
+        SamplingParams(**options)
+
+
+def test_what_an_encoder_reads_is_checked_before_the_request_waits() -> None:
+    engine = Engine(build("t5"))
+    with pytest.raises(ValueError, match="has an encoder"):
+        engine.add([0], max_new_tokens=4)
+    with pytest.raises(ValueError, match="vocabulary"):
+        engine.add([0], max_new_tokens=4, encoder_input=torch.tensor([5, 100_000]))
+    with pytest.raises(TypeError, match="encoder_input is a list: pass a tensor"):
+        engine.add([0], max_new_tokens=4, encoder_input=[5, 6])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no encoder"):
+        Engine(build("llama")).add([5, 9], max_new_tokens=4, encoder_input=torch.tensor([5]))
+
+
+def test_processors_count_from_the_padded_prompt_that_they_see() -> None:
+    model, padded = build("llama"), torch.tensor([[0, 0, 0, 0, 0, 0, 0, 0, 5, 6]])
+    engine = Engine(model)
+    options = {"min_new_tokens": 8, "max_new_tokens": 9, "eos_token_id": list(range(2, 90))}
+    request = engine.add([5, 6], padded_prompt=padded, **options)
+    engine.run()
+    assert len(request.tokens) >= 8
+
+
+def test_numbers_of_numpy_are_token_ids() -> None:
+    model, ids = build("llama"), np.array([5, 9, 3])
+    engine = Engine(model)
+    request = engine.add(ids, max_new_tokens=4)
+    engine.run()
+    assert request.tokens == generate(model, torch.tensor([[5, 9, 3]]), max_new_tokens=4).sequences[0, 3:].tolist()
+
+
+def test_an_eos_below_zero_is_none() -> None:
+    model = copy.deepcopy(build("llama"))
+    model.generation_config.eos_token_id = -1
+    ids = torch.tensor([[5, 9, 3]])
+    plain = generate(model, ids, max_new_tokens=8)
+    drafted = generate(model, ids, drafter=Lookahead(), max_new_tokens=8)
+    assert torch.equal(plain.sequences, drafted.sequences)

@@ -1,0 +1,226 @@
+"""Options together, from arguments and configs: ids are Hugging Face's by both doors, greedy and sampled."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from drafters_for_tests import RandomTree
+from few import crossed
+from generate_driver import LENGTHS, NEW, hf, left_pad, prompts, references_of, same
+from torch import Tensor
+from transformers import GenerationConfig, StoppingCriteriaList
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
+from zoo import MEMBERS, build, construct
+
+from draftree.drafting import Lookahead
+from draftree.engine import Engine, SamplingParams, generate
+from draftree.integrations import custom_generate
+from draftree.shaping import Fixed
+
+SEED = 21
+SPOKEN = [61, 32, 45, 34]  # some of what the model says first to the prompt of these tests, option or none
+COMBINED: dict[str, dict[str, Any]] = {
+    "min_new_tokens over min_length": {"min_length": 40, "min_new_tokens": 3, "eos_token_id": [32]},
+    "min_new_tokens of 0 over min_length": {"min_length": 40, "min_new_tokens": 0, "eos_token_id": [32]},
+    "top_p of 0": {"top_p": 0.0},
+    "top_p of 1": {"top_p": 1, "top_k": 0},
+    "warpers": {"temperature": 1.4, "min_p": 0.05, "typical_p": 0.9, "epsilon_cutoff": 0.01, "eta_cutoff": 0.01},
+    "renormalized": {"typical_p": 0.5, "renormalize_logits": True, "top_k": 0, "sequence_bias": {(7,): 3.0}},
+    "penalties": {"temperature": 0.8, "min_p": 0.05, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    "bad words": {"bad_words_ids": [[61], [32, 45]], "no_repeat_ngram_size": 3, "eos_token_id": 34},
+    "suppressed": {"suppress_tokens": SPOKEN[1:3], "begin_suppress_tokens": SPOKEN[:1], "remove_invalid_values": True},
+    "forced ends": {"forced_eos_token_id": [9, 10], "max_new_tokens": 11, "min_new_tokens": 2},
+    "ends and padding": {"eos_token_id": [32, 34], "pad_token_id": 33},
+    "an end in a tensor": {"eos_token_id": torch.tensor(32)},
+    "an end that is none": {"eos_token_id": -1},
+    "decay": {"exponential_decay_length_penalty": (2, 1.7), "eos_token_id": [2, 61], "temperature": 1.3},
+    "no such word": {"sequence_bias": {(61, 32): float("-inf"), (9,): 2.0}, "remove_invalid_values": True},
+    "config": {"config": {"temperature": 0.7, "top_k": 5, "repetition_penalty": 1.2}},
+    "config and arguments": {"config": {"max_new_tokens": 9, "top_k": 5}, "max_new_tokens": 15, "top_k": 12},
+    "ends of config and argument": {"config": {"eos_token_id": 32}, "eos_token_id": 34},
+    "None over a config": {"config": {"no_repeat_ngram_size": 2}, "no_repeat_ngram_size": None},
+    "lengths": {"config": {"max_length": 30}},
+    "lengths of both kinds": {"max_length": 37, "max_new_tokens": 7},
+    "the model's ends": {"model": {"eos_token_id": [34]}},
+    "the model's draw": {"model": {"temperature": 0.6, "top_k": 7, "repetition_penalty": 1.4}},
+    "the model's minimum": {"model": {"min_length": 30, "eos_token_id": 32}},
+    "the model's minimum and an argument": {"model": {"min_length": 40, "eos_token_id": 32}, "min_new_tokens": 2},
+}
+
+
+def own(model: Any, ids: Tensor, mask: Tensor, drafter: RandomTree, seed: int, options: dict[str, Any]) -> Tensor:
+    return generate(model, ids, mask, drafter=drafter, shape=Fixed(16), seed=seed, **options).sequences
+
+
+def theirs(model: Any, ids: Tensor, mask: Tensor, drafter: RandomTree, seed: int, options: dict[str, Any]) -> Tensor:
+    torch.manual_seed(seed)
+    loop = custom_generate(drafter, shape=Fixed(16))
+    text: Tensor = model.generate(ids, attention_mask=mask, custom_generate=loop, **options)
+    return text
+
+
+@pytest.mark.parametrize(("door", "how", "name"), crossed([own, theirs], ["greedy", "batch", "sampled"], COMBINED))
+def test_combined(name: str, how: str, door: Callable[..., Tensor]) -> None:
+    options = dict(COMBINED[name])
+    model = build("llama")
+    if "model" in options:
+        model = copy.deepcopy(model)
+        model.generation_config.update(**options.pop("model"))
+    options = {"do_sample": how == "sampled"} | options
+    if "config" in options:
+        usual = {} if "max_length" in options["config"] else {"max_new_tokens": NEW}
+        options["generation_config"] = GenerationConfig(**usual | options.pop("config"))
+    else:
+        options = {"max_new_tokens": NEW} | options
+    rows = prompts(LENGTHS if how == "batch" else LENGTHS[:1])
+    ids, mask = left_pad(rows)
+    torch.manual_seed(SEED)
+    expected = model.generate(ids, attention_mask=mask, **options)
+    for trees in range(2):
+        drafter = RandomTree(references_of(rows, expected), trees)
+        same(door(model, ids, mask, drafter, SEED, options), expected, f"trees {trees}")
+
+
+SEEDS = {
+    "unsigned": 2**64 - 1,
+    "signed": -(2**63),
+    "negative": -1,
+    "tensor": torch.tensor(7),
+    "one element": torch.tensor([2**62]),
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS.values(), ids=SEEDS)
+def test_seeds(seed: Any) -> None:
+    """Also of the later requests of a batch and of an engine."""
+    model, rows = build("llama"), prompts()
+    ids, mask = left_pad(rows)
+    options = {"do_sample": True, "max_new_tokens": NEW}
+    together = generate(model, ids, mask, drafter=RandomTree({}, 1), shape=Fixed(8), seed=seed, **options).sequences
+    loop = custom_generate(RandomTree({}, 1), shape=Fixed(8), seed=seed)
+    same(model.generate(ids, attention_mask=mask, custom_generate=loop, **options), together)
+    for b, row in enumerate(rows):
+        number = (int(seed) + b) % 2**64
+        alone = hf(model, torch.tensor([row]), seed=number, do_sample=True)[:, len(row) :]
+        same(together[b : b + 1, ids.shape[1] :][:, : alone.shape[1]], alone, f"row {b}")
+    engine = Engine(model)
+    first, same_seed = (engine.add(rows[0], SamplingParams(NEW, sample=True, seed=s)) for s in (seed, int(seed)))
+    engine.run()
+    assert first.tokens == same_seed.tokens
+
+
+@pytest.mark.parametrize("door", [own, theirs])
+@pytest.mark.parametrize(
+    "length",
+    [
+        {"max_new_tokens": np.int64(5)},
+        {"max_new_tokens": torch.tensor(5)},
+        {"max_length": np.int64(LENGTHS[0] + 5)},
+        {"generation_config": GenerationConfig(max_new_tokens=np.int32(5))},
+        {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(np.int64(LENGTHS[0] + 5))])},
+    ],
+    ids="-".join,
+)
+def test_lengths_in_whole_numbers_of_other_kinds(length: dict[str, Any], door: Callable[..., Tensor]) -> None:
+    ids = torch.tensor(prompts(LENGTHS[:1]))
+    expected = hf(build("llama"), ids, max_new_tokens=5)
+    options = {"do_sample": False} | length
+    same(door(build("llama"), ids, torch.ones_like(ids), RandomTree({}), SEED, options), expected)
+
+
+def test_decay_without_ends_has_no_effect() -> None:
+    ids = torch.tensor(prompts(LENGTHS[:1]))
+    options: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": [], "exponential_decay_length_penalty": (3, 1.5)}
+    same(generate(build("llama"), ids, **options).sequences, hf(build("llama"), ids, **options))
+
+
+def test_requests_do_not_count_down_what_they_are_given() -> None:
+    five, two = torch.tensor(5), torch.tensor(2)
+    with Engine(build("llama"), slots=np.int64(1), capacity=torch.tensor(64)) as engine:
+        requests = [engine.add([5, 6, 7], max_new_tokens=five, eos_token_id=[]) for _ in range(2)]
+        requests.append(engine.add([5, 6, 7], SamplingParams(five, logprobs=two, node_budget=two)))  # type: ignore[arg-type]
+        engine.run()
+    assert [len(request.tokens) for request in requests] == [5] * 3
+    assert five == 5
+
+
+@pytest.mark.parametrize("door", [own, theirs])
+@pytest.mark.parametrize("pad", [None, 7, torch.tensor([7])], ids=["first end", "pad", "pad in a tensor"])
+def test_criteria_end_texts_and_the_config_fills_them(pad: Any, door: Callable[..., Tensor]) -> None:
+    model = copy.deepcopy(build("llama"))
+    model.generation_config.pad_token_id = None
+    rows = prompts()
+    ids, mask = left_pad(rows)
+    criteria = StoppingCriteriaList([EosTokenCriteria(SPOKEN[:1])])
+    options = {"max_new_tokens": 10, "do_sample": False, "stopping_criteria": criteria, "pad_token_id": pad}
+    expected = model.generate(ids, attention_mask=mask, **options)
+    filled = 2 if pad is None else 7
+    assert expected[0, ids.shape[1] :].tolist() == [SPOKEN[0], *[filled] * 9]
+    same(door(model, ids, mask, RandomTree(references_of(rows, expected), 1), SEED, options), expected)
+
+
+def test_a_pad_token_that_ends_texts_by_a_criterion_alone_is_padding() -> None:
+    """In a prompt without a mask."""
+    ids = torch.tensor([[7, 7, *prompts(LENGTHS[1:2])[0]]])
+    criteria = StoppingCriteriaList([EosTokenCriteria([7])])
+    options = {"max_new_tokens": 10, "do_sample": False, "stopping_criteria": criteria, "pad_token_id": 7}
+    expected = build("llama").generate(ids, **options)
+    assert not torch.equal(expected, build("llama").generate(ids, attention_mask=torch.ones_like(ids), **options))
+    same(generate(build("llama"), ids, **options).sequences, expected)
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("stops", [["the"], [" of", "."], "e", ["zzzz"]])
+def test_stop_strings_inside_their_loop(demo: Any, stops: Any, sample: bool) -> None:
+    """The tokenizer that Hugging Face drops is given to `custom_generate`."""
+    model, tokenizer = demo
+    ids = tokenizer("The restaurant serves", return_tensors="pt").input_ids
+    options = {"max_new_tokens": 40, "do_sample": sample, "stop_strings": stops}
+    free = hf(model, ids, seed=SEED, max_new_tokens=40, do_sample=sample)
+    expected = hf(model, ids, seed=SEED, tokenizer=tokenizer, **options)
+    references = {tuple(ids[0].tolist()): free[0, ids.shape[1] :].tolist()}
+    for passed in ({}, {"tokenizer": tokenizer}):
+        torch.manual_seed(SEED)
+        loop = custom_generate(RandomTree(references, 1), shape=Fixed(16), tokenizer=tokenizer)
+        same(model.generate(ids, custom_generate=loop, **options, **passed), expected)
+    with pytest.raises(ValueError, match=r"give it to draftree.custom_generate\(tokenizer=...\)") as raised:
+        model.generate(ids, custom_generate=custom_generate(), tokenizer=tokenizer, **options)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_stop_string_criterion_of_the_callers_wins_over_the_option(demo: Any, inside: bool) -> None:
+    model, tokenizer = demo
+    ids = tokenizer("The restaurant serves", return_tensors="pt").input_ids
+    criteria = StoppingCriteriaList([StopStringCriteria(tokenizer, ["food"])])
+    options = {"max_new_tokens": 30, "do_sample": False, "stop_strings": ["French"], "stopping_criteria": criteria}
+    expected = model.generate(ids, tokenizer=tokenizer, **options)
+    assert tokenizer.decode(expected[0]) == "The restaurant serves French food"
+    if inside:
+        out = model.generate(ids, custom_generate=custom_generate(tokenizer=tokenizer), **options)
+    else:
+        out = generate(model, ids, tokenizer=tokenizer, **options).sequences
+    same(out, expected)
+
+
+def test_the_way_of_choosing_is_the_model_s_own_as_with_hugging_face() -> None:
+    """A swap of the call changes no way of choosing; a line says that tokens are drawn."""
+    model = construct(MEMBERS["llama"])
+    model.generation_config.do_sample = True
+    model.generation_config.temperature = 0.7
+    ids = torch.tensor(prompts()[:1])
+    torch.manual_seed(5)
+    expected = model.generate(ids, max_new_tokens=NEW)
+    with pytest.warns(UserWarning, match="draws tokens .do_sample=True., and so does draftree"):
+        drawn = generate(model, ids, drafter=Lookahead(), max_new_tokens=NEW, seed=5).sequences
+    same(drawn, expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        likeliest = generate(model, ids, max_new_tokens=NEW, do_sample=False).sequences
+    same(likeliest, hf(model, ids))

@@ -1,0 +1,335 @@
+"""Where texts end: EOS, stop strings, lengths, criteria and time cut inside accepted runs, as Hugging Face cuts."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from drafters_for_tests import RandomTree, References
+from generate_driver import LENGTHS, NEW, hf, left_pad, prompts, references_of, same
+from torch import Tensor
+from transformers import GenerationConfig, MaxLengthCriteria, StoppingCriteria, StoppingCriteriaList
+from zoo import build
+
+from draftree.drafting import PromptLookup
+from draftree.engine import Engine, SamplingParams, generate
+from draftree.engine.config import EngineConfig
+from draftree.integrations import custom_generate
+from draftree.shaping import Fixed
+
+MODEL = "llama"
+
+
+def ours(ids: Tensor, mask: Tensor | None, references: References, trees: int = 0, **options: Any) -> Any:
+    """With trees that know the text far beyond its end."""
+    options = {"max_new_tokens": NEW} | options
+    return generate(build(MODEL), ids, mask, drafter=RandomTree(references, trees), shape=Fixed(20), **options)
+
+
+def alone() -> tuple[Tensor, list[int], References]:
+    rows = prompts(LENGTHS[:1])
+    ids = torch.tensor(rows)
+    expected = hf(build(MODEL), ids, max_new_tokens=2 * NEW)
+    return ids, expected[0, ids.shape[1] :].tolist(), references_of(rows, expected)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 5, 9, 16])
+@pytest.mark.parametrize("sample", [False, True])
+def test_eos_inside_an_accepted_run(at: int, sample: bool) -> None:
+    rows = prompts(LENGTHS[:1])
+    ids = torch.tensor(rows)
+    options: dict[str, Any] = {"do_sample": sample}
+    seed = {"seed": 9} if sample else {}
+    free = hf(build(MODEL), ids, **seed, **options)
+    eos = [int(free[0, ids.shape[1] + at]), 96]
+    expected = hf(build(MODEL), ids, eos_token_id=eos, **seed, **options)
+    assert expected.shape[1] <= ids.shape[1] + at + 1
+    for tree_seed in range(4):
+        out = ours(ids, None, references_of(rows, free), tree_seed, eos_token_id=eos, **seed, **options)
+        same(out.sequences, expected, f"trees {tree_seed}")
+        total = out.stats.total
+        assert total.emitted == expected.shape[1] - ids.shape[1]
+        assert total.emitted <= total.steps + total.accepted
+
+
+@pytest.mark.parametrize("pad", [None, 7])
+def test_rows_of_a_batch_end_at_their_own_eos(pad: int | None) -> None:
+    rows = prompts()
+    ids, mask = left_pad(rows)
+    free = hf(build(MODEL), ids, mask)
+    eos = [int(free[0, ids.shape[1] + 9]), int(free[1, ids.shape[1] + 3])]
+    expected = hf(build(MODEL), ids, mask, eos_token_id=eos, pad_token_id=pad)
+    ends = {int(torch.isin(row, torch.tensor(eos)).float().argmax()) for row in expected[:, ids.shape[1] :]}
+    assert len(ends) > 1
+    for seed in range(4):
+        out = ours(ids, mask, references_of(rows, free), seed, eos_token_id=eos, pad_token_id=pad)
+        same(out.sequences, expected, f"trees {seed}")
+
+
+def test_no_eos_at_all() -> None:
+    rows = prompts(LENGTHS[:1])
+    ids = torch.tensor(rows)
+    free = hf(build(MODEL), ids, eos_token_id=None, max_new_tokens=60)
+    out = ours(ids, None, references_of(rows, free), eos_token_id=[], max_new_tokens=60)
+    assert out.sequences.shape[1] == ids.shape[1] + 60
+    assert 2 in free[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("new", [1, 2, 3, 7])
+def test_the_length_cuts_an_accepted_run(new: int) -> None:
+    ids, answer, references = alone()
+    for seed in range(4):
+        out = ours(ids, None, references, seed, max_new_tokens=new)
+        assert out.sequences[0, ids.shape[1] :].tolist() == answer[:new]
+        length = ids.shape[1] + new
+        out = ours(ids, None, references, seed, max_new_tokens=None, max_length=length)
+        assert out.sequences[0, ids.shape[1] :].tolist() == answer[:new]
+
+
+def test_lengths_from_configs() -> None:
+    ids, answer, references = alone()
+    length = ids.shape[1] + 6
+    for config in (GenerationConfig(max_new_tokens=6), GenerationConfig(max_length=length)):
+        out = ours(ids, None, references, max_new_tokens=None, generation_config=config)
+        assert out.sequences[0, ids.shape[1] :].tolist() == answer[:6]
+    out = ours(ids, None, references, max_new_tokens=4, generation_config=GenerationConfig(max_new_tokens=6))
+    assert out.sequences[0, ids.shape[1] :].tolist() == answer[:4]
+    out = ours(ids, None, references, max_new_tokens=4, max_length=length)  # as in Hugging Face
+    assert out.sequences[0, ids.shape[1] :].tolist() == answer[:4]
+
+
+def test_a_padded_batch_counts_padding_into_max_length() -> None:
+    rows = prompts()
+    ids, mask = left_pad(rows)
+    expected = hf(build(MODEL), ids, mask, max_new_tokens=None, max_length=25)
+    out = ours(ids, mask, references_of(rows, expected), max_new_tokens=None, max_length=25)
+    same(out.sequences, expected)
+
+
+@pytest.mark.parametrize("longer", [{}, {"max_new_tokens": 3}, {"max_length": 40}, {"forced_eos_token_id": 5}], ids=str)
+def test_a_length_among_the_criteria_wins(longer: dict[str, Any]) -> None:
+    ids, mask = left_pad(prompts())
+    criteria = StoppingCriteriaList([MaxLengthCriteria(ids.shape[1] + 5)])
+    options: dict[str, Any] = {"max_new_tokens": NEW} | longer
+    if "max_length" in longer:
+        del options["max_new_tokens"]
+    options |= {"do_sample": False, "stopping_criteria": criteria}
+    expected = build(MODEL).generate(ids, attention_mask=mask, **options)
+    assert expected.shape[1] == ids.shape[1] + 5
+    same(generate(build(MODEL), ids, mask, drafter=PromptLookup(), **options).sequences, expected)
+    with Engine(build(MODEL)) as engine:
+        request = engine.add(prompts()[0], **options)
+        engine.run()
+    assert (len(request.tokens), request.finish_reason) == (5, "length")
+
+
+@pytest.mark.parametrize("length", [1, LENGTHS[0]])
+def test_a_length_among_the_criteria_that_the_prompt_fills_leaves_one_token(length: int) -> None:
+    ids, mask = left_pad(prompts())
+    options: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
+    options["stopping_criteria"] = StoppingCriteriaList([MaxLengthCriteria(length)])
+    expected = build(MODEL).generate(ids, attention_mask=mask, **options)
+    assert expected.shape[1] == ids.shape[1] + 1
+    same(generate(build(MODEL), ids, mask, **options).sequences, expected)
+    same(build(MODEL).generate(ids, attention_mask=mask, custom_generate=custom_generate(), **options), expected)
+
+
+class Noted(StoppingCriteria):
+    """Stops each row whose last two ids add up to a multiple of `n`; notes every prefix it is shown."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.seen: list[list[int]] = []
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        self.seen += input_ids.tolist()
+        return input_ids[:, -2:].sum(1) % self.n == 0
+
+
+def stops_at(n: int) -> Any:
+    """A function that stops all rows at its n-th call."""
+    calls = 0
+
+    def stop(input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return torch.full((len(input_ids),), calls >= n)
+
+    return stop
+
+
+class Holding(StoppingCriteria):
+    """Asks a function that it holds."""
+
+    def __init__(self, n: int) -> None:
+        self.held = stops_at(n)
+
+    def __call__(self, input_ids: Tensor, scores: Any, **options: Any) -> Any:
+        return self.held(input_ids, scores, **options)
+
+
+def test_the_length_that_counts_has_to_fit_the_context() -> None:
+    ids = torch.tensor(prompts(LENGTHS[:1]))
+    criteria = [MaxLengthCriteria(20)]
+    assert generate(build(MODEL), ids, max_new_tokens=10_000, stopping_criteria=criteria).sequences.shape[1] == 20
+
+
+@pytest.mark.parametrize("n", [5, 9, 1000])
+def test_criteria_are_asked_once_a_token_with_the_true_prefix(n: int) -> None:
+    rows = prompts(LENGTHS[:1])
+    ids = torch.tensor(rows)
+    free = hf(build(MODEL), ids)
+    theirs = Noted(n)
+    expected = hf(build(MODEL), ids, stopping_criteria=StoppingCriteriaList([theirs]))
+    for seed in range(4):
+        mine = Noted(n)
+        out = ours(ids, None, references_of(rows, free), seed, stopping_criteria=[mine])
+        same(out.sequences, expected, f"trees {seed}")
+        assert mine.seen == theirs.seen
+
+
+def test_criteria_in_a_batch() -> None:
+    rows = prompts()
+    ids, mask = left_pad(rows)
+    free = hf(build(MODEL), ids, mask)
+    expected = hf(build(MODEL), ids, mask, stopping_criteria=StoppingCriteriaList([Noted(6)]))
+    assert not torch.equal(free, expected)
+    out = ours(ids, mask, references_of(rows, free), stopping_criteria=StoppingCriteriaList([Noted(6)]))
+    same(out.sequences, expected)
+
+
+class Calls(StoppingCriteria):
+    """Keeps a state: ends a text at its sixth token, by counting calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        self.calls += 1
+        return torch.full((len(input_ids),), self.calls >= 6)
+
+
+class Tracker(StoppingCriteria):
+    """Keeps a state for each row of the batch, and ends when all rows have had a token that 3 divides."""
+
+    def __init__(self, count: int) -> None:
+        self.done = [False] * count
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
+        for b in range(len(self.done)):
+            self.done[b] = self.done[b] or int(input_ids[b, -1]) % 3 == 0
+        return torch.tensor(self.done)
+
+
+@pytest.mark.parametrize("criterion", [Calls, lambda: Tracker(len(LENGTHS))], ids=["calls", "tracker"])
+def test_criteria_with_a_state_are_each_rows_own(criterion: Any) -> None:
+    rows = prompts()
+    ids, mask = left_pad(rows)
+    free = hf(build(MODEL), ids, mask)
+    expected = hf(build(MODEL), ids, mask, stopping_criteria=StoppingCriteriaList([criterion()]))
+    assert not torch.equal(free, expected)
+    for seed in range(3):
+        same(ours(ids, mask, references_of(rows, free), seed, stopping_criteria=[criterion()]).sequences, expected)
+
+
+class Flag(StoppingCriteria):
+    """Cannot be copied, so that all rows see when it is set."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> bool:
+        if input_ids.shape[1] >= max(LENGTHS) + 4:
+            self.event.set()
+        return self.event.is_set()
+
+
+def test_a_criterion_that_cannot_be_copied_is_shared() -> None:
+    rows = prompts()
+    ids, mask = left_pad(rows)
+    out = generate(build(MODEL), ids, mask, max_new_tokens=NEW, stopping_criteria=[Flag()])
+    assert out.sequences.shape[1] <= ids.shape[1] + 5
+
+
+def test_max_time_ends_after_the_first_token() -> None:
+    ids, answer, references = alone()
+    out = ours(ids, None, references, max_time=1e-9)
+    assert out.sequences[0, ids.shape[1] :].tolist() == answer[:1]
+
+
+@pytest.mark.parametrize("stops", [["the"], [" of", "."], "e", ["zzzz"]])
+def test_stop_strings(demo: Any, stops: Any) -> None:
+    ids = demo.tokenizer("The restaurant serves", return_tensors="pt").input_ids
+    free = hf(demo.model, ids, max_new_tokens=40)
+    expected = hf(demo.model, ids, max_new_tokens=40, stop_strings=stops, tokenizer=demo.tokenizer)
+    references = {tuple(ids[0].tolist()): free[0, ids.shape[1] :].tolist()}
+    for seed in range(2):
+        out = generate(
+            demo.model,
+            ids,
+            drafter=RandomTree(references, seed),
+            shape=Fixed(16),
+            max_new_tokens=40,
+            stop_strings=stops,
+            tokenizer=demo.tokenizer,
+        )
+        same(out.sequences, expected, f"trees {seed}")
+
+
+@pytest.mark.parametrize("options", [{"do_sample": True, "seed": 9}, {"stopping_criteria": [Noted(1000)]}, {}])
+def test_a_length_that_no_memory_holds(options: dict[str, Any]) -> None:
+    """Of a model without a context limit: memory is taken for tokens that are there."""
+    ids = torch.tensor(prompts(LENGTHS[:1]))
+    free = generate(build("bloom"), ids, max_new_tokens=NEW, **options).sequences
+    options = options | {"eos_token_id": int(free[0, -1])}
+    expected = generate(build("bloom"), ids, max_new_tokens=NEW, **options).sequences
+    for new in (10**12, 10**30):
+        out = generate(build("bloom"), ids, drafter=PromptLookup(), max_new_tokens=new, **options)
+        same(out.sequences, expected, f"at most {new}")
+
+
+@pytest.mark.parametrize(("batch", "columns"), [(1, 1 << 15), (3, (1 << 15) // 3)])
+def test_the_cache_begins_no_larger_in_a_batch(batch: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+
+    class Noting(Engine):
+        def __init__(self, model: Any, config: EngineConfig) -> None:
+            begun.append((config.slots, config.capacity))
+            super().__init__(model, replace(config, capacity=64))
+
+    monkeypatch.setattr("draftree.engine.batch.Engine", Noting)
+    ids, mask = left_pad(prompts(LENGTHS[:batch]))
+    short = generate(build("bloom"), ids, mask, max_new_tokens=3).sequences
+    eos = short[:, -1].tolist()
+    generate(build("bloom"), ids, mask, max_new_tokens=10**9, eos_token_id=eos, stopping_criteria=[Noted(1)])
+    assert begun[1] == (batch, columns)
+
+
+def test_none_of_an_argument_of_generate_is_not_given() -> None:
+    model = copy.deepcopy(build(MODEL))
+    model.generation_config.max_new_tokens, model.generation_config.top_k = 5, 1
+    prompt = prompts(LENGTHS[:1])[0]
+    given = {"do_sample": True, "seed": 3, "max_new_tokens": None, "top_k": None}
+    request = Engine(model).add(prompt, **given)
+    assert (request.rules.max_new_tokens, len(request.rules.processors)) == (5, 1)
+
+
+def test_finish_reasons() -> None:
+    ids, answer, references = alone()
+    engine = Engine(build(MODEL), drafter=RandomTree(references), shape=Fixed(8))
+    prompt = ids[0].tolist()
+    reasons = []
+    for rules in (
+        SamplingParams(max_new_tokens=8),
+        SamplingParams(max_new_tokens=30, eos_token_ids=(answer[3],)),
+        SamplingParams(max_new_tokens=30, criteria=StoppingCriteriaList([Noted(1)])),
+        SamplingParams(max_new_tokens=1, eos_token_ids=(answer[0],)),
+    ):
+        request = engine.add(prompt, rules)
+        engine.run()
+        reasons.append(request.finish_reason)
+    assert reasons == ["length", "eos", "stop", "eos"]

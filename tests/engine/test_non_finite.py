@@ -1,0 +1,140 @@
+"""Infinities and what is no number, in weights or states, never change the text of anything that does not see them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from few import crossed
+from generate_driver import copy_of, left_pad, prompts
+
+import draftree
+from draftree.drafting import Drafter, RequestState
+from draftree.engine import Engine, SamplingParams, generate
+from draftree.engine.request import State
+from draftree.tree import TokenTree
+
+BROKEN = 7  # a token whose embedding is made non-finite
+NEW = 20
+NAN, INF = math.nan, math.inf
+RUNNERS = ["auto", "eager", "cuda_graphs", "hooked"]
+FAMILIES = {
+    "llama": RUNNERS,
+    "gemma2": ["auto", "hooked"],
+    "gpt2": ["auto"],
+    "t5": ["auto", "hooked"],
+    "bart": ["auto"],
+}
+CASES = [(family, runner) for family, runners in FAMILIES.items() for runner in runners]
+
+
+def broken(family: str, value: float) -> Any:
+    """A model with an embedding that is not finite, and which never writes that token by itself."""
+    model = copy_of(family)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if head.weight is embedding.weight:
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+        model.config.tie_word_embeddings = False
+    with torch.no_grad():
+        embedding.weight[BROKEN] = value
+        head.weight[BROKEN] = 0.0
+    return model
+
+
+class Poisonous(Drafter):
+    """Drafts the true continuation, and the broken token beside and below every token of it."""
+
+    max_nodes = 12
+
+    def __init__(self, truth: Sequence[Sequence[int]], logp: float = -1.0) -> None:
+        self.truth, self.logp = truth, logp
+
+    def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
+        trees = []
+        for request in requests:
+            known = next(row for row in self.truth if list(row[: len(request.tokens)]) == request.tokens)
+            coming = list(known[len(request.tokens) :])[:3]
+            paths = [[BROKEN, BROKEN], *([*coming[:i], BROKEN] for i in range(1, len(coming) + 1)), coming]
+            one = TokenTree.from_paths(request.tokens[-1], [path for path in paths if path])
+            trees.append(replace(one, logp=torch.where(one.depth > 0, self.logp, 0.0)))
+        return TokenTree.stack(trees)
+
+
+def rows_of(sequences: Any, mask: Any) -> list[list[int]]:
+    """Each row without its padding on the left."""
+    return [row[int((keep == 0).sum()) :] for row, keep in zip(sequences.tolist(), mask, strict=True)]
+
+
+@pytest.mark.parametrize("value", [NAN, INF])
+@pytest.mark.parametrize(("family", "runner"), CASES)
+def test_a_draft_token_that_is_not_finite_changes_no_other(family: str, runner: str, value: float) -> None:
+    model = broken(family, value)
+    ids, mask = left_pad([[t if t != BROKEN else 8 for t in prompt] for prompt in prompts()])
+    options = {"max_new_tokens": NEW, "runner": runner, "eos_token_id": None}
+    expected = generate(model, ids, mask, **options).sequences
+    assert not (expected[:, -NEW:] == BROKEN).any()
+    truth = expected.tolist() if model.config.is_encoder_decoder else rows_of(expected, mask)
+    out = generate(model, ids, mask, drafter=Poisonous(truth), shape=draftree.Fixed(12), **options)
+    assert out.sequences.tolist() == expected.tolist()
+    assert out.stats.total.accepted > 0
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_request_that_is_not_finite_changes_no_other(runner: str) -> None:
+    """Neither the one beside it nor the next one in its slot."""
+    model = broken("llama", NAN)
+    good = [3, 27, 94, 40, 63]
+
+    def answers(*asked: Sequence[int]) -> list[list[int]]:
+        engine = Engine(model, drafter=draftree.Lookahead(), slots=1 if len(asked) == 1 else 2, runner=runner)
+        requests = [engine.add(prompt, SamplingParams(max_new_tokens=NEW)) for prompt in asked]
+        engine.run()
+        return [request.tokens for request in requests]
+
+    (expected,) = answers(good)
+    assert answers(good, [*good, 5, BROKEN, 11, 12])[0] == expected
+    engine = Engine(model, drafter=draftree.Lookahead(), slots=1, runner=runner)
+    long = [*good, BROKEN, *range(20, 60)]
+    first, second = (engine.add(prompt, SamplingParams(max_new_tokens=NEW)) for prompt in (long, good))
+    engine.run()
+    assert first.state is State.FINISHED
+    assert second.tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "runner", "value"),
+    crossed(["bita", "hidden-transfer", "medusa"], ["auto", "eager", "hooked"], [NAN, INF, -INF]),
+)
+def test_a_drafter_whose_weights_are_not_finite_changes_no_text(method: str, runner: str, value: float) -> None:
+    model = copy_of("demo")
+    ids, mask = left_pad([prompt[:12] for prompt in prompts()])
+    expected = generate(model, ids, mask, max_new_tokens=NEW, runner=runner).sequences.tolist()
+    drafter = draftree.demo_drafter(method, model)
+    with torch.no_grad():
+        for weight in drafter.weights.parameters():
+            weight.view(-1)[:: max(weight.numel() // 7, 1)] = value
+    shape = draftree.Fixed(6)
+    for keep in (None, shape):
+        out = generate(model, ids, mask, drafter=drafter, shape=keep, max_new_tokens=NEW, runner=runner)
+        assert out.sequences.tolist() == expected
+
+
+@pytest.mark.parametrize(("logp", "shape"), crossed([NAN, INF, -INF], ["default", "fixed", "line", "product"]))
+def test_log_probabilities_that_are_none(logp: float, shape: str) -> None:
+    model = copy_of("demo")
+    ids, mask = left_pad([prompt[:12] for prompt in prompts()])
+    shapes = {
+        "default": None,
+        "fixed": draftree.Fixed(4),
+        "line": draftree.DynamicTree(cost="line"),
+        "product": draftree.DynamicTree(cost="line", acceptance="product"),
+    }
+    expected = generate(model, ids, mask, max_new_tokens=NEW).sequences
+    drafter: Any = Poisonous(rows_of(expected, mask), logp)
+    for one in (drafter, draftree.Merge([draftree.Lookahead(), drafter])):
+        out = generate(model, ids, mask, drafter=one, shape=shapes[shape], max_new_tokens=NEW)
+        assert out.sequences.tolist() == expected.tolist()

@@ -1,0 +1,241 @@
+"""Prompts read in chunks between the steps of others, and what free slots keep for prompts that begin alike."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from few import crossed
+
+import draftree
+from draftree.engine import Engine, SamplingParams
+from draftree.engine import engine as engine_module
+from draftree.engine.request import Request
+from draftree.engine.scheduler import reading_groups
+
+LONG, SHORT = 60, 12
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", 16)
+    monkeypatch.setattr(engine_module, "LEAST_CHUNK", 4)
+
+
+def prompt(seed: int, length: int, front: list[int] | None = None) -> list[int]:
+    rng = random.Random(seed)
+    return [*(front or []), *(rng.randrange(90) for _ in range(length))]
+
+
+def alone(model: Any, ids: list[int], new: int = 12) -> list[int]:
+    out = draftree.generate(model, torch.tensor([ids]), torch.ones(1, len(ids)), max_new_tokens=new, eos_token_id=[])
+    return out.sequences[0, len(ids) :].tolist()
+
+
+def test_a_long_prompt_stops_running_requests_for_one_chunk_a_step() -> None:
+    model = zoo.build("llama")
+    with Engine(model, slots=4) as engine:
+        first = engine.add(prompt(1, SHORT), SamplingParams(40))
+        engine.step()
+        late = engine.add(prompt(2, LONG), SamplingParams(12))
+        steps = 0
+        while not late.output:
+            before = len(first.output)
+            engine.step()
+            steps += 1
+            assert len(first.output) == before + 1  # it goes on in every step
+        assert steps == 4  # 59 rows by 16
+        engine.run()
+    assert first.tokens == alone(model, prompt(1, SHORT), 40)
+    assert late.tokens == alone(model, prompt(2, LONG))
+
+
+def test_a_short_prompt_overtakes_a_long_one() -> None:
+    model = zoo.build("llama")
+    with Engine(model, slots=4) as engine:
+        running = engine.add(prompt(1, SHORT), SamplingParams(40))
+        engine.step()
+        long = engine.add(prompt(2, LONG), SamplingParams(12))
+        engine.step()
+        short = engine.add(prompt(3, 5), SamplingParams(12))
+        engine.step()
+        assert short.output
+        assert not long.output
+        engine.run()
+    for request in (running, long, short):
+        ids = request.context.tokens[: request.context.prompt_length]
+        assert request.tokens == alone(model, ids, len(request.tokens))
+
+
+def test_rows_are_shared_by_arrival_and_what_is_left_goes_to_the_first() -> None:
+    with Engine(zoo.build("llama"), slots=4) as engine:
+        requests = [engine.add(prompt(i, length), SamplingParams(2)) for i, length in enumerate((41, 5, 41, 41))]
+        while engine.waiting:
+            engine._join(engine.waiting.popleft())
+        slots = engine.scheduler
+        assert slots.shares(16, 4) == [8, 4, 4, 0]  # half of what is left, and no less than four
+        assert slots.shares(100, 4) == [40, 4, 40, 14]
+        assert slots.shares(60, 4) == [37, 4, 13, 6]
+        assert slots.order([8, 4, 4, 0]) == (1, [4, 8, 4, 0])
+        assert engine.running == [requests[1], requests[0], *requests[2:]]
+        engine.run()
+
+
+def test_prompts_are_padded_together_only_where_that_is_cheap() -> None:
+    assert reading_groups([119, 300, 40, 45]) == [(0, 1), (1, 2), (2, 4)]
+    assert reading_groups([3, 9, 1, 0]) == [(0, 4)]
+    assert reading_groups([100, 110, 90, 130]) == [(0, 4)]
+    assert reading_groups([300]) == [(0, 1)]
+    assert reading_groups([]) == []
+
+
+@pytest.mark.parametrize(
+    ("family", "keep", "drafter"),
+    crossed(
+        ["llama", "gemma2", "gpt2", "t5", "phi3-longrope"],
+        [False, True],
+        ["none", "lookahead", "jacobi", "prompt-lookup"],
+    ),
+)
+def test_any_traffic_gets_the_texts_of_requests_alone(family: str, keep: bool, drafter: str) -> None:
+    """Requests of all lengths that come, share fronts, are cancelled and go, while prompts are read."""
+    model, rng = zoo.build(family), random.Random(f"{family}{keep}{drafter}")
+    make = {"none": lambda: None, "lookahead": draftree.Lookahead, "jacobi": draftree.Jacobi}
+    made = make.get(drafter, draftree.PromptLookup)()
+    fronts = [prompt(s, n) for s, n in ((1, 8), (2, 20), (3, 33))]
+    asked: list[tuple[Request, list[int], list[int] | None]] = []
+    with Engine(model, drafter=made, slots=3, keep_prefixes=keep) as engine:
+        for turn in range(60):
+            if turn < 30 and rng.random() < 0.5:
+                ids, source = prompt(turn, rng.randrange(1, 12), rng.choice([*fronts, []])), None
+                if engine.target.encoder_decoder:
+                    source = prompt(turn + 99, 7)
+                rules = SamplingParams(rng.randrange(1, 12), cache_salt=rng.choice([None, "other"]))
+                encoder = None if source is None else torch.tensor(source)
+                asked.append((engine.add(ids, rules, encoder_input=encoder), ids, source))
+            if asked and rng.random() < 0.1:
+                engine.cancel(rng.choice(asked)[0])
+            if engine.busy:
+                engine.step()
+        engine.run()
+        reused = sum(request.reused for request, _, _ in asked)
+        assert bool(reused) == (keep and family not in ("t5", "phi3-longrope"))
+        for request, ids, source in asked:
+            with Engine(model, slots=1) as plain:
+                encoder = None if source is None else torch.tensor(source)
+                expected = plain.add(ids, SamplingParams(request.rules.max_new_tokens), encoder_input=encoder)
+                plain.run()
+            assert request.tokens == expected.tokens[: len(request.tokens)]
+            assert request.finish_reason == "cancelled" or request.tokens == expected.tokens
+
+
+def test_a_dialogue_reads_only_what_is_new_and_a_stranger_all() -> None:
+    model = zoo.build("llama")
+    first = prompt(1, 20)
+    with Engine(model, slots=2, keep_prefixes=True) as engine:
+        one = engine.add(first, SamplingParams(6, cache_salt="a"))
+        engine.run()
+        second = [*first, *one.tokens, *prompt(2, 5)]
+        stranger = engine.add(second, SamplingParams(6, cache_salt="b"))
+        engine.run()
+        assert stranger.reused == 0
+        two = engine.add(second, SamplingParams(6, cache_salt="a"))
+        engine.run()
+        assert two.reused == len(first) + 5  # the newest token of an answer has not been read
+        assert two.tokens == stranger.tokens == alone(model, second, 6)
+        again = engine.add(second, SamplingParams(6, cache_salt="a"))
+        engine.run()
+        assert again.reused == len(second) - 1  # the last token of a prompt is read anew: its logits are needed
+
+
+def test_what_was_left_longest_ago_makes_room() -> None:
+    model = zoo.build("llama")
+    prompts = [prompt(s, 20) for s in range(4)]
+    with Engine(model, slots=3, keep_prefixes=True) as engine:
+        for ids in prompts:
+            engine.add(ids, SamplingParams(2))
+            engine.run()
+        found = []
+        for ids in reversed(prompts):
+            found.append(engine.add(ids, SamplingParams(2)))
+            engine.run()
+    assert [request.reused for request in found] == [19, 19, 19, 0]
+
+
+def test_a_front_is_taken_from_a_running_request() -> None:
+    model, front = zoo.build("llama"), prompt(1, 30)
+    with Engine(model, slots=2, keep_prefixes=True) as engine:
+        one = engine.add([*front, 5], SamplingParams(20))
+        while not one.output:
+            engine.step()
+        two = engine.add([*front, 7, 8], SamplingParams(20))
+        engine.run()
+    assert two.reused == 30
+    assert one.tokens == alone(model, [*front, 5], 20)
+    assert two.tokens == alone(model, [*front, 7, 8], 20)
+
+
+def test_strict_mode_keeps_nothing() -> None:
+    model = zoo.construct(zoo.MEMBERS["llama"]).to(torch.bfloat16)
+    with Engine(model, slots=2, keep_prefixes=True, strict=True) as engine:
+        assert not engine.scheduler.keeps
+
+
+def test_what_free_slots_keep_outlives_growth_of_the_cache(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", 512)  # it grows before anything of the long prompt is kept
+    model, other = demo.model, prompt(11, 400)
+    first = prompt(10, 100)
+    with Engine(model, slots=2, keep_prefixes=True) as engine:
+        for ids in (first, other):
+            engine.add(ids, SamplingParams(1))
+            engine.run()
+        again = engine.add([*first, *prompt(12, 5)], SamplingParams(12))
+        engine.run()
+    assert again.reused >= 95
+    assert again.tokens == alone(model, [*first, *prompt(12, 5)])
+
+
+def test_dialogues_that_begin_alike_keep_a_slot_each() -> None:
+    model, front = zoo.build("llama"), prompt(1, 12)  # as a system prompt
+    with Engine(model, slots=4, keep_prefixes=True) as engine:
+        texts = [[*front, who, *prompt(who, 8)] for who in range(3)]
+        for turn in range(3):
+            for who, text in enumerate(texts):
+                request = engine.add(text, SamplingParams(4))
+                engine.run()
+                assert request.reused == (len(text) - 6 if turn else len(front) * bool(who))
+                assert request.tokens == alone(model, text, 4)
+                texts[who] = [*text, *request.tokens, *prompt(10 * turn + who, 5)]
+
+
+def test_of_a_running_request_only_what_is_shared_is_copied() -> None:
+    model, front = zoo.build("llama"), prompt(1, 4)
+    with Engine(model, slots=2, keep_prefixes=True) as engine:
+        one = engine.add([*front, *prompt(2, 30)], SamplingParams(20))
+        while not one.output:
+            engine.step()
+        columns: list[int | None] = []
+        move = engine.scheduler.cache.move
+        engine.scheduler.cache.move = lambda source, target, length=None: (
+            columns.append(length) or move(source, target, length)
+        )
+        two = engine.add([*front, *prompt(3, 5)], SamplingParams(4))
+        engine.step()
+        assert (two.reused, columns) == (4, [4])
+        del engine.scheduler.cache.move
+        engine.run()
+
+
+def test_what_another_slot_holds_as_well_is_kept_once() -> None:
+    model, ids = zoo.build("llama"), prompt(1, 12)
+    with Engine(model, slots=3, keep_prefixes=True) as engine:
+        for _ in range(3):
+            engine.add(ids, SamplingParams(4))
+            engine.run()
+            assert engine.scheduler.kept_tokens == 12 + 3
+        engine.add(ids, SamplingParams(4, cache_salt="another"))
+        engine.run()
+        assert engine.scheduler.kept_tokens == 2 * (12 + 3)

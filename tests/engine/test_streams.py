@@ -1,0 +1,296 @@
+"""An engine's doors: options in place of rules, streams in several threads and in asyncio, and breaking them off."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from drafters_for_tests import RandomTree
+from generate_driver import NEW, prompts
+from transformers import MaxTimeCriteria, MinLengthLogitsProcessor, StoppingCriteria
+from zoo import build
+
+import draftree
+from draftree import Engine, Fixed, Lookahead, SamplingParams, generate
+from draftree.engine import engine as engine_module
+
+ROWS = prompts()
+
+
+def wanted(row: list[int], **options: Any) -> list[int]:
+    ids = torch.tensor([row])
+    return generate(build("llama"), ids, **({"max_new_tokens": NEW} | options)).sequences[0, len(row) :].tolist()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"do_sample": True, "temperature": 1.3, "top_k": 20, "seed": 4},
+        {"repetition_penalty": 1.4, "min_new_tokens": 9},
+        {"eos_token_id": [5, 9]},
+        {"encoder_repetition_penalty": 1.5, "encoder_no_repeat_ngram_size": 3},  # of the prompt, without an encoder
+    ],
+    ids=str,
+)
+def test_options_in_place_of_rules(options: dict[str, Any]) -> None:
+    with Engine(build("llama"), drafter=Lookahead(), slots=2) as engine:
+        requests = [engine.add(row, max_new_tokens=NEW, **options) for row in ROWS]
+        engine.run()
+    assert [request.tokens for request in requests] == [wanted(row, **options) for row in ROWS]
+
+
+def test_encoder_decoders_take_options_too() -> None:
+    source = torch.tensor(ROWS[0])
+    expected = generate(build("t5"), source[None], max_new_tokens=NEW, repetition_penalty=1.3).sequences[0, 1:].tolist()
+    with Engine(build("t5")) as engine:
+        start = build("t5").config.decoder_start_token_id
+        request = engine.add([start], encoder_input=source, max_new_tokens=NEW, repetition_penalty=1.3)
+        engine.run()
+    assert request.tokens == expected[: len(request.tokens)]
+
+
+def test_what_requests_share_stands_beside_options() -> None:
+    """And the model's own end tokens stay, which `SamplingParams` in their place would not have."""
+    own = {
+        "drafting": False,
+        "cache_salt": "a",
+        "logprobs": 2,
+        "keep_trees": True,
+        "node_budget": 3,
+        "prediction": (5, 6),
+    }
+    with Engine(build("llama"), drafter=Lookahead(), shape=Fixed(4)) as engine:
+        plain = engine.add(ROWS[0], max_new_tokens=NEW, **own)
+        drafted = engine.add(ROWS[0] * 2, max_new_tokens=NEW)
+        engine.run()
+    assert {name: getattr(plain.rules, name) for name in own} == own
+    assert plain.rules.eos_token_ids == drafted.rules.eos_token_ids == (2,)
+    assert plain.stats.drafted == 0 < drafted.stats.drafted
+    assert len(plain.output[0].scores.likeliest) == 2
+
+
+def test_wrong_options() -> None:
+    with Engine(build("llama")) as engine:
+        with pytest.raises(TypeError, match="add got rules and the option 'max_new_tokens'"):
+            engine.add([5], SamplingParams(), max_new_tokens=3)
+        with pytest.raises(TypeError, match="Did you mean 'temperature'"):
+            engine.add([5], temperatur=1)
+        with pytest.raises(ValueError, match="one request has one answer"):
+            engine.add([5], do_sample=True, num_return_sequences=2)
+        with pytest.raises(ValueError, match="beam"):
+            engine.add([5], num_beams=2)
+        assert not engine.busy
+
+
+def test_rules_take_lists() -> None:
+    rules = SamplingParams(4, processors=[MinLengthLogitsProcessor(99, 2)], criteria=[MaxTimeCriteria(99.0)])
+    with Engine(build("llama")) as engine:
+        request = engine.add(ROWS[0], rules)
+        engine.run()
+    assert len(request.tokens) == 4
+
+
+def test_what_closes_while_something_is_added_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(build("llama"))
+    monkeypatch.setattr(engine_module, "check_grammar", lambda *_: engine.close())  # as another thread would
+    with pytest.raises(RuntimeError, match="closed: make a new one"):
+        engine.add(ROWS[0], max_new_tokens=4)
+    assert not engine.busy
+    assert not engine._open
+
+
+class AddsAndFails(Lookahead):
+    """Another request comes, and then its first draft fails."""
+
+    def draft(self, requests: Any, budgets: Any) -> Any:
+        if not hasattr(self, "late"):
+            self.late = self.engine.add(ROWS[2], max_new_tokens=4)
+            raise RuntimeError("boom")
+        return super().draft(requests, budgets)
+
+
+def test_a_stream_tells_no_error_of_others_while_something_is_added() -> None:
+    drafter = AddsAndFails()
+    with Engine(build("llama"), drafter=drafter, slots=1) as engine:
+        drafter.engine = engine
+        first, second = (engine.add(row, max_new_tokens=6) for row in ROWS[:2])
+        tokens = [emitted.token for emitted in engine.stream(second)]
+        engine.run()
+    assert str(first.error) == "boom"
+    assert tokens == wanted(ROWS[1], max_new_tokens=6)
+    assert drafter.late.tokens == wanted(ROWS[2], max_new_tokens=4)
+
+
+def test_more_readers_than_the_event_loop_has_threads() -> None:
+    """Each token comes when it is there, also where those that read first wait for a slot."""
+    ahead: list[int] = []
+
+    async def read() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        with Engine(build("llama"), slots=1) as engine:
+            requests = [engine.add(row, max_new_tokens=NEW, eos_token_id=[]) for row in ROWS[:3]]
+            step = engine.step
+            engine.step = lambda: (time.sleep(0.005), step())  # type: ignore[method-assign]
+
+            async def one(place: int) -> None:
+                got = 0
+                async for _ in engine.astream(requests[place]):
+                    got += 1
+                    ahead.append(len(requests[place].output) - got)
+
+            await asyncio.gather(*(one(place) for place in (2, 1, 0)))
+
+    asyncio.run(read())
+    assert len(ahead) == 3 * NEW
+    assert sum(ahead) < len(ahead), "most of them wait for nothing"
+
+
+def test_streams_in_threads() -> None:
+    """More readers than slots; each gets its own text, and two break theirs off."""
+    found: dict[int, list[int]] = {}
+    errors: list[BaseException] = []
+    with Engine(build("llama"), drafter=Lookahead(), slots=3) as engine:
+
+        def read(number: int) -> None:
+            try:
+                row = ROWS[number % len(ROWS)]
+                stream = engine.stream(engine.add(row, max_new_tokens=NEW))
+                found[number] = []
+                for emitted in stream:
+                    found[number].append(emitted.token)
+                    if number in (2, 5) and len(found[number]) == 3:
+                        stream.close()  # type: ignore[attr-defined]
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=read, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not errors
+        assert not engine.busy
+    for number, tokens in found.items():
+        text = wanted(ROWS[number % len(ROWS)])
+        assert tokens == (text[:3] if number in (2, 5) else text)
+
+
+def test_streams_in_asyncio() -> None:
+    async def main() -> list[list[int]]:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        async def read(row: list[int], most: int | None = None) -> list[int]:
+            got: list[int] = []
+            stream = engine.astream(engine.add(row, max_new_tokens=NEW))
+            async for emitted in stream:
+                got.append(emitted.token)
+                if len(got) == most:
+                    await stream.aclose()  # type: ignore[attr-defined]
+                    break
+            return got
+
+        with Engine(build("llama"), drafter=Lookahead(), slots=2) as engine:
+            clock = asyncio.create_task(tick())
+            found = await asyncio.gather(*(read(row) for row in ROWS), read(ROWS[0], 4))
+            clock.cancel()
+            assert not engine.busy
+        assert ticks > NEW, "the event loop went on"
+        return found
+
+    *texts, cut = asyncio.run(main())
+    assert texts == [wanted(row) for row in ROWS]
+    assert cut == wanted(ROWS[0])[:4]
+
+
+@pytest.mark.parametrize("end", ["close", "drop", "aclose", "adrop"])
+def test_a_stream_that_is_given_up_before_its_first_token(end: str) -> None:
+    async def in_asyncio(request: Any) -> None:
+        stream: Any = engine.astream(request)
+        if end == "aclose":
+            await stream.aclose()
+        del stream
+        gc.collect()
+        for _ in range(100):
+            if engine.busy:
+                await asyncio.sleep(0.05)
+
+    with Engine(build("llama"), drafter=Lookahead(), slots=1) as engine:
+        request = engine.add(ROWS[0], max_new_tokens=NEW)
+        if end.startswith("a"):
+            asyncio.run(in_asyncio(request))
+        else:
+            stream: Any = engine.stream(request)
+            if end == "close":
+                stream.close()
+            else:
+                del stream
+                gc.collect()
+        assert (request.finish_reason, engine.busy) == ("cancelled", False)
+
+
+def test_a_stream_made_outside_of_the_loop_that_reads_it() -> None:
+    async def read(stream: Any) -> list[int]:
+        return [emitted.token async for emitted in stream]
+
+    with Engine(build("llama")) as engine:
+        stream = engine.astream(engine.add(ROWS[0], max_new_tokens=NEW))
+        assert asyncio.run(read(stream)) == wanted(ROWS[0])
+
+
+def test_an_error_reaches_its_own_reader() -> None:
+    with Engine(build("llama"), slots=2) as engine:
+        bad = engine.add(ROWS[0], max_new_tokens=NEW, stopping_criteria=[Failing()])
+        with pytest.raises(RuntimeError, match="on purpose"):
+            list(engine.stream(bad))
+
+
+class Failing(StoppingCriteria):
+    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
+        raise RuntimeError("on purpose")
+
+
+def test_what_the_page_needs_is_public() -> None:
+    assert {"Engine", "SamplingParams", "open_runner", "pack_weights"} <= set(draftree.__all__)
+
+
+class FailsOnce(RandomTree):
+    """Raises in its first draft."""
+
+    failed = False
+
+    def draft(self, requests: Any, budgets: Any) -> Any:
+        if not self.failed:
+            self.failed = True
+            raise ValueError("once")
+        return super().draft(requests, budgets)
+
+
+def test_a_stream_of_a_waiting_request_outlives_the_failure_of_another() -> None:
+    model = build("llama")
+    engine = Engine(model, drafter=FailsOnce({}, seed=1), shape=Fixed(4), slots=1)
+    first, second = (engine.add(ids, max_new_tokens=8) for ids in prompts((9, 6)))
+    tokens = [emitted.token for emitted in engine.stream(second)]
+    assert tokens == wanted(prompts((9, 6))[1], max_new_tokens=8)
+    assert str(first.error) == "once"
+    with pytest.raises(ValueError, match="once"):
+        list(engine.stream(first))
+
+
+def test_a_request_is_streamed_by_its_own_engine() -> None:
+    one, other = Engine(build("llama")), Engine(build("llama"))
+    request = one.add(prompts((9,))[0], max_new_tokens=8)
+    with pytest.raises(ValueError, match="another engine"):
+        list(other.stream(request))

@@ -1,0 +1,218 @@
+"""Strict mode: in 16 bits drafting says what plain decoding of the prompt alone says, or is refused."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from drafters_for_tests import InModel, RandomTree
+from few import crossed, few
+from generate_driver import prompts
+from transformers import LogitsProcessorList, TemperatureLogitsWarper
+from zoo import MEMBERS, build, construct
+
+from draftree.drafting import BiTA
+from draftree.engine import Engine, Request, SamplingParams
+from draftree.runner import Runner, open_runner
+from draftree.runner.cuda_graphs.fixed import FixedRows, FixedSlots
+from draftree.runner.cuda_graphs.frames import Frame, PassInputs
+from draftree.runner.plan import Plan
+from draftree.shaping import Fixed
+
+NEW = 24
+PROMPTS = prompts((12, 12, 5, 12, 30, 12), seed=0)
+
+
+@functools.cache
+def flat(name: str) -> Any:
+    """A tiny bfloat16 model whose scores are close together: choices hang on last bits."""
+    model = construct(MEMBERS[name])
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(0.05)
+    return model.to(torch.bfloat16)
+
+
+def rules(b: int, sample: bool) -> SamplingParams:
+    processors = LogitsProcessorList([TemperatureLogitsWarper(0.05)] if sample else [])
+    return SamplingParams(max_new_tokens=NEW, sample=sample, seed=b if sample else None, processors=processors)
+
+
+def run(
+    model: Any, runner: str | Runner, *, sample: bool = False, slots: int = 1, size: int = 12, **options: Any
+) -> tuple[list[Request], Engine]:
+    engine = Engine(model, slots=slots, shape=Fixed(size), runner=runner, **options)
+    made = [engine.add(prompt, rules(b, sample)) for b, prompt in enumerate(PROMPTS)]
+    engine.run()
+    assert all(r.error is None for r in made)
+    return made, engine
+
+
+RUNNERS = [
+    *((name, "cpu") for name in ("llama", "mistral-window", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "glm4")),
+    *((name, "cuda_graphs") for name in ("llama", "mistral-window")),
+]
+
+
+@pytest.mark.parametrize(
+    ("way", "sample"),
+    few(itertools.product(RUNNERS, [False, True]), [*zip(RUNNERS[::2], itertools.cycle([False, True]), strict=False)]),
+)
+def test_strict_answers_are_those_of_plain_decoding_alone(way: tuple[str, str], sample: bool) -> None:
+    """The model's scores are so close together that other bits are other tokens; in batches, too."""
+    name, runner = way
+    plain, _ = run(flat(name), runner, sample=sample)
+    references = {tuple(p): r.tokens for p, r in zip(PROMPTS, plain, strict=True)}
+    for slots in (1, 4):
+        drafter = RandomTree(references, 3)
+        strict, _ = run(flat(name), runner, sample=sample, drafter=drafter, strict=True, slots=slots)
+        assert [r.tokens for r in strict] == [r.tokens for r in plain], slots
+        assert sum(r.stats.accepted for r in strict) > 4 * len(PROMPTS)
+    batch, _ = run(flat(name), runner, sample=sample, strict=True, slots=4)
+    assert [r.tokens for r in batch] == [r.tokens for r in plain]
+
+
+@pytest.mark.parametrize(
+    ("name", "sample"),
+    crossed(["llama", "qwen3", "glm4", "olmo2", "gemma", "mistral-window", "gemma2", "gemma3", "olmo3"], [False, True]),
+)
+def test_compiled_layers_do_not_need_it(name: str, sample: bool) -> None:
+    """No bit of a row depends on the rows beside it, so every answer is that of plain decoding without strict, too."""
+    model = flat(name)
+    plain, engine = run(model, "auto", sample=sample)
+    assert engine.runner.name == "cpu"
+    references = {tuple(p): r.tokens for p, r in zip(PROMPTS, plain, strict=True)}
+    for seed, slots in ((2, 1), (3, 3), (4, 4)):
+        drafted, _ = run(model, "auto", sample=sample, drafter=RandomTree(references, seed), slots=slots)
+        assert [r.tokens for r in drafted] == [r.tokens for r in plain], (seed, slots)
+        assert sum(r.stats.accepted for r in drafted) > 4 * len(PROMPTS)
+
+
+@pytest.mark.parametrize("name", few(["llama", "mistral-window", "qwen3"], ["mistral-window"]))
+def test_trees_of_more_rows_than_other_passes_record(name: str) -> None:
+    """A pass that went another way than plain decoding would have other bits."""
+    model = flat(name)
+    plain, _ = run(model, "cuda_graphs")
+    references = {tuple(p): r.tokens for p, r in zip(PROMPTS, plain, strict=True)}
+    drafter = RandomTree(references, 3)
+    drafter.max_nodes = 200
+    for slots in (1, 4):
+        drafted, _ = run(model, "cuda_graphs", drafter=drafter, strict=True, slots=slots, size=200)
+        assert [r.tokens for r in drafted] == [r.tokens for r in plain], slots
+        assert max(r.stats.drafted / r.stats.steps for r in drafted) > 128
+
+
+def test_passes_that_no_recording_holds_are_refused() -> None:
+    runner = open_runner(flat("llama"), "cuda_graphs")
+    tokens = torch.zeros(1, 1025, dtype=torch.long, device="cpu")
+    plan = replace(Plan.causal(tokens), row_by_row=True)
+    with pytest.raises(ValueError, match="cannot be kept in passes of more than 1024 rows: draft fewer tokens"):
+        runner.run(plan, runner.new_cache(1, 1100))
+
+
+def test_single_rows_of_many_requests_are_rows_that_attend_alone() -> None:
+    """The products of so many rows may depend on them, so that a recording has to know."""
+    runner = open_runner(flat("llama"), "cuda_graphs")
+    plan = replace(Plan.causal(torch.zeros(300, 1, dtype=torch.long, device="cpu")), row_by_row=True)
+    cache = runner.new_cache(300, 8)
+    runner.run(plan, cache)
+    (frames,) = cache.notes.values()
+    (frame,) = frames
+    stores = [(torch.zeros(300, 1, 8, 1, device="cpu"),) * 2]
+    zeros = torch.zeros(frame.batch, dtype=torch.long, device="cpu")
+    assert not FixedSlots(frame, zeros, zeros, stores).by_torch
+    loose = FixedSlots(frame._replace(row_by_row=False), zeros, zeros, stores)
+    assert loose.by_torch
+
+
+@pytest.mark.parametrize("prefix", [0, 16])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_row_that_attends_alone_is_the_last_that_it_reads(prefix: int, rows: int) -> None:
+    """A kernel reads a row's columns in its order, up to the row itself: also where it does not see a deep prefix."""
+    index = {"dtype": torch.long, "device": "cpu"}
+    frame = Frame(2, rows, 256, rows, prefix, (0, 1), (), injects=False, heads=1, skip=None, row_by_row=True)
+    starts = torch.tensor([prefix + 40, prefix + 7], **index)
+    visible = torch.eye(rows, dtype=torch.bool, device="cpu").expand(2, -1, -1).clone()
+    visible[:, :, 0] = True  # siblings below the first row
+    on_prefix = torch.zeros(2, rows, dtype=torch.bool, device="cpu")
+    on_prefix[1, -1] = prefix > 0
+    numbers = torch.zeros(2, rows, **index)
+    nothing = torch.zeros(2, rows, dtype=torch.bool, device="cpu")
+    inputs = PassInputs(starts, starts, starts, numbers, numbers, numbers[0, :1], visible, on_prefix, nothing)
+    slots = FixedSlots(frame, starts, starts, [])
+    fixed: Any = FixedRows(frame, inputs, torch.arange(256, **index), slots, {}, None, torch.float32, None)  # type: ignore[arg-type]
+    order, own = fixed._order()
+    for b, r in itertools.product(range(2), range(rows)):
+        read = order[b, r, : own[b, r] + 1].tolist()
+        assert read[-1] == starts[b] + r
+        assert {column for column in range(256) if fixed.seen[b, r, column]} <= set(read)
+
+
+def test_capped_scores_are_refused_in_passes_of_fixed_shapes() -> None:
+    with pytest.raises(ValueError, match="on the runner 'cuda_graphs', where scores depend on the other rows"):
+        Engine(flat("gemma2"), runner="cuda_graphs", strict=True)
+
+
+@pytest.mark.parametrize(("name", "runner"), [("gpt2", "auto"), ("llama", "hooked"), ("llama", "eager")])
+def test_runners_that_compute_by_torch_are_refused_in_16_bits(name: str, runner: str) -> None:
+    with pytest.raises(ValueError, match="scores depend on the other rows of a pass: use float32"):
+        Engine(flat(name), runner=runner, strict=True)
+    Engine(build(name), runner=runner, strict=True)  # float32 needs none of it
+
+
+def test_a_deep_prefix_in_recorded_passes_is_refused() -> None:
+    model = flat("mistral-window")
+    drafter = BiTA.fresh(model, masks=2, prompts=5)
+    plain, _ = run(model, "cpu")
+    drafted, _ = run(model, "cpu", drafter=drafter, strict=True, slots=3)
+    assert [r.tokens for r in drafted] == [r.tokens for r in plain]
+    with pytest.raises(ValueError, match="in recorded passes with a drafter that has a deep prefix"):
+        Engine(model, runner="cuda_graphs", drafter=drafter, strict=True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_windows_that_end_while_a_text_grows(seed: int) -> None:
+    """Neither its trees nor another request, which let a pass reach further, change a bit of a text."""
+    torch.manual_seed(seed)
+    model = construct(MEMBERS["mistral-window"], sliding_window=128).to(torch.bfloat16)
+    short, long = prompts((20, 100), seed=seed)
+    engine = Engine(model, runner="cpu")
+    plain = engine.add(short, SamplingParams(max_new_tokens=90))
+    engine.run()
+    drafter = RandomTree({tuple(short): plain.tokens, tuple(long): plain.tokens}, 3)
+    for options in ({"drafter": drafter, "shape": Fixed(12)}, {"slots": 2}):
+        other = Engine(model, runner="cpu", **options)
+        found = other.add(short, SamplingParams(max_new_tokens=90))
+        if "slots" in options:
+            other.add(long, SamplingParams(max_new_tokens=90))
+        other.run()
+        assert found.tokens == plain.tokens, options
+
+
+def test_long_prompts_are_read_alone_and_in_chunks_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftree.engine.engine.PREFILL_CHUNK", 16)
+    asked = prompts((9, 70, 23, 50, 41, 16), seed=3)
+    model, texts = flat("llama"), []
+    for prompt in asked:
+        engine = Engine(model, slots=1, runner="cpu")
+        texts.append(engine.add(prompt, rules(0, False)))
+        engine.run()
+    references = {tuple(p): r.tokens for p, r in zip(asked, texts, strict=True)}
+    engine = Engine(model, slots=3, runner="cpu", strict=True, drafter=RandomTree(references, 3), shape=Fixed(12))
+    drafted = [engine.add(prompt, rules(0, False)) for prompt in asked]
+    engine.run()
+    assert [r.tokens for r in drafted] == [r.tokens for r in texts]
+
+
+@pytest.mark.parametrize(("runner", "kind", "sample"), crossed(["cpu", "hooked"], [RandomTree, InModel], [False, True]))
+def test_fp32_changes_nothing(runner: str, kind: type[RandomTree], sample: bool) -> None:
+    model = build("llama")
+    plain, _ = run(model, runner, sample=sample)
+    references = {tuple(p): r.tokens for p, r in zip(PROMPTS, plain, strict=True)}
+    drafter = kind(references, 2)
+    strict, _ = run(model, runner, sample=sample, drafter=drafter, strict=True)
+    assert [r.tokens for r in strict] == [r.tokens for r in plain]
+    assert sum(r.stats.accepted for r in strict) > 4 * len(PROMPTS)

@@ -1,0 +1,343 @@
+"""Grammars: what they allow, what they refuse in one sentence, and that a state is a function of the prefix alone."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from forked import forked
+from grammar_cases import EOS, OTHERS, ascii_tokenizer, compiled, ids_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from transformers import LogitsProcessorList, MinNewTokensLengthLogitsProcessor, TemperatureLogitsWarper
+from zoo import VOCABULARY, build
+
+import draftree
+from benchmarks.machine.schemas import SCHEMAS, record
+from draftree import Grammar
+from draftree.engine import Engine, SamplingParams
+from draftree.grammar import GrammarError, GrammarProcessor, GrammarState, llguidance, with_grammar
+
+
+def allows(grammar: Grammar, text: str) -> bool:
+    """Whether a whole text is in the grammar."""
+    state, answer = compiled(grammar).begin(), []
+    for token in [*ids_of(text), EOS]:
+        if not state.allowed(answer)[token]:
+            return False
+        answer.append(token)
+    return True
+
+
+# ---------------------------------------------------------------- what is allowed
+
+
+@pytest.mark.parametrize(
+    ("kind", "inside", "outside"),
+    [
+        ("regex", ["abc", "abcde 12"], ["a", "abcg", "abc 1234", "abc "]),
+        ("choice", ["yes", "no", "not sure"], ["ye", "maybe", "not surely"]),
+        ("gbnf", ["a1", "a1,b2,c3"], ["d1", "a1,", "a1,b2,c3,a4,b5"]),
+        ("lark", ["(ab)", "(q)"], ["()", "(ab"]),
+    ],
+)
+def test_texts_of_each_kind(kind: str, inside: list[str], outside: list[str]) -> None:
+    grammar, pattern = OTHERS[kind]
+    for text in inside:
+        assert re.fullmatch(pattern, text)
+        assert allows(grammar, text), text
+    for text in outside:
+        assert not allows(grammar, text), text
+
+
+def test_whitespace_of_json() -> None:
+    schema = record(a={"type": "integer"}, b={"type": "integer"})
+    fixed, compact, free = '{"a": 1, "b": 2}', '{"a":1,"b":2}', '{ "a":1,  "b" :2 }'
+    found = {
+        whitespace: [
+            allows(Grammar.json_schema(schema, whitespace=whitespace), text) for text in (fixed, compact, free)
+        ]
+        for whitespace in ("fixed", "compact", "any")
+    }
+    assert found == {"fixed": [True, False, False], "compact": [False, True, False], "any": [True, True, True]}
+
+
+def test_a_schema_comes_as_a_dict_as_text_or_as_a_pydantic_model() -> None:
+    class Point(BaseModel):
+        x: int
+        y: int
+
+    made = [Grammar.json_schema(Point), Grammar.json_schema(Point.model_json_schema())]
+    made.append(Grammar.json_schema(json.dumps(Point.model_json_schema())))
+    assert made[0] == made[1] == made[2]
+    assert allows(made[0], '{"x": 1, "y": -20}')
+    assert not allows(made[0], '{"x": 1}')
+
+
+def test_any_json_object() -> None:
+    assert allows(Grammar.json(), '{"a": [1, {"b": null}]}')
+    assert not allows(Grammar.json(), "[1]")
+
+
+def test_special_tokens_are_never_allowed_but_the_end_token_where_the_text_may_end() -> None:
+    state = compiled(Grammar.regex("a{1,2}")).begin()
+    assert not state.allowed([])[[0, 1, EOS]].any()
+    assert state.allowed(ids_of("a"))[EOS]
+    assert not state.allowed(ids_of("a"))[1]
+    assert np.flatnonzero(state.allowed(ids_of("a") * 2)).tolist() == [EOS]
+
+
+def test_id_0_is_a_token_like_others() -> None:
+    state = compiled(Grammar.choice(["}"])).begin()
+    assert np.flatnonzero(state.allowed([])).tolist() == [0]
+    assert state.forced([]) == [0, EOS]
+
+
+# ---------------------------------------------------------------- a function of the prefix alone
+
+
+GRAMMARS = [Grammar.json_schema(SCHEMAS["any-of-objects"]), *(grammar for grammar, _ in OTHERS.values())]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_masks_depend_on_the_prefix_alone(data: st.DataObject) -> None:
+    grammar = data.draw(st.sampled_from(GRAMMARS))
+    wandering = compiled(grammar).begin()
+    answers: list[list[int]] = [[]]
+    for _ in range(data.draw(st.integers(1, 12))):
+        answer = data.draw(st.sampled_from(answers))
+        fresh = compiled(grammar).begin()
+        mask = fresh.allowed(answer)
+        assert (wandering.allowed(answer) == mask).all()
+        assert wandering.forced(answer) == compiled(grammar).begin().forced(answer)
+        words = [token for token in np.flatnonzero(mask).tolist() if token != EOS]
+        if words:
+            answers.append([*answer, data.draw(st.sampled_from(words))])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_tree_keeps_what_the_masks_along_its_paths_allow(data: st.DataObject) -> None:
+    grammar = data.draw(st.sampled_from(GRAMMARS))
+    state, answer = compiled(grammar).begin(), []
+    for _ in range(data.draw(st.integers(0, 5))):
+        words = [token for token in np.flatnonzero(state.allowed(answer)).tolist() if token != EOS]
+        if words:
+            answer.append(data.draw(st.sampled_from(words)))
+    tokens, parents, paths, expected = [answer[-1] if answer else 1], [-1], [list(answer)], [True]
+    for node in range(1, data.draw(st.integers(2, 14))):
+        parent = data.draw(st.integers(0, node - 1))
+        allowed = expected[parent] and paths[parent][-1:] != [EOS]
+        mask = compiled(grammar).begin().allowed(paths[parent]) if allowed else np.zeros(VOCABULARY, dtype=bool)
+        likely = np.flatnonzero(mask).tolist() or [5]
+        token = data.draw(st.one_of(st.sampled_from(likely), st.integers(-1, VOCABULARY + 3)))
+        tokens.append(token)
+        parents.append(parent)
+        paths.append([*paths[parent], token])
+        expected.append(bool(allowed and 0 <= token < VOCABULARY and mask[token]))
+    assert state.permits(answer, tokens, parents) == expected
+    assert (state.allowed(answer) == compiled(grammar).begin().allowed(answer)).all()  # nothing has moved
+
+
+def test_forced_tokens_are_what_the_tokenizer_would_write() -> None:
+    state = compiled(Grammar.json_schema(record(cab={"enum": ["abba"]}))).begin()
+    text = '{"cab": "abba"}'
+    assert state.forced([]) == [*ids_of(text), EOS]
+    assert state.forced(ids_of('{"c'))[0] == ids_of("ab")[0]
+
+
+def test_a_grammar_is_compiled_once_for_a_tokenizer_and_goes_with_it() -> None:
+    grammar, tokenizer = Grammar.regex("a+b"), ascii_tokenizer.__wrapped__()
+    first = grammar.compile(tokenizer, VOCABULARY, [EOS])
+    assert grammar.compile(tokenizer, VOCABULARY, [EOS]) is first
+    assert Grammar.regex("a+b").compile(tokenizer, VOCABULARY, [EOS]) is first
+    assert grammar.compile(tokenizer, VOCABULARY + 3, [EOS]) is not first
+    gone = weakref.ref(tokenizer)
+    del tokenizer, first
+    gc.collect()
+    assert gone() is None
+
+
+def test_the_mask_stands_where_hugging_face_puts_what_callers_add() -> None:
+    own = GrammarProcessor(compiled(Grammar.regex("a+")).begin(), 1)
+    front, behind = MinNewTokensLengthLogitsProcessor(1, 2, EOS, device="cpu"), TemperatureLogitsWarper(0.5)
+    assert list(with_grammar(LogitsProcessorList([front, behind]), own)) == [front, own, behind]
+    assert list(with_grammar(LogitsProcessorList(), own)) == [own]
+
+
+# ---------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Grammar.json_schema("no json"), "The schema is no JSON"),
+        (lambda: Grammar.json_schema([1]), "The schema is a list: give a dict"),
+        (lambda: Grammar.json_schema({"a": {1}}), "cannot be written as JSON"),
+        (lambda: Grammar.json_schema({}, whitespace="much"), "whitespace is 'much': choose fixed, compact, any"),
+        (lambda: Grammar.json_schema({"enum": ["x" * (1 << 20)]}), "characters, and at most 1048576 are taken"),
+        (lambda: Grammar.json_schema("[" * 100_000), "The schema is no JSON"),
+        (lambda: Grammar.regex(""), "The pattern is ''"),
+        (lambda: Grammar.ebnf(7), "The grammar is 7"),
+        (lambda: Grammar.choice("yes"), "A choice is a list of texts"),
+        (lambda: Grammar.choice([]), "A choice is a list of texts"),
+        (lambda: Grammar.choice(["a", ""]), "none of them empty"),
+    ],
+)
+def test_what_is_no_grammar(make: Any, message: str) -> None:
+    with pytest.raises(GrammarError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Grammar.json_schema({"type": "objekt"}), r"Invalid type: objekt\): correct or simplify"),
+        (lambda: Grammar.json_schema({"not": {"type": "string"}}), 'Unimplemented keys: ."not"'),
+        (lambda: Grammar.json_schema({"type": "array", "uniqueItems": True}), "Unimplemented keys"),
+        (lambda: Grammar.json_schema({"type": "integer", "minimum": 5, "maximum": 2}), "Unsatisfiable schema"),
+        (lambda: Grammar.json_schema({"$ref": "http://nowhere.example/a.json"}), "cannot be used"),
+        (lambda: Grammar.regex("(a"), "unclosed group|invalid regex"),
+        (lambda: Grammar.regex("(?=a)b"), "invalid regex"),
+        (lambda: Grammar.ebnf("start: missing"), "cannot be used"),
+    ],
+)
+def test_what_cannot_be_followed(make: Any, message: str) -> None:
+    with pytest.raises(GrammarError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_what_allows_no_text() -> None:
+    with pytest.raises(GrammarError, match="The regular expression allows no text at all"):
+        compiled(Grammar.regex(r"[^\s\S]"))
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"anyOf": [{"type": "array", "items": schema}, {"type": "object", "properties": {"a": schema}}]}
+    return schema
+
+
+def test_grammars_that_explode_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(GrammarError, match="schema too large"):
+        Grammar.json_schema(nested(13))
+    wide = record(**{f"property number {i}": {"type": "string"} for i in range(4000)})
+    monkeypatch.setattr(llguidance, "SECONDS", 0.05)
+    began = time.monotonic()
+    with pytest.raises(GrammarError, match=r"was not compiled within 0\.05 seconds"):
+        Grammar.json_schema(wide)
+    assert time.monotonic() - began < 2
+
+
+def test_long_chains_of_rules_do_not_end_the_process() -> None:
+    """In a fork: the library descends by recursion, and a stack that is too small ends all."""
+
+    def chains() -> None:
+        links = 4000
+        for name in "a", "A":
+            rules = [f"{name}{i}: {28 * '('}{name}{i + 1}{28 * ')'}" for i in range(links // 4)]
+            Grammar.ebnf("\n".join([f"start: {name}0", *rules, f'{name}{len(rules)}: "x"']))
+        nested = {f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(links)}
+        Grammar.json_schema({"$ref": "#/$defs/d0", "$defs": nested | {f"d{links}": {"type": "string"}}})
+
+    for thread in llguidance._left_behind:  # one could hold a lock of the library's, which a fork would wait for
+        thread.join()
+    done = forked(chains)
+    assert done.status == 0, done.err
+
+
+def test_gbnf_that_would_take_hours_is_refused() -> None:
+    rules = "\n".join(f"a{i} ::= a{i + 1}" for i in range(30_000))
+    with pytest.raises(GrammarError, match=r"30002 rules and comments in .* write Lark"):
+        Grammar.ebnf(f'root ::= a0\n{rules}\na30000 ::= "a"')
+    began = time.monotonic()
+    with pytest.raises(GrammarError):
+        Grammar.ebnf("\n" * 200_000)
+    assert time.monotonic() - began < 5
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(GrammarError, match="Grammars need llguidance, which is not installed"):
+        Grammar.regex("a text that no other test asks for")
+
+
+def test_a_tokenizer_that_cannot_be_read(demo: Any) -> None:
+    class Slow:
+        def get_vocab(self) -> dict[str, int]:
+            return {"a": 1}
+
+    with pytest.raises(GrammarError, match=r"Slow is none .* load it with AutoTokenizer"):
+        Grammar.regex("a").compile(Slow(), VOCABULARY, [EOS])
+    with pytest.raises(GrammarError, match=r"has token 4095 and the model a vocabulary of 97"):
+        Grammar.regex("a").compile(demo.tokenizer, VOCABULARY, [EOS])
+    with pytest.raises(GrammarError, match="pass tokenizer="):
+        Grammar.regex("a").compile(None, VOCABULARY, [EOS])
+    with pytest.raises(GrammarError, match="pass eos_token_id="):
+        Grammar.regex("a").compile(ascii_tokenizer(), VOCABULARY, [])
+    with pytest.raises(GrammarError, match="end token 97 is outside"):
+        Grammar.regex("a").compile(ascii_tokenizer(), VOCABULARY, [97])
+
+
+def test_bad_options_of_generate() -> None:
+    model, ids, tokenizer = build("llama"), torch.tensor([[5, 6, 7]]), ascii_tokenizer()
+
+    def answer(**options: Any) -> Any:
+        return draftree.generate(model, ids, max_new_tokens=8, tokenizer=tokenizer, **options)
+
+    with pytest.raises(TypeError, match=r"grammar is a str: pass one such as draftree.Grammar.json_schema"):
+        answer(grammar="[a-z]+")
+    with pytest.raises(ValueError, match="There are 2 grammars for 1 answers"):
+        answer(grammar=[Grammar.regex("a"), None])
+    with pytest.raises(ValueError, match="min_new_tokens is 8, and the grammar's texts have at most 3 bytes: lower it"):
+        answer(grammar=Grammar.choice(["yes", "no"]), min_new_tokens=8)
+    with pytest.raises(GrammarError, match="only tokens that other options forbid"):
+        answer(grammar=Grammar.regex("a{2}"), min_new_tokens=6)
+    with pytest.raises(GrammarError, match="pass tokenizer="):
+        draftree.generate(model, ids, max_new_tokens=8, grammar=Grammar.regex("a"))
+    with pytest.raises(ValueError, match="num_beams"):
+        answer(grammar=Grammar.regex("a"), num_beams=2)
+
+
+def test_bad_grammars_of_an_engine() -> None:
+    engine = Engine(build("llama"))
+    grammar = Grammar.regex("a+")
+
+    def add(given: Any, ends: tuple[int, ...] = (EOS,)) -> Any:
+        return engine.add([5, 6], SamplingParams(8, ends, grammar=given))
+
+    with pytest.raises(ValueError, match=r"grammar is a Grammar: pass what Grammar.compile"):
+        add(grammar)
+    with pytest.raises(ValueError, match="compiled for a vocabulary of 100, and the model has 97"):
+        add(grammar.compile(ascii_tokenizer(), 100, [EOS]))
+    with pytest.raises(ValueError, match="ends answers by token 2, at which this request does not stop"):
+        add(compiled(grammar), ends=())
+    assert not engine.busy
+
+
+def test_the_end_is_drafted_where_nothing_else_can_follow() -> None:
+    state = compiled(Grammar.choice(["yes", "no"])).begin()
+    assert state.forced(ids_of("y")) == [*ids_of("es"), EOS]
+    assert state.forced([*ids_of("yes"), EOS]) == []
+    assert state.permits(ids_of("y"), [*ids_of("yes"), EOS, 5], [-1, 0, 1, 2, 3]) == [True, True, True, True, False]
+
+
+def test_a_state_is_light() -> None:
+    first = compiled(Grammar.json_schema(SCHEMAS["recursive-in-turns"]))
+    began = time.perf_counter()
+    states = [first.begin() for _ in range(1000)]
+    assert time.perf_counter() - began < 1
+    assert all(isinstance(state, GrammarState) for state in states)

@@ -1,0 +1,72 @@
+"""The folder that makes draftree a generation method of the Hub works from where it lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig, TextIteratorStreamer
+
+import draftree
+
+FOLDER = Path(__file__).parents[2] / "integrations" / "hub"
+
+
+@pytest.fixture
+def door(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """Arguments that choose the folder, with transformers' copies of its code in a place of their own."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return {"custom_generate": str(FOLDER), "trust_remote_code": True}
+
+
+def inputs(demo: Any, text: str = "Tell me about the sea.") -> Any:
+    messages = [{"role": "user", "content": text}]
+    options: dict[str, Any] = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
+    return demo.tokenizer.apply_chat_template(messages, **options)
+
+
+def test_greedy_and_drawn(demo: Any, door: dict[str, Any]) -> None:
+    given = inputs(demo)
+    plain = demo.model.generate(**given, max_new_tokens=40, do_sample=False)
+    assert torch.equal(demo.model.generate(**given, **door, max_new_tokens=40, do_sample=False), plain)
+    torch.manual_seed(3)
+    drawn = demo.model.generate(**given, max_new_tokens=40, do_sample=True, temperature=0.8)
+    torch.manual_seed(3)
+    assert torch.equal(demo.model.generate(**given, **door, max_new_tokens=40, do_sample=True, temperature=0.8), drawn)
+
+
+def test_none_is_what_it_is_to_generate(demo: Any, door: dict[str, Any]) -> None:
+    """Of `eos_token_id` no end token, of `top_k` none of the model's or of the default."""
+    given = inputs(demo)
+    options: dict[str, Any] = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": None}
+    plain = demo.model.generate(**given, **options)
+    assert plain.shape[1] == given["input_ids"].shape[1] + 60
+    assert torch.equal(demo.model.generate(**given, **door, **options), plain)
+
+
+def test_stop_strings_of_a_config(demo: Any, door: dict[str, Any]) -> None:
+    given = inputs(demo)
+    config = GenerationConfig(stop_strings=["e "], max_new_tokens=40, do_sample=False)
+    plain = demo.model.generate(**given, generation_config=config, tokenizer=demo.tokenizer)
+    assert plain.shape[1] < given["input_ids"].shape[1] + 40
+    ours = demo.model.generate(**given, **door, generation_config=config, tokenizer=demo.tokenizer)
+    assert torch.equal(ours, plain)
+    assert config.stop_strings == ["e "]
+
+
+def test_drafters_and_streamers(demo: Any, door: dict[str, Any]) -> None:
+    given = inputs(demo)
+    plain = demo.model.generate(**given, max_new_tokens=40, do_sample=False)
+    drafter = draftree.PromptLookup()
+    assert torch.equal(demo.model.generate(**given, **door, max_new_tokens=40, drafter=drafter), plain)
+    streamer = TextIteratorStreamer(demo.tokenizer, skip_prompt=True)
+    demo.model.generate(**given, **door, max_new_tokens=40, streamer=streamer)
+    assert "".join(streamer) == demo.tokenizer.decode(plain[0, given["input_ids"].shape[1] :])
+
+
+def test_what_draftree_refuses_is_refused(demo: Any, door: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="num_beams"):
+        demo.model.generate(**inputs(demo), **door, num_beams=2)

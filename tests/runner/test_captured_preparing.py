@@ -1,0 +1,129 @@
+"""Passes that record, which takes long on a GPU: they are made once before, and their time is that of no step.
+
+`DearTape` stands for a CUDA graph; see `tape`.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import product
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from generate_driver import drafters, prompts
+from runner_driver import Run, Tree, difference, one_thread  # noqa: F401
+from tape import Tape, passes, record_on, tape
+from timed_shape import Timed
+from zoo import build
+
+from draftree.engine import Engine, SamplingParams, generate
+from draftree.runner import CudaGraphRunner, EagerRunner, inspect_model
+from draftree.runner.cuda_graphs import passes as graph_passes
+from draftree.runner.cuda_graphs import runner as graph_runner
+from draftree.runner.preparing import note_preparation, preparations
+from draftree.runner.step_cost import measure_cost
+from draftree.shaping import DynamicTree
+
+CLOSE = 2e-5
+
+
+class DearTape(Tape):
+    """Takes as long to record as a GPU does, which is counted and left out of what steps take."""
+
+    costly = True
+
+
+@pytest.fixture
+def dear(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
+    """Recordings are dear; on a clock of 0.1 ms a look, each pass that prepares one takes 0.1 s."""
+    now = [0.0]
+
+    def prepare() -> None:
+        now[0] += 0.1
+        note_preparation()
+
+    def clock() -> float:
+        now[0] += 1e-4
+        return now[0]
+
+    record_on(monkeypatch, DearTape)
+    monkeypatch.setattr(graph_passes, "note_preparation", prepare)
+    return clock
+
+
+def test_what_is_dear_is_recorded_when_it_comes_again(dear: Callable[[], float]) -> None:
+    target = inspect_model(build("llama"))
+    captured = CudaGraphRunner(target)
+    runs = [Run(runner, (40, 19)).prefill() for runner in (EagerRunner(target), captured)]
+    trees, prepared = [Tree.random(6, 1), Tree.random(5, 2)], []
+    for _ in range(4):
+        before = preparations()
+        expected, found = (run.step(trees) for run in runs)
+        prepared.append(preparations() - before)
+        assert difference(found.logits[0], expected.logits[0]) < CLOSE
+        assert difference(found.logits[1, :5], expected.logits[1, :5]) < CLOSE
+    assert prepared == [1, 1, 0, 0]
+    assert passes(captured).recorded == 1
+    assert tape(captured).replayed == 3
+
+
+def test_preparing_is_not_what_a_step_takes(dear: Callable[[], float]) -> None:
+    cost = measure_cost(CudaGraphRunner(inspect_model(build("llama"))), clock=dear)
+    assert cost.rows[-1] == 128
+    assert cost.seconds.max() < 0.001
+
+
+@pytest.mark.parametrize("kind", ["lookahead", "draft-model"])
+def test_what_a_step_prepares_is_not_learned(kind: str, dear: Callable[[], float]) -> None:
+    row, model = prompts((12,))[0], copy.deepcopy(build("llama"))  # with a runner of its own
+    text = generate(model, torch.tensor([row]), max_new_tokens=60, eos_token_id=[]).sequences[0, len(row) :].tolist()
+    shape = Timed(DynamicTree())
+    engine = Engine(
+        model, runner="cuda_graphs", drafter=drafters({tuple(row): text})[kind](), shape=shape, slots=1, clock=dear
+    )
+    request = engine.add(row, SamplingParams(max_new_tokens=60, eos_token_ids=()))
+    engine.run()
+    assert request.tokens == text
+    told = [seconds for seconds, _ in shape.steps]
+    assert max(seconds for seconds in told if seconds is not None) < 0.1
+    assert told.count(None) > 2
+
+
+def test_kernels_that_do_not_run_are_left_out_with_a_word(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Triton needs a C compiler at its first use, for one."""
+    parts = EagerRunner(inspect_model(build("llama")))._layers[0].parts
+    cuda = torch.device("cuda", 0)
+    monkeypatch.setattr(graph_runner, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert not graph_runner.has_kernels(parts, torch.float64, cuda)
+    assert not graph_runner.has_kernels(parts, torch.float32, torch.device("cpu"))
+    assert not caplog.records
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+
+    def fails(*given: Any) -> None:
+        raise RuntimeError("Failed to find C compiler.")
+
+    modules: dict[str, Any] = {name: ModuleType(name) for name in ("columns", "kernels", "products")}
+    for name, module in modules.items():
+        module.check = lambda *given: None
+        monkeypatch.setitem(sys.modules, f"draftree.runner.cuda_graphs.{name}", module)
+    assert graph_runner.has_kernels(parts, torch.bfloat16, cuda)
+    tried = (*product(("columns", "kernels"), (torch.float32, torch.bfloat16)), ("products", torch.bfloat16))
+    for name, dtype in tried:
+        caplog.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                modules[name], "check", lambda *given: exec("raise RuntimeError('Failed to find C compiler.')")
+            )
+            assert not graph_runner.has_kernels(parts, dtype, cuda)
+        assert "do not run here, so that steps take longer: Failed to find C compiler." in caplog.text
+    assert graph_runner.has_kernels(parts, torch.float32, cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert not graph_runner.has_kernels(parts, torch.float32, cuda)

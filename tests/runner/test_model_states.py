@@ -1,0 +1,245 @@
+"""Models in states that their users put them into: quantised, offloaded, made or used in one of torch's modes.
+
+Whatever a runner cannot drive as quickly goes through the hooked one, and the text is that of no drafter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from few import crossed
+from generate_driver import copy_of, left_pad, prompts
+from torch import Tensor, nn
+
+import draftree
+from draftree.drafting.folder import base_of, model_hash
+from draftree.engine import Engine, SamplingParams, generate
+from draftree.runner import inspect_model, open_runner
+
+NEW = 12
+IDS, MASK = left_pad(prompts())
+DRAFTERS: dict[str, Callable[[Any], Any]] = {
+    "none": lambda model: None,
+    "lookahead": lambda model: draftree.Lookahead(),
+    "jacobi": lambda model: draftree.Jacobi(),
+    "medusa": lambda model: draftree.Medusa.fresh(model),
+}
+
+
+def ask(model: Any, drafter: str = "none", **options: Any) -> list[list[int]]:
+    settings = {"max_new_tokens": NEW, "eos_token_id": None} | options
+    found: list[list[int]] = generate(model, IDS, MASK, drafter=DRAFTERS[drafter](model), **settings).sequences.tolist()
+    return found
+
+
+class Halves(Tensor):
+    """A weight that is half of its numbers, as quantised weights are their numbers times a scale."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Halves:
+        made: Halves = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)  # type: ignore[attr-defined]
+        made.inner = inner
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].inner)
+        if func not in (torch.ops.aten.t.default, torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            raise NotImplementedError(f"Halves have no {func}.")
+        return func(*(arg.inner * 0.5 if isinstance(arg, cls) else arg for arg in args), **(kwargs or {}))
+
+
+def halved(model: Any) -> Any:
+    """The model with weights of linears that say the same, held as `Halves`."""
+    head = model.get_output_embeddings()
+    for module in list(model.modules()):
+        if type(module) is nn.Linear and module is not head:
+            module.weight = nn.Parameter(Halves(module.weight.detach() * 2.0), requires_grad=False)
+    return model
+
+
+@pytest.mark.parametrize(("drafter", "family"), crossed(DRAFTERS, ["demo", "t5-gated"]))
+def test_weights_of_another_class_go_through_the_hooked_one(family: str, drafter: str) -> None:
+    expected, model = ask(copy_of(family), runner="hooked"), halved(copy_of(family))
+    assert open_runner(model).name == "hooked"
+    assert ask(model, drafter) == expected
+    with pytest.raises(ValueError, match="does not qualify"):
+        open_runner(model, "cpu")
+
+
+def test_models_with_weights_of_another_class_are_known_again() -> None:
+    model = halved(copy_of("llama"))
+    assert model_hash(model) == model_hash(halved(copy_of("llama"))) == base_of(model).hash
+
+
+def by_torchao(model: Any) -> Any:
+    quantization = pytest.importorskip("torchao.quantization")
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+    return model
+
+
+def by_quanto(model: Any) -> Any:
+    quanto = pytest.importorskip("optimum.quanto")
+    quanto.quantize(model, weights=quanto.qint8, exclude="lm_head")
+    quanto.freeze(model)
+    return model
+
+
+def by_bitsandbytes(model: Any) -> Any:
+    """LLM.int8 without its outliers, whose columns are those of all rows of a pass together."""
+    bits = pytest.importorskip("bitsandbytes")
+    for parent in list(model.modules()):
+        for name, linear in list(parent.named_children()):
+            if type(linear) is nn.Linear and linear is not model.get_output_embeddings():
+                made = bits.nn.Linear8bitLt(
+                    linear.in_features, linear.out_features, linear.bias is not None, has_fp16_weights=False
+                )
+                made.load_state_dict(linear.state_dict())
+                setattr(parent, name, made.to("cpu"))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("library", "family", "drafter"), crossed([by_torchao, by_quanto, by_bitsandbytes], ["demo", "qwen2"], [*DRAFTERS])
+)
+def test_weights_of_8_bits(library: Callable[[Any], Any], family: str, drafter: str) -> None:
+    """`make test-8bit` has the libraries."""
+    model = library(copy_of(family))
+    assert open_runner(model).name == ("cpu" if library is by_torchao else "hooked")
+    assert ask(model, drafter) == ask(model, runner="hooked")
+    assert base_of(model).hash != base_of(copy_of(family)).hash
+
+
+@pytest.mark.parametrize(
+    ("where", "family", "drafter"),
+    crossed(["cpu", "disk"], ["llama", "gpt2", "bloom", "mpt", "t5", "bart"], [*DRAFTERS]),
+)
+def test_offloaded_models(where: str, family: str, drafter: str, tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    expected, model = ask(copy_of(family), runner="hooked"), copy_of(family)
+    device = torch.device("cpu")
+    if where == "cpu":
+        accelerate.cpu_offload(model, execution_device=device)
+    else:
+        accelerate.disk_offload(model, str(tmp_path), execution_device=device)
+    assert all(p.is_meta for p in model.parameters())
+    assert inspect_model(model).device == device
+    assert ask(model, drafter) == expected
+    with pytest.raises(ValueError, match="offload"):
+        base_of(model)
+
+
+def test_an_offloaded_model_may_take_a_drafter_that_is_not_checked(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model = copy_of("demo")
+    draftree.demo_drafter("medusa", model).save_pretrained(tmp_path)
+    expected = ask(model)
+    accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    with pytest.raises(ValueError, match="same_weights=False"):
+        draftree.load_drafter(tmp_path, model)
+    drafter = draftree.load_drafter(tmp_path, model, same_weights=False)
+    out = generate(model, IDS, MASK, drafter=drafter, max_new_tokens=NEW, eos_token_id=None)
+    assert out.sequences.tolist() == expected
+
+
+@pytest.mark.parametrize(("family", "drafter"), crossed(["demo", "gpt2", "t5-gated"], [*DRAFTERS]))
+def test_models_made_in_inference_mode(family: str, drafter: str) -> None:
+    """Their weights count no changes, so nothing may be made of them once and kept."""
+    expected = ask(copy_of(family))
+    with torch.inference_mode():
+        model = copy_of(family)
+        assert next(model.parameters()).is_inference()
+        assert ask(model, drafter) == expected
+    assert ask(model, drafter) == expected
+    with torch.inference_mode():
+        for parameter in model.parameters():
+            parameter.mul_(0.9)
+    again = copy_of(family)
+    with torch.no_grad():
+        for parameter in again.parameters():
+            parameter.mul_(0.9)
+    assert ask(model, drafter) == ask(again)
+
+
+@pytest.mark.parametrize(("choice", "drafter"), crossed(["auto", "hooked"], DRAFTERS))
+def test_one_engine_in_and_out_of_inference_mode(drafter: str, choice: str) -> None:
+    model = copy_of("demo")
+    made = DRAFTERS[drafter](model)
+    options: dict[str, Any] = {"drafter": made, "runner": choice, "max_new_tokens": NEW, "eos_token_id": None}
+    expected = ask(model)
+    for inside in (True, False, True):
+        with torch.inference_mode(inside):
+            assert generate(model, IDS, MASK, **options).sequences.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "drafter", "choice"), crossed(["demo", "gpt2", "t5-gated"], [*DRAFTERS], ["auto", "hooked"])
+)
+def test_autocast_around_it(family: str, drafter: str, choice: str) -> None:
+    """The hooked one runs in 16 bits then, where near-ties may fall the other way; others in the model's type."""
+    model = copy_of(family)
+    near_ties = choice == "hooked" and family == "demo"  # the other texts have none
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = ask(model, runner=choice, strict=near_ties)
+        assert ask(model, drafter, runner=choice, strict=near_ties) == expected
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bloom", "bart", "umt5"])
+def test_one_engine_in_and_out_of_autocast(family: str) -> None:
+    """Keys and values of a first pass in 16 bits are not the type of all that come."""
+    model, prompt = copy_of(family), IDS[0, -12:].tolist()
+    rules = SamplingParams(NEW)
+    sided: dict[str, Any] = {"encoder_input": IDS[0, -12:]} if model.config.is_encoder_decoder else {}
+    found = []
+    for order in ((False,), (True, False), (False, True, False)):
+        engine = Engine(model, runner="hooked")
+        for inside in order:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
+                request = engine.add(prompt[: 1 if sided else None], rules, **sided)
+                engine.run()
+        found.append(request.tokens)
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bloom", "opt"])
+def test_one_draft_model_in_and_out_of_autocast(family: str) -> None:
+    drafter = draftree.DraftModel(copy_of(family))
+    target = copy_of("llama")
+    expected = ask(target)
+    for inside in (True, False):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
+            found = generate(target, IDS, MASK, drafter=drafter, max_new_tokens=NEW, eos_token_id=None)
+    assert found.sequences.tolist() == expected
+
+
+@pytest.mark.parametrize("way", ["eager", "cuda_graphs"])
+def test_autocast_around_other_ways(way: str) -> None:
+    model = copy_of("demo")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = ask(model, runner=open_runner(model, way))
+        assert ask(model, "lookahead", runner=open_runner(model, way)) == expected
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("family", ["demo", "gemma3"])
+def test_training_leaves_nothing_behind(family: str, drafter: str) -> None:
+    """In training mode without dropout, with gradients on and half of a step behind: the text, and no graph."""
+    model = copy_of(family)
+    expected = ask(model)
+    model.train()
+    model(input_ids=IDS).logits.sum().backward()
+    with torch.enable_grad():
+        out = generate(model, IDS, MASK, drafter=DRAFTERS[drafter](model), max_new_tokens=NEW, eos_token_id=None)
+    assert out.sequences.tolist() == expected
+    assert not out.sequences.requires_grad
+    assert model.training

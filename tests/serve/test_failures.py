@@ -1,0 +1,335 @@
+"""What a server does where an answer fails: the client is told as the API tells errors, and the log says what."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import socket
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from serve_driver import MESSAGES, Running, serving
+from test_grammar import TOOLS, talking
+
+import draftree
+from draftree.errors import ModelChangedError
+from draftree.grammar import GrammarBusyError
+from draftree.serve import worker as serve_worker
+from draftree.serve.app import Watch, create_app
+from draftree.serve.delivery import Answers
+from draftree.serve.errors import FullError, StoppingError
+from draftree.serve.parts import Part
+from draftree.serve.scoring import Scoring
+from draftree.serve.settings import ServerSettings
+from draftree.serve.uvicorn_server import GracefulServer
+
+PLAIN = "/v1/completions"
+SECRET = "what the client has said"
+
+
+def fails(*args: Any, **options: Any) -> Any:
+    raise KeyError(SECRET)
+
+
+def counted(server: Running, status: int) -> float:
+    """Responses with this status, by the metrics."""
+    name = f'draftree_http_responses_total{{status="{status}"}} '
+    lines = [line for line in server.http.get("/metrics").text.splitlines() if line.startswith(name)]
+    return float(lines[0].removeprefix(name)) if lines else 0.0
+
+
+def test_a_failure_is_answered_counted_and_logged(
+    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    before = counted(server, 500)
+    monkeypatch.setattr(server.app.state.server.calls, "completion", fails)
+    body = {"prompt": SECRET, "max_tokens": 3}
+    response = server.http.post("/v1/completions", json=body, headers={"x-request-id": "mine"})
+    assert response.status_code == 500
+    assert response.headers["x-request-id"] == "mine"
+    error = response.json()["error"]
+    assert (error["type"], error["message"]) == ("server_error", "The server could not answer: its log says why.")
+    assert counted(server, 500) == before + 1
+    assert "mine failed with KeyError at test_failures.py:" in caplog.text
+    assert "POST /v1/completions 500" in caplog.text
+    assert SECRET not in caplog.text
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
+
+
+@pytest.mark.parametrize(
+    ("error", "wait"), [(ModelChangedError(), None), (GrammarBusyError(), "60"), (ValueError("No such prompt."), None)]
+)
+def test_what_is_no_fault_of_the_request_is_not_called_one(
+    server: Running, monkeypatch: pytest.MonkeyPatch, error: Exception, wait: str | None
+) -> None:
+    def refuses(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(draftree.Engine, "add", refuses)
+    response = server.http.post("/v1/completions", json={"prompt": "The sea", "max_tokens": 3})
+    own = type(error) is ValueError
+    assert response.status_code == (400 if own else 503)
+    found = response.json()["error"]
+    assert (found["type"], found["message"]) == ("invalid_request_error" if own else "server_error", str(error))
+    assert response.headers.get("Retry-After") == wait
+
+
+def test_a_refusal_leaves_nothing_to_the_garbage_collector(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process with a model in it collects seldom, and each refusal would wait with its prompts until then."""
+    engine = draftree.Engine(demo.model, slots=1)
+    worker = serve_worker.Worker(engine, demo.tokenizer, queue=0)
+    made: list[weakref.ref[Any]] = []
+
+    async def refused() -> None:
+        parts = [Part([1, 2, 3], draftree.SamplingParams(4, ())) for _ in range(2)]
+        answers = Answers(parts, 10.0, worker.cancel, whole=False)
+        made.append(weakref.ref(answers))
+        with contextlib.suppress(FullError):
+            await worker.start(answers)
+            pytest.fail("two answers were taken into one slot and no queue")
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(refused())
+        worker.close()
+        assert [ref() for ref in made] == [None]
+    finally:
+        gc.enable()
+
+
+def test_an_answer_whose_event_loop_has_ended_counts_as_cancelled(demo: Any) -> None:
+    ended: list[str | None] = []
+    worker = serve_worker.Worker(draftree.Engine(demo.model, slots=1), demo.tokenizer)
+    worker.on_end.append(lambda part: ended.append(part.finish))
+
+    async def ask() -> None:
+        await worker.start(
+            Answers([Part([1, 2, 3], draftree.SamplingParams(1500, ()))], 60.0, worker.cancel, whole=False)
+        )
+
+    try:
+        asyncio.run(ask())
+        deadline = time.monotonic() + 5
+        while worker.live and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert worker.live == 0
+        assert ended == ["cancelled"]
+    finally:
+        worker.close()
+
+
+def test_whoever_asks_while_the_worker_ends_is_told(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tasks(SimpleQueue[Any]):
+        def put(self, task: Any, *args: Any, **options: Any) -> None:
+            if isinstance(task, partial):  # a request, which comes behind the last look for one
+                worker.close()
+            super().put(task, *args, **options)
+
+    monkeypatch.setattr(serve_worker, "SimpleQueue", Tasks)
+    worker = serve_worker.Worker(draftree.Engine(demo.model, slots=1), demo.tokenizer)
+    parts = [Part([1, 2, 3], draftree.SamplingParams(8, ()))]
+
+    async def ask() -> None:
+        await asyncio.wait_for(worker.start(Answers(parts, 60.0, worker.cancel, whole=False)), 5.0)
+
+    with pytest.raises(StoppingError):
+        asyncio.run(ask())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_fails_on_its_way(
+    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    monkeypatch.setattr("draftree.detokenizer.Detokenizer.feed", fails)
+    body = {"prompt": SECRET, "max_tokens": 3, "stream": stream}
+    response = server.http.post("/v1/completions", json=body, headers={"x-request-id": "mine"})
+    text = response.text.removeprefix("data: ").partition("\n\n")[0]
+    assert json.loads(text)["error"]["type"] == "server_error"
+    assert response.status_code == (200 if stream else 500)
+    assert response.text.endswith("data: [DONE]\n\n") == stream
+    assert "mine failed with KeyError at test_failures.py:" in caplog.text
+    assert SECRET not in caplog.text
+    assert server.idle()
+
+
+def test_memory_that_is_short_where_a_request_leaves_ends_those_that_run_alone(
+    demo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its neighbour moves up behind it, outside of a step, and both slots are in doubt where that fails."""
+    asked = {"prompt": "The sea", "temperature": 0, "ignore_eos": True, "max_tokens": 1500}
+    with serving(*demo) as server, ThreadPoolExecutor() as pool:
+        engine = server.worker.engine
+        step = engine.step
+        monkeypatch.setattr(engine, "step", lambda: (time.sleep(0.01), step()))
+
+        def short(one: int, other: int) -> None:
+            patch.undo()
+            raise torch.OutOfMemoryError("out of memory")
+
+        with pytest.MonkeyPatch.context() as patch:
+            stopped = pool.submit(server.post, PLAIN, **asked, stop=[" "], min_tokens=30)
+            while not engine.running:
+                time.sleep(0.005)
+            neighbour = pool.submit(server.post, PLAIN, **asked)
+            while len(engine.running) < 2:
+                time.sleep(0.002)
+            patch.setattr(engine.cache, "exchange", short)
+            assert stopped.result().json()["choices"][0]["finish_reason"] == "stop"
+            assert neighbour.result().status_code == 500
+        assert server.idle()
+        assert server.complete("The sea", max_tokens=2)["choices"][0]["finish_reason"] == "length"
+
+
+def test_everybody_is_told_where_the_thread_of_the_engine_ends(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"prompt": "The sea", "ignore_eos": True, "max_tokens": 1500}
+    with serving(*demo) as server, ThreadPoolExecutor() as pool:
+        worker = server.worker
+        running = [pool.submit(server.post, PLAIN, **asked), pool.submit(server.post, PLAIN, **asked, stream=True)]
+        while len(worker.engine.running) < 2:
+            time.sleep(0.005)
+        worker.on_tokens.append(fails)  # whose errors nobody expects
+        scoring = Scoring([[1, 2, 3]], 0, time.monotonic() + 60)
+        worker._tasks.put(partial(worker._add_scoring, scoring))
+        for answer in running:
+            assert "shutting down" in answer.result().text
+        with pytest.raises(StoppingError):
+            scoring.found.result(10)
+        assert server.http.get("/health").status_code == 503
+        assert server.post(PLAIN, prompt="Hi", max_tokens=1).status_code == 503
+        assert worker.live == 0
+
+
+def test_a_call_that_is_cut_off_is_content(demo: Any, caplog: pytest.LogCaptureFixture) -> None:
+    asked: dict[str, Any] = {"messages": MESSAGES, "temperature": 0, "tools": TOOLS, "tool_choice": "required"}
+    with serving(demo.model, talking(demo.tokenizer)) as server:
+        for end, finish in (({"max_tokens": 10}, "length"), ({"max_tokens": 200, "stop": ["arguments"]}, "stop")):
+            response = server.post("/v1/chat/completions", **asked, **end)
+            assert response.status_code == 200, response.text
+            choice = response.json()["choices"][0]
+            assert choice["message"]["content"].startswith("<call>")
+            assert "tool_calls" not in choice["message"]
+            assert choice["finish_reason"] == finish
+            choices = [event["choices"][0] for event in server.events("/v1/chat/completions", **asked, **end)]
+            content = "".join(one["delta"].get("content", "") for one in choices)
+            assert (content, choices[-1]["finish_reason"]) == (choice["message"]["content"], finish)
+    assert "failed" not in caplog.text
+
+
+def test_a_tokenizer_that_fails_ends_its_request_alone(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        is_fast = False
+
+        def decode(self, ids: Any, **options: Any) -> str:
+            raise LookupError("no such token")
+
+    asked: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 2}
+    with monkeypatch.context() as patch:
+        patch.setattr(server.worker, "tokenizer", Failing())
+        response = httpx.post(f"{server.url}/v1/completions", json=asked)  # whose connection is closed then
+    assert response.status_code == 500
+    assert server.worker.alive
+    assert server.idle()
+    assert server.post("/v1/completions", **asked).status_code == 200
+
+
+@pytest.mark.parametrize(("alive", "status"), [(True, 499), (False, 503)])
+def test_whoever_is_cut_off_is_told_why(alive: bool, status: int) -> None:
+    """An ASGI server cancels a request when its client has gone, or when it stops and waits no longer."""
+    sent: list[Any] = []
+    metrics = SimpleNamespace(responded=sent.append)
+    server: Any = SimpleNamespace(worker=SimpleNamespace(alive=alive), metrics=metrics, settings=ServerSettings())
+
+    async def endless(*way: Any) -> None:
+        await asyncio.sleep(60)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def cut_off() -> None:
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+        task = asyncio.ensure_future(Watch(endless, server)(scope, None, send))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await task
+
+    asyncio.run(cut_off())
+    counted, start, body = sent
+    assert counted == start["status"] == status
+    assert json.loads(body["body"])["error"]["message"]
+
+
+def test_a_client_that_leaves_while_it_sends(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        time.sleep(0.2)
+    end = time.monotonic() + 10
+    while "POST /v1/completions" not in caplog.text and time.monotonic() < end:
+        time.sleep(0.02)
+    assert "POST /v1/completions 499" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_a_path_cannot_write_lines_into_the_log(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "draftree.serve")
+    server.http.get("/x%0a2026 draftree.serve POST /v1/completions 200%0d%1b[2J" + "y" * 1000)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "draftree.serve"]
+    assert "GET /x?2026 draftree.serve POST" in line
+    assert line.isprintable()
+    assert len(line) < 300
+
+
+def health(server: Running) -> tuple[int, str]:
+    response = server.http.get("/health")
+    return response.status_code, response.json()["status"]
+
+
+@pytest.mark.parametrize(
+    ("error", "steps"), [(RuntimeError("no"), 3), (getattr(torch, "AcceleratorError", RuntimeError)("no"), 1)]
+)
+def test_a_server_whose_steps_fail_says_so_until_one_succeeds(demo: Any, error: Exception, steps: int) -> None:
+    def broken(*args: Any, **options: Any) -> Any:
+        raise error
+
+    with serving(*demo) as server:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(server.worker.engine.loop, "advance", broken)
+            for _ in range(steps):
+                assert health(server) == (200, "ok")
+                assert server.post(PLAIN, prompt="Hi", max_tokens=1).status_code == 500
+            assert health(server) == (503, "failing")
+            assert server.idle()
+            assert health(server) == (503, "failing")  # the token that was tried has failed too
+            assert server.idle()
+        end = time.monotonic() + 10
+        while health(server) != (200, "ok") and time.monotonic() < end:
+            time.sleep(0.02)
+        assert health(server) == (200, "ok")
+
+
+def test_how_long_a_connection_may_be_idle(demo: Any) -> None:
+    app = create_app(draftree.Engine(demo.model, slots=1), demo.tokenizer)
+    worker = app.state.server.worker
+    try:
+        assert GracefulServer(worker, app=app).config.timeout_keep_alive == 75
+        assert GracefulServer(worker, app=app, keep_alive=7).config.timeout_keep_alive == 7
+    finally:
+        worker.close()
+
+
+def test_replicas_keep_connections_as_ray_does(refused: Any) -> None:
+    refused(["serve", "--replicas", "2", "--keep-alive", "9"], "leave --keep-alive out with --replicas")

@@ -1,0 +1,393 @@
+"""Keys, limits, clients that go away, and how the server stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import logging
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from datetime import datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+from serve_driver import Running, serving
+
+from draftree import Fixed
+from draftree.engine import SamplingParams
+from draftree.serve import answers
+from draftree.serve import app as application
+from draftree.serve.delivery import Answers
+from draftree.serve.logs import JsonLines
+from draftree.serve.parts import Part
+from draftree.serve.settings import ServerSettings
+
+
+def test_keys_let_in_and_keep_apart(demo: Any) -> None:
+    with serving(*demo, shape=Fixed(8), api_keys=("first", "second")) as server:  # however long steps take
+        assert server.http.get("/health").status_code == 200
+        for headers in ({}, {"Authorization": "Bearer third"}, {"Authorization": "Basic first"}):
+            refused = server.http.post("/v1/completions", json={"prompt": "Hi"}, headers=headers)
+            assert refused.status_code == 401
+            assert refused.json()["error"]["code"] == "invalid_api_key"
+            assert server.http.get("/metrics", headers=headers).status_code == 401
+
+        def ask(key: str) -> dict[str, Any]:
+            body = {
+                "prompt": "The sea is so wide that",
+                "temperature": 0,
+                "max_tokens": 30,
+                "draftree": {"stats": True},
+            }
+            answer = server.http.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+            assert answer.status_code == 200
+            stats: dict[str, Any] = answer.json()["draftree"]["answers"][0]
+            return stats
+
+        one, stranger, again = ask("first"), ask("second"), ask("first")
+        assert one["reused_prompt_tokens"] == stranger["reused_prompt_tokens"] == 0
+        assert one["steps"] == stranger["steps"] > again["steps"]
+        assert again["reused_prompt_tokens"] > 0
+
+
+def test_the_description_needs_a_key_and_leads_nowhere_else(demo: Any) -> None:
+    with serving(*demo, api_keys=("first",)) as server:
+        for path in ("/docs", "/redoc"):
+            assert server.http.get(path).status_code == 404
+        assert server.http.get("/openapi.json").status_code == 401
+        server.http.headers["Authorization"] = "Bearer first"
+        found = [server.http.get("/openapi.json").json() for _ in range(2)]
+    assert found[0] == found[1]
+    written = json.dumps(found[0])
+    led_to = set(re.findall(r'"#/components/schemas/([^"]+)"', written))
+    assert {"ToolCall", "DraftreeOptions"} <= led_to <= set(found[0]["components"]["schemas"])
+    assert "$defs" not in written
+    assert found[0]["paths"]["/tokenize"]["post"]["requestBody"]
+
+
+def test_keys_as_people_write_them(demo: Any) -> None:
+    with serving(*demo, api_keys=(" first ", "se cond\n")) as server:
+        for key in (b"first", b" first", b"se cond"):
+            assert server.http.get("/v1/models", headers={"Authorization": b"Bearer " + key}).status_code == 200
+        for key in ("\xe9".encode(), b"\xe9", b"se"):
+            assert server.http.get("/v1/models", headers={"Authorization": b"Bearer " + key}).status_code == 401
+
+
+@pytest.mark.parametrize("key", ["cl\xe9", "\u4f60", "a\tb", "a\x7f"])
+def test_keys_that_nobody_could_present_are_refused_at_the_start(key: str) -> None:
+    with pytest.raises(ValueError, match=r"An API key has characters that clients cannot send: give .*\.$"):
+        ServerSettings(api_keys=("good", key))
+    with pytest.raises(ValueError, match="An API key is empty"):
+        ServerSettings(api_keys=("good", " "))
+
+
+def test_overload_is_told_and_passes(demo: Any) -> None:
+    with serving(*demo, slots=2, queue=3) as server:
+        statuses: list[int] = []
+
+        def ask() -> None:
+            body = {"prompt": "The sea", "temperature": 0, "max_tokens": 200, "ignore_eos": True}
+            response = server.http.post("/v1/completions", json=body)
+            statuses.append(response.status_code)
+            if response.status_code == 429:
+                assert int(response.headers["retry-after"]) >= 1
+                assert response.json()["error"]["code"] == "queue_full"
+
+        threads = [threading.Thread(target=ask) for _ in range(50)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert set(statuses) == {200, 429}
+        assert statuses.count(200) >= 5
+        assert server.idle()
+        assert server.complete("Hi")["choices"]
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(demo: Any) -> None:
+    with serving(*demo, body_seconds=0.2) as server:
+        url = httpx.URL(server.url)
+        with socket.create_connection((url.host, url.port), timeout=30) as line:
+            line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+            assert line.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_client_that_does_not_read_is_left(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "UNREAD", 0.3)
+    body = {"prompt": "The sea", "n": 8, "max_tokens": 500, "ignore_eos": True, "stream": True, "logprobs": 20}
+    sent = json.dumps(body).encode()
+    with serving(*demo, timeout=60) as server:
+        server.server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # full at once
+        url = httpx.URL(server.url)
+        with socket.socket() as line:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            line.settimeout(30)
+            line.connect((url.host, url.port))
+            line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(sent) + sent)
+            assert line.recv(100).startswith(b"HTTP/1.1 200 ")
+            assert server.idle(60)
+            said = b""
+            with contextlib.suppress(ConnectionResetError):
+                while piece := line.recv(2**20):
+                    said = said[-100:] + piece
+            assert b"[DONE]" not in said
+        assert server.complete("Hi", max_tokens=2)["choices"]
+
+
+def test_limits_of_length(demo: Any) -> None:
+    with serving(*demo, max_prompt_tokens=20, max_output_tokens=10, body_bytes=2000) as server:
+        assert len(server.complete([5] * 20, max_tokens=10, ignore_eos=True, return_token_ids=True)["choices"]) == 1
+        assert server.post("/v1/completions", prompt=[5] * 21).status_code == 400
+        assert server.post("/v1/completions", prompt=[5], max_tokens=11).status_code == 400
+        chat = server.post("/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}], ignore_eos=True)
+        assert chat.json()["usage"]["completion_tokens"] == 10
+        assert server.post("/v1/completions", prompt="x" * 3000).status_code == 413
+        assert server.complete("Hi", max_tokens=1, stop=["a", "x" * 1000])["choices"]
+        refused = server.post("/v1/completions", prompt="Hi", max_tokens=1, stop=["a", "x" * 1001])
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "stop"
+        assert "at most 1000" in refused.json()["error"]["message"]
+
+
+def test_time_is_bounded(demo: Any) -> None:
+    with serving(*demo, timeout=0.2) as server:
+        answer = server.complete("The sea", max_tokens=2000, ignore_eos=True)
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert 0 < answer["usage"]["completion_tokens"] < 2000
+        assert server.idle()
+        shorter = server.complete("The sea", max_tokens=2000, ignore_eos=True, draftree={"timeout": 0.02})
+        assert shorter["usage"]["completion_tokens"] < answer["usage"]["completion_tokens"]
+        longer = server.complete(
+            "The sea", max_tokens=2000, ignore_eos=True, draftree={"timeout": 60, "drafter": "off"}
+        )
+        assert longer["usage"]["completion_tokens"] < 2000
+
+
+def test_a_request_that_is_never_begun_is_told_so_and_streams_are_not_silent(
+    demo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One slot, held by an answer of slow steps: others wait, and their time is over before it is free."""
+    monkeypatch.setattr(answers, "KEEP_ALIVE", 0.02)
+    body = {"prompt": "The sea", "max_tokens": 2000, "ignore_eos": True}
+    with serving(*demo, slots=1, timeout=60) as server:
+        engine, path = server.worker.engine, f"{server.url}/v1/completions"
+        step = engine.step
+        monkeypatch.setattr(engine, "step", lambda: (time.sleep(0.01), step()))
+        with httpx.stream("POST", path, json=body | {"stream": True, "draftree": {"drafter": "off"}}) as first:
+            lines = first.iter_lines()
+            next(lines)
+            for n in (1, 2):
+                late = httpx.post(path, json=body | {"n": n, "draftree": {"timeout": 0.1}}, timeout=60)
+                assert late.status_code == 503
+                assert late.headers["retry-after"] == "1"
+                assert "until the time of this request was over" in late.json()["error"]["message"]
+            with httpx.stream("POST", path, json=body | {"stream": True, "draftree": {"timeout": 0.2}}) as waiting:
+                said = [line for line in waiting.iter_lines() if line]
+            assert said.count(": waiting") > 2
+            assert "until the time" in said[-2]
+            assert said[-1] == "data: [DONE]"
+        monkeypatch.undo()
+        assert server.idle()
+        assert server.complete("Hi", max_tokens=2)["choices"]
+        waited = server.app.state.server.metrics.text().decode()
+        assert "draftree_queue_seconds_count 2.0" in waited, "only what was begun has left the queue"
+
+
+def test_a_refused_request_makes_no_trie(demo: Any) -> None:
+    with serving(*demo, slots=1, queue=0) as server:
+        (drafter,) = server.app.state.server._tries
+        assert server.post("/v1/completions", prompt="Hi", user="bad", temperature=-1).status_code == 400
+        assert server.post("/v1/completions", prompt="Hi", user="much", n=2).status_code == 400
+        assert not drafter._salted
+        assert server.complete("Hi", max_tokens=2, user="good")["choices"]
+        assert len(drafter._salted) == 1
+
+
+def test_whoever_goes_away_frees_the_slot(server: Running) -> None:
+    def ended(finish: str) -> float:
+        found = re.search(rf'draftree_requests_total{{finish="{finish}"}} (\S+)', server.http.get("/metrics").text)
+        return 0 if found is None else float(found[1])
+
+    before = ended("cancelled"), ended("length")
+    body = {"prompt": "The sea", "max_tokens": 1900, "ignore_eos": True, "temperature": 0}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.2)
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body | {"stream": True}) as stream:
+        next(stream.iter_lines())
+    began = time.monotonic()
+    assert server.idle(5)
+    assert time.monotonic() - began < 1
+    assert (ended("cancelled"), ended("length")) == (before[0] + 2, before[1])
+
+
+def test_whoever_goes_away_while_it_is_taken_in_leaves_nothing_behind(demo: Any) -> None:
+    """As Ray's replicas have it, whose callers go at any moment: the thread goes on, and nothing runs for nobody."""
+    with serving(*demo) as server:
+        rules = SamplingParams(max_new_tokens=1900)
+
+        async def ask(pause: float) -> None:
+            answers = Answers([Part([5, 6], rules)], 60, server.worker.cancel, whole=False)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(server.worker.start(answers), pause)
+
+        server.worker._tasks.put(lambda: time.sleep(0.2))  # a step that takes long
+        asyncio.run(ask(0.05))
+        time.sleep(0.3)
+        assert server.worker.alive
+        assert server.idle(1)
+        assert server.complete("Hi", max_tokens=1)["choices"]
+
+
+def test_stopping_lets_running_answers_end(demo: Any) -> None:
+    found: list[httpx.Response] = []
+    with serving(*demo) as server:
+        body = {"prompt": "The sea", "max_tokens": 300, "ignore_eos": True, "temperature": 0}
+        thread = threading.Thread(target=lambda: found.append(httpx.post(f"{server.url}/v1/completions", json=body)))
+        thread.start()
+        while not server.worker.live:
+            time.sleep(0.005)
+    thread.join()
+    assert found[0].json()["usage"]["completion_tokens"] == 300
+
+
+def test_what_has_not_ended_when_the_server_stops_is_told_so(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing passes for an answer that is none, and whoever asks meanwhile hears that the server stops."""
+    found: dict[Any, httpx.Response] = {}
+    body = {"prompt": "The sea", "max_tokens": 1900, "ignore_eos": True, "temperature": 0}
+    with serving(*demo, grace=1.5) as server:
+        step = server.worker.engine.step
+        monkeypatch.setattr(server.worker.engine, "step", lambda: (time.sleep(0.02), step()))
+
+        def ask(name: Any, **fields: Any) -> None:
+            found[name] = httpx.post(f"{server.url}/v1/completions", json=body | fields, timeout=60)
+
+        threads = [threading.Thread(target=ask, args=[s], kwargs={"stream": s}) for s in (False, True)]
+        for thread in threads:
+            thread.start()
+        while server.worker.live < 2:
+            time.sleep(0.005)
+        server.server.should_exit = True
+        while server.worker.alive:
+            time.sleep(0.005)
+        health = httpx.get(f"{server.url}/health")
+        assert (health.status_code, health.json()) == (503, {"status": "stopping"})
+        ask("late")
+        ask("late echo", echo=True, logprobs=1)
+        for thread in threads:
+            thread.join()
+    for response in (found[False], found["late"], found["late echo"]):
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "1"
+        assert "shutting down" in response.json()["error"]["message"]
+    *_, last, done = found[True].text.removesuffix("\n\n").split("\n\n")
+    assert "shutting down" in json.loads(last.removeprefix("data: "))["error"]["message"]
+    assert done == "data: [DONE]"
+    assert '"finish_reason":"length"' not in found[True].text
+
+
+def test_a_second_interrupt_breaks_off_at_once_and_logs_nothing(
+    demo: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found: list[httpx.Response] = []
+    body = {"prompt": "The sea", "max_tokens": 1900, "ignore_eos": True, "temperature": 0}
+    with serving(*demo, grace=60.0) as server:
+        logging.getLogger("uvicorn.error").addHandler(caplog.handler)
+        step = server.worker.engine.step
+        monkeypatch.setattr(server.worker.engine, "step", lambda: (time.sleep(0.05), step()))
+        asking = threading.Thread(target=lambda: found.append(httpx.post(f"{server.url}/v1/completions", json=body)))
+        asking.start()
+        while not server.worker.live:
+            time.sleep(0.005)
+        began = time.monotonic()
+        server.server.handle_exit(signal.SIGINT, None)
+        while server.worker.alive:
+            time.sleep(0.005)
+        server.server.handle_exit(signal.SIGINT, None)
+        server.thread.join()
+        logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
+        asking.join()
+    assert time.monotonic() - began < 30
+    assert found[0].status_code == 503
+    assert not caplog.records
+
+
+@pytest.mark.slow
+def test_the_command_logs_json_alone_and_stops_at_a_signal() -> None:
+    command = [sys.executable, "-m", "draftree", "serve", "--port", "0", "--log-format", "json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = re.search(r"http://[a-z]+:(\d+)", process.stdout.readline())
+        assert said is not None
+        address = ("127.0.0.1", int(said[1]))
+        with socket.create_connection(address) as client:
+            client.sendall(b"this is no HTTP\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 400")
+        body = {"prompt": "The sea", "max_tokens": 200, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"http://localhost:{said[1]}/v1/completions", json=body, timeout=60) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        assert rest[-2:] == ["data: [DONE]", ""]
+        assert '"finish_reason":"length"' in rest[-4]
+        _, logged = process.communicate(timeout=60)
+    records = [json.loads(line) for line in logged.splitlines()]
+    assert "uvicorn.error" in {record["logger"] for record in records}
+    assert {"info", "warning"} >= {record["level"] for record in records}
+
+
+def test_request_ids_go_around(server: Running) -> None:
+    assert server.http.get("/health", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    assert len(server.http.get("/health", headers={"x-request-id": "not an id"}).headers["x-request-id"]) == 32
+
+
+def test_no_prompt_is_logged(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "draftree.serve")
+    server.complete("a very private text")
+    server.post("/v1/completions", prompt="a very private text", nonsense=1)
+    assert "POST /v1/completions 200" in caplog.text
+    assert "private" not in caplog.text
+
+
+def test_lines_of_json_say_what_was_asked_for_and_no_text(server: Running) -> None:
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(JsonLines())
+    log = logging.getLogger("draftree.serve")
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        body = {"prompt": "The secret sea", "max_tokens": 3}
+        answer = server.http.post("/v1/completions", json=body, headers={"x-request-id": "mine"}).json()
+        server.post("/v1/completions", prompt=["secret"], best_of=-1)
+        try:
+            raise RuntimeError("half-way")
+        except RuntimeError:
+            log.exception("a step failed")
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+    good, bad, failed = map(json.loads, written.getvalue().splitlines())
+    assert answer["choices"]
+    assert set(good) == {"time", "level", "logger", "request_id", "method", "path", "status", "seconds"}
+    assert (good["request_id"], good["method"], good["path"]) == ("mine", "POST", "/v1/completions")
+    assert (good["status"], bad["status"]) == (200, 400)
+    assert datetime.fromisoformat(good["time"]).utcoffset() == timedelta(0)
+    assert (failed["level"], failed["message"]) == ("error", "a step failed")
+    assert "half-way" in failed["exception"]
+    assert "secret" not in written.getvalue()
+
+
+def test_log_formats_that_cannot_be_are_refused_before_a_model_is_loaded(refused: Any) -> None:
+    refused(["serve", "--model", "nowhere", "--log-format", "xml"], "There is no log format 'xml': give text or json.")
+    asked = ["serve", "--model", "nowhere", "--log-format", "json", "--replicas", "2"]
+    refused(asked, "Replicas log as Ray Serve does: set RAY_SERVE_LOG_ENCODING=JSON in place of --log-format.")

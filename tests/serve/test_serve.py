@@ -1,0 +1,395 @@
+"""The server under the OpenAI API: texts, streams, scores, tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+from serve_driver import MESSAGES, Running, ids_of, serving
+
+from draftree import Fixed, Merge
+from draftree.by_name import make_drafter
+from draftree.drafter_names import TRAINED
+from draftree.drafting import Drafter, RequestState
+from draftree.drafting.base import Capabilities
+from draftree.serve.token_bytes import TokenBytes
+from draftree.tree import Draft, TokenTree
+
+
+def test_a_stream_says_what_the_whole_answer_says(server: Running, client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model="draftree", messages=MESSAGES, temperature=0, max_tokens=60)
+    chunks = list(
+        client.chat.completions.create(
+            model="draftree",
+            messages=MESSAGES,
+            temperature=0,
+            max_tokens=60,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == whole.choices[0].finish_reason
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert all(c.usage is None for c in chunks[:-1])
+    with server.http.stream("POST", "/v1/completions", json={"prompt": "The", "max_tokens": 2, "stream": True}) as sent:
+        assert sent.headers["x-accel-buffering"] == "no", "else nginx hands out an answer in lumps"
+
+
+def test_an_answer_goes_back_into_the_history_as_clients_hold_it(client: openai.OpenAI) -> None:
+    """With the fields that are null of every answer here, and the empty list of annotations that others send."""
+    asked: Any = {"model": "draftree", "temperature": 0, "max_tokens": 8}
+    message = client.chat.completions.create(messages=MESSAGES, **asked).choices[0].message
+    held: Any = message.model_dump()
+    assert held["function_call"] is None
+    more: Any = {"role": "user", "content": "And then?"}
+    found = [
+        client.chat.completions.create(messages=[*MESSAGES, one, more], **asked).choices[0].message.content
+        for one in ({"role": "assistant", "content": message.content}, held, held | {"annotations": []})
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+def test_stop_strings_end_the_text_before_them(server: Running) -> None:
+    whole = server.complete("Once upon a time", max_tokens=60)["choices"][0]["text"]
+    middle = whole[len(whole) // 2 : len(whole) // 2 + 5]
+    expected = whole[: whole.index(middle)]
+    cut = server.complete("Once upon a time", max_tokens=60, stop=[middle, "never said"])
+    assert cut["choices"][0]["text"] == expected
+    assert cut["choices"][0]["finish_reason"] == "stop"
+    kept = server.complete("Once upon a time", max_tokens=60, stop=middle, include_stop_str_in_output=True)
+    assert kept["choices"][0]["text"] == expected + middle
+    chunks = server.events("/v1/completions", prompt="Once upon a time", temperature=0, max_tokens=60, stop=middle)
+    assert "".join(c["choices"][0]["text"] for c in chunks) == expected
+    assert server.idle()
+
+
+def test_stop_strings_wait_for_the_least_tokens(server: Running, demo: Any) -> None:
+    fields = {"max_tokens": 60, "ignore_eos": True, "return_token_ids": True}
+    whole = server.complete("Once upon a time", **fields)["choices"][0]
+    assert "e" in demo[1].decode(whole["token_ids"][:20])
+    early = len(demo[1].decode(whole["token_ids"][:20]))
+    cut = server.complete("Once upon a time", **fields, min_tokens=20, stop=["e"])["choices"][0]
+    assert cut["text"] == whole["text"][: whole["text"].index("e", early)]
+    assert cut["finish_reason"] == "stop"
+    assert len(cut["token_ids"]) > 20
+
+
+def test_no_temperature_is_too_low(server: Running) -> None:
+    """Below a least one the best token is taken; scores divided by it would be infinite."""
+    fields: dict[str, Any] = {"max_tokens": 12, "return_token_ids": True}
+    constrained = fields | {"structured_outputs": {"regex": "[a-z ]{9,30}"}}
+    for asked in (fields, constrained):
+        greedy = server.complete("The sea", temperature=0, **asked)["choices"]
+        for temperature in (1e-40, 1e-300, 9e-6):
+            assert server.complete("The sea", temperature=temperature, seed=3, **asked)["choices"] == greedy
+    refused = server.post("/v1/completions", prompt="The sea", repetition_penalty=1e-310)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "repetition_penalty"
+
+
+def test_several_prompts_and_several_answers(server: Running) -> None:
+    one, two = (server.complete(p, max_tokens=8)["choices"][0]["text"] for p in ("The sea", "A man"))
+    both = server.complete(["The sea", "A man"], max_tokens=8, n=2)
+    assert [c["text"] for c in both["choices"]] == [one, one, two, two]
+    assert [c["index"] for c in both["choices"]] == [0, 1, 2, 3]
+    drawn = server.complete("The sea", max_tokens=12, n=4, temperature=1, seed=5)["choices"]
+    assert len({c["text"] for c in drawn}) > 1
+    assert drawn == server.complete("The sea", max_tokens=12, n=4, temperature=1, seed=5)["choices"]
+
+
+def test_best_of_gives_the_likeliest(server: Running) -> None:
+    def mean(choice: dict[str, Any]) -> float:
+        scores = choice["logprobs"]["token_logprobs"]
+        return sum(scores) / len(scores)
+
+    fields = {"max_tokens": 12, "temperature": 1, "seed": 3, "logprobs": 0}
+    tries = server.complete("The sea", n=6, **fields)["choices"]
+    best = server.complete("The sea", n=2, best_of=6, **fields)
+    expected = sorted(map(mean, tries), reverse=True)[:2]
+    assert [mean(c) for c in best["choices"]] == pytest.approx(expected)
+    assert best["usage"]["completion_tokens"] == sum(len(c["logprobs"]["tokens"]) for c in tries)
+
+
+def test_echo_scores_the_prompt_as_the_model_does(server: Running, demo: Any) -> None:
+    model, tokenizer = demo
+    rows = [ids_of(tokenizer, "The sea is blue and wide"), ids_of(tokenizer, "word " * 300)]
+    answer = server.complete(rows, max_tokens=1, echo=True, logprobs=1)
+    for ids, choice in zip(rows, answer["choices"], strict=True):
+        with torch.no_grad():
+            logp = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        expected = [float(logp[i, token]) for i, token in enumerate(ids[1:])]
+        scores = choice["logprobs"]["token_logprobs"]
+        assert scores[0] is None
+        assert scores[1 : len(ids)] == pytest.approx(expected, abs=1e-3)
+        assert len(scores) == len(ids) + 1
+        assert len(choice["logprobs"]["tokens"]) == len(scores) == len(choice["logprobs"]["text_offset"])
+    none = server.complete(rows[0], max_tokens=0, echo=True, logprobs=0)
+    assert none["choices"][0]["text"] == tokenizer.decode(rows[0])
+    assert none["usage"]["completion_tokens"] == 0
+
+
+def test_a_prompt_alone_in_a_stream(server: Running) -> None:
+    asked: dict[str, Any] = {"prompt": ["The sea", "A man"], "max_tokens": 0, "echo": True, "logprobs": 1}
+    whole = server.complete(**asked, draftree={"stats": True})
+    assert whole["draftree"] == {"answers": []}
+    events = server.events("/v1/completions", **asked, stream_options={"include_usage": True})
+    assert events.pop()["usage"] == whole["usage"]
+    for choice in whole["choices"]:
+        said, ended = [e["choices"][0] for e in events if e["choices"][0]["index"] == choice["index"]]
+        assert (said["text"], said["logprobs"]) == (choice["text"], choice["logprobs"])
+        assert (ended["text"], ended["finish_reason"]) == ("", choice["finish_reason"])
+
+
+def test_parts_of_characters_have_their_own_bytes_and_the_characters_place(server: Running, demo: Any) -> None:
+    ids = ids_of(demo[1], "\U0001f642\xe9!")
+    assert len(ids) == 6
+    fields = {"echo": True, "logprobs": 0, "max_tokens": 3}
+    scored = server.complete(ids, **fields)["choices"][0]
+    assert scored["logprobs"]["text_offset"][:7] == [0, 0, 0, 0, 1, 2, 3]
+    chunks = server.events("/v1/completions", prompt=ids, temperature=0, **fields)
+    assert [at for c in chunks for at in c["choices"][0]["logprobs"]["text_offset"]] == scored["logprobs"][
+        "text_offset"
+    ]
+    forced = {"logit_bias": {str(ids[0]): 100}, "max_tokens": 1, "temperature": 0, "logprobs": True, "top_logprobs": 1}
+    answer = server.post("/v1/chat/completions", messages=MESSAGES, **forced).json()
+    assert answer["choices"][0]["logprobs"]["content"][0]["bytes"] == [0xF0]
+
+
+def test_bytes_of_tokens_are_those_of_the_text(demo: Any) -> None:
+    text, tokenizer = "Gr\xfc\xdfe \u4f60\u597d \U0001f642\n\ttoo", demo[1]
+    found = TokenBytes(tokenizer)
+    assert bytes(b for token in ids_of(tokenizer, text) for b in found.of(token)).decode().strip() == text
+    assert bytes(found.of(tokenizer.eos_token_id)).decode() == tokenizer.eos_token
+
+    class Other:
+        """A tokenizer of another kind, whose tokens are characters."""
+
+        def decode(self, ids: list[int]) -> str:
+            return "".join(map(chr, ids))
+
+        def convert_ids_to_tokens(self, token: int) -> str:
+            return chr(token)
+
+    assert TokenBytes(Other()).of(0xE9) == list("\xe9".encode())
+
+
+def test_chat_logprobs(server: Running, client: openai.OpenAI) -> None:
+    fields: Any = {"model": "draftree", "messages": MESSAGES, "temperature": 0, "max_tokens": 6}
+    answer = client.chat.completions.create(**fields, logprobs=True, top_logprobs=3)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert len(logprobs.content) == 6
+    for token in logprobs.content:
+        assert token.logprob == max(top.logprob for top in token.top_logprobs)
+        assert bytes(token.bytes or []).decode() == token.token
+    streamed = [
+        token
+        for chunk in client.chat.completions.create(**fields, logprobs=True, top_logprobs=3, stream=True)
+        if chunk.choices and chunk.choices[0].logprobs
+        for token in chunk.choices[0].logprobs.content or []
+    ]
+    assert streamed == logprobs.content
+
+
+@pytest.mark.parametrize("name", ["lookahead", *(f"{name}+prompt-lookup" for name in TRAINED)])
+def test_a_prediction_saves_steps_and_is_counted(demo: Any, name: str) -> None:
+    """By the drafters that copy, and by any other merged with one of them."""
+    fields: Any = {"model": "draftree", "messages": MESSAGES, "temperature": 0, "max_tokens": 48, "user": "predicts"}
+    drafter = make_drafter(name, demo.tokenizer, demo.model)
+    with serving(*demo, drafter, shape=Fixed(8)) as server:  # however long steps take
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        off = client.chat.completions.create(**fields, extra_body={"draftree": {"drafter": "off", "stats": True}})
+        text = off.choices[0].message.content
+        told = client.chat.completions.create(
+            **fields, prediction={"type": "content", "content": text}, extra_body={"draftree": {"stats": True}}
+        )
+    assert told.choices[0].message.content == text
+    steps = [answer.model_extra["draftree"]["answers"][0]["steps"] for answer in (off, told)]
+    assert steps[0] == 48
+    assert steps[1] < 24
+    assert told.usage is not None
+    details = told.usage.completion_tokens_details
+    assert details is not None
+    assert details.accepted_prediction_tokens
+    assert details.accepted_prediction_tokens + (details.rejected_prediction_tokens or 0) >= 40
+
+
+class Follows(Drafter):
+    """A user's own drafter: the answer is the prediction."""
+
+    capabilities = Capabilities(copies_prediction=True)
+
+    def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
+        drafts: list[Draft] = []
+        for request in requests:
+            tokens = list(request.prediction[len(request.answer) :])
+            drafts.append((tokens, range(-1, len(tokens) - 1), [-1.0] * len(tokens), 1))
+        return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
+
+
+class Silent(Follows):
+    """Another, of no use for it."""
+
+    capabilities = Capabilities()
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_prediction_is_for_drafters_that_say_so(demo: Any, *, merged: bool) -> None:
+    fields: Any = {"messages": MESSAGES, "temperature": 0, "max_tokens": 24}
+    for own, taken in ((Follows(), True), (Silent(), False)):
+        drafter = Merge([own, Silent()]) if merged else own
+        with serving(*demo, drafter, shape=Fixed(8)) as server:
+            text = server.post("/v1/chat/completions", **fields).json()["choices"][0]["message"]["content"]
+            prediction = {"type": "content", "content": text}
+            answer = server.post("/v1/chat/completions", **fields, prediction=prediction, draftree={"stats": True})
+        if taken:
+            assert answer.json()["choices"][0]["message"]["content"] == text
+            assert answer.json()["draftree"]["answers"][0]["steps"] < 12
+        else:
+            assert answer.status_code == 400
+            assert "makes no use of a prediction" in answer.json()["error"]["message"]
+
+
+def test_dialogues_are_not_read_again(server: Running) -> None:
+    first = server.post("/v1/chat/completions", messages=MESSAGES, temperature=0, max_tokens=20, ignore_eos=True).json()
+    said = first["choices"][0]["message"]["content"]
+    more = [*MESSAGES, {"role": "assistant", "content": said}, {"role": "user", "content": "And then?"}]
+    second = server.post("/v1/chat/completions", messages=more, temperature=0, max_tokens=4).json()["usage"]
+    assert second["prompt_tokens_details"]["cached_tokens"] > first["usage"]["prompt_tokens"]
+
+
+def test_what_the_cache_had_counts_once_for_several_answers(server: Running) -> None:
+    prompt = [5, 6, 7, 8, 9, 10, 11, 12]
+    for _ in range(2):  # the last token is read each time
+        used = server.complete(prompt, n=4, max_tokens=2, user="several")["usage"]
+        assert used["prompt_tokens"] == 8
+        assert used["prompt_tokens_details"]["cached_tokens"] <= 7
+    assert used["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_a_corpus_is_drafted_from_by_its_own_user_alone(demo: Any) -> None:
+    with serving(*demo, shape=Fixed(8)) as server:  # however long steps take
+
+        def steps(user: str) -> int:
+            fields = {"user": user, "draftree": {"stats": True}, "ignore_eos": True}
+            answer = server.complete("The ship went", max_tokens=40, **fields)
+            return int(answer["draftree"]["answers"][0]["steps"])
+
+        text = server.complete("The ship went", max_tokens=40, ignore_eos=True, user="reader")["choices"][0]["text"]
+        learned = server.post("/v1/corpus", texts=["The ship went" + text], user="owner")
+        assert learned.status_code == 200
+        assert learned.json()["texts"] == 1
+        assert steps("owner") < steps("stranger") - 10
+
+
+def test_tokens(server: Running, demo: Any) -> None:
+    tokens = server.post("/tokenize", prompt="The sea").json()
+    assert tokens["tokens"] == ids_of(demo[1], "The sea")
+    assert tokens["count"] == len(tokens["tokens"])
+    assert tokens["max_model_len"] == 2048
+    assert server.post("/detokenize", tokens=tokens["tokens"]).json() == {"prompt": demo[1].decode(tokens["tokens"])}
+    assert server.post("/tokenize", messages=MESSAGES).json()["count"] > 5
+    info = server.http.get("/tokenizer_info").json()
+    assert info["eos_token"] == demo[1].eos_token
+    assert info["chat_template"] == demo[1].chat_template
+
+
+def test_long_texts_for_the_tokenizer_keep_nobody_waiting(server: Running, demo: Any, monkeypatch: Any) -> None:
+    at_work, released = threading.Event(), threading.Event()
+
+    def slow(*args: Any, **options: Any) -> Any:
+        at_work.set()
+        released.wait(60)
+        return []
+
+    monkeypatch.setattr("draftree.serve.extras.chat_prompt", slow)
+    monkeypatch.setattr(demo[1], "decode", slow)
+    asked: list[tuple[str, dict[str, Any]]] = [("/tokenize", {"messages": MESSAGES}), ("/detokenize", {"tokens": [5]})]
+    for path, body in asked:
+        thread = threading.Thread(target=lambda path=path, body=body: server.post(path, **body))
+        thread.start()
+        assert at_work.wait(60)
+        assert server.http.get("/health", timeout=30).status_code == 200
+        released.set()
+        thread.join()
+        at_work.clear()
+        released.clear()
+
+
+def test_models_health_and_info(server: Running, client: openai.OpenAI, demo: Any) -> None:
+    assert [m.id for m in client.models.list()] == ["draftree"]
+    assert client.models.retrieve("draftree").id == "draftree"
+    listed = server.http.get("/v1/models").json()["data"][0]
+    assert listed["root"] == listed["id"] == "draftree"
+    with serving(*demo, root="them/model") as other:
+        assert other.http.get("/v1/models").json()["data"][0]["root"] == "them/model"
+        asked = [
+            other.post("/v1/completions", model=name, prompt=[5], max_tokens=1) for name in ("them/model", "draftree")
+        ]
+        assert [answer.status_code for answer in asked] == [200, 200]
+    assert server.http.get("/health").json() == {"status": "ok"}
+    server.complete("Hello")
+    info = server.http.get("/server_info").json()
+    assert info["internal_states"][0]["avg_spec_accept_length"] >= 1
+    assert info["drafter"] == "lookahead"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/serving.md"])
+def test_the_curl_lines_of_the_pages(server: Running, page: str) -> None:
+    text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
+    lines = re.findall(r"^curl -s localhost:8000(\S+) -d '([^']*)'", text, re.M)
+    assert lines
+    for path, body in lines:
+        response = server.http.post(path, content=body)
+        assert response.status_code == 200, response.text
+        assert response.json()["draftree"]["answers"][0]["steps"]
+
+
+async def _async_chat(url: str) -> str:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        stream = await client.chat.completions.create(
+            model="draftree",
+            messages=MESSAGES,  # type: ignore[arg-type]
+            stream=True,
+            temperature=0,
+            max_tokens=20,
+        )
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+
+def test_the_asynchronous_client(server: Running, client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model="draftree", messages=MESSAGES, temperature=0, max_tokens=20)
+    assert asyncio.run(_async_chat(server.url)) == whole.choices[0].message.content
+
+
+def test_trees_of_the_steps(server: Running) -> None:
+    fields = {"prompt": "The sea the sea the sea", "temperature": 0, "max_tokens": 30, "ignore_eos": True}
+    whole = server.complete(**fields, return_token_ids=True, draftree={"trees": True})["choices"][0]
+    told = whole["draftree"]
+    assert "".join(told["pieces"]) == whole["text"]
+    assert len(told["drafters"]) == 30
+    assert any(told["drafters"])
+    assert "".join(token for tree in told["trees"] for token in tree["emitted"]) == whole["text"]
+    for tree in told["trees"]:
+        assert tree["parents"][0] == -1
+        assert all(parent < node for node, parent in enumerate(tree["parents"]))
+        assert tree["accepted"][0] == 0
+        assert [tree["tokens"][node] for node in tree["accepted"][1:]] == tree["emitted"][: len(tree["accepted"]) - 1]
+        assert all(tree["drafters"][node] for node in range(1, len(tree["tokens"])))
+    chunks = server.events("/v1/completions", **fields, draftree={"trees": True})
+    streamed = [tree for chunk in chunks for choice in chunk["choices"] for tree in choice["draftree"]["trees"]]
+    assert "".join(token for tree in streamed for token in tree["emitted"]) == whole["text"]

@@ -1,0 +1,395 @@
+"""Text of tokens as they come: whole characters, stop strings held back, tool calls and reasoning read out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from serve_driver import serving
+from tokenizers import Tokenizer, decoders, models, normalizers, processors
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from draftree.detokenizer import Detokenizer
+from draftree.engine import Emitted, SamplingParams
+from draftree.serve import answers
+from draftree.serve.answers import Call, sse, stream
+from draftree.serve.delivery import Answers
+from draftree.serve.errors import ApiError
+from draftree.serve.messages import MessageReader, chat_prompt, tools_of
+from draftree.serve.parts import Delta, Part
+from draftree.serve.schema import Chat, Completion, Message
+from draftree.serve.text import StopStrings
+from draftree.serve.token_bytes import TokenBytes, token_text
+
+
+class Slow:
+    """A tokenizer without a fast twin: the same texts through `decode` alone."""
+
+    is_fast = False
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def decode(self, ids: Any, **options: Any) -> str:
+        return str(self._tokenizer.decode(ids, **options))
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_pieces_make_the_whole(demo: Any, fast: bool) -> None:
+    rng, tokenizer = random.Random(0), demo.tokenizer
+    texts = ["Grüße aus Köln, 你好 🙂 — naïve", "\n\n  code:\n\tx = 1", "", "e\u0301", "plain words only"]
+    rows = [tokenizer(text).input_ids for text in texts]
+    rows += [[rng.randrange(4090) for _ in range(40)] for _ in range(20)]
+    for ids in rows:
+        detokenizer = Detokenizer(tokenizer if fast else Slow(tokenizer))
+        pieces = [detokenizer.feed(token) for token in ids]
+        whole = tokenizer.decode(ids, skip_special_tokens=True)
+        assert whole.startswith("".join(pieces))
+        assert "".join(pieces) + detokenizer.rest() == whole
+
+
+@pytest.mark.parametrize("kind", ["special tokens", "bytes"])
+def test_what_gives_no_text_is_not_kept_for_ever(kind: str, demo: Any) -> None:
+    """Else a long row of such tokens takes time by its square."""
+    tokenizer, decoded = demo.tokenizer, []
+
+    class Noting:
+        is_fast = False
+
+        def decode(self, ids: list[int], **options: Any) -> str:
+            decoded.append(len(ids))
+            return str(tokenizer.decode(ids, **options))
+
+    silent = tokenizer.eos_token_id
+    if kind == "bytes":
+        silent = tokenizer("🙂", add_special_tokens=False).input_ids[-1]
+        assert tokenizer.decode([silent]) == "\ufffd"
+    sea = tokenizer(" The sea", add_special_tokens=False).input_ids
+    ids = [*sea, *[silent] * 1000, *sea]
+    detokenizer = Detokenizer(Noting())
+    pieces = [detokenizer.feed(token) for token in ids]
+    assert "".join(pieces) + detokenizer.rest() == tokenizer.decode(ids, skip_special_tokens=True)
+    assert max(decoded) < 150
+
+
+def test_no_half_characters(demo: Any) -> None:
+    detokenizer = Detokenizer(demo.tokenizer)
+    for token in demo.tokenizer("你好 🙂 ü").input_ids:
+        assert "\ufffd" not in detokenizer.feed(token)
+
+
+def test_bytes_that_turn_out_to_be_no_text() -> None:
+    """Of a tokenizer with tokens for single bytes, as Llama 2's, where a line's end is one: what was given stays."""
+    vocabulary = {"<unk>": 0, **{f"<0x{i:02X}>": i + 1 for i in range(256)}, "a": 257, "▁b": 258}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    made.decoder = decoders.Sequence([made.decoder, decoders.Strip(" ", 1, 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made)
+    for text, expected in (
+        (b"\n\xc3ab", ["\n", "", "\ufffda", " b", ""]),
+        (b"\xe2\x82\xac\xe2ab", ["", "", "€", "", "\ufffda", " b", ""]),
+        (b"a\xc3\xa9\xc3", ["a", "", "é", "", "\ufffd"]),
+        (b"b\xc3\xa9a", ["b", "", "é", "a", ""]),
+    ):
+        for one in (tokenizer, Slow(tokenizer)):
+            detokenizer = Detokenizer(one)
+            ids = [257 + b"ab".index(byte) if byte in b"ab" else byte + 1 for byte in text]
+            assert [*map(detokenizer.feed, ids), detokenizer.rest()] == expected
+
+
+def test_texts_of_tokens_alone_have_their_space() -> None:
+    """Decoders such as Llama 2's leave it out where a text begins."""
+    vocabulary = {"<unk>": 0, "▁the": 1, "the": 2}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made)
+    assert [token_text(tokenizer, token) for token in (1, 2)] == [" the", "the"]
+    assert bytes(TokenBytes(tokenizer).of(1)) == b" the"
+
+
+def test_an_answer_goes_on_with_the_text_of_its_prompt() -> None:
+    """Of a tokenizer whose decoder drops a first space and which puts a BOS before a text, as Llama 2's."""
+    words = ["the", "cat", "sat"]
+    vocabulary = ["<unk>", "<s>", "</s>", *(f"▁{word}" for word in words)]
+    made = Tokenizer(models.Unigram([(word, -1.0) for word in vocabulary], unk_id=0))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    shape = {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64}
+    config = LlamaConfig(hidden_size=16, intermediate_size=16, vocab_size=len(vocabulary), **shape)
+    asked: dict[str, Any] = {"max_tokens": 2, "logit_bias": {"5": 100}}
+    with serving(LlamaForCausalLM(config).eval(), tokenizer) as server:
+        for prompt in ("the cat", [1, 3, 4], "the"):
+            assert server.complete(prompt, **asked)["choices"][0]["text"] == " sat sat"
+        assert server.complete([1], **asked)["choices"][0]["text"] == "sat sat"
+        scored = server.complete("the cat", **asked, echo=True, logprobs=0)["choices"][0]
+        assert scored["text"] == server.complete("the cat", **asked, echo=True)["choices"][0]["text"]
+        assert scored["text"] == "the cat sat sat"
+        assert scored["logprobs"]["text_offset"] == [0, 0, 3, 7, 11]
+        assert server.complete([1, 3], **asked, echo=True)["choices"][0]["text"] == "<s> the sat sat"
+
+
+STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
+
+
+@given(st.lists(st.text("ab", max_size=3), max_size=12), STOPS, st.booleans())
+def test_stop_strings_cut_where_the_first_one_begins(pieces: list[str], stops: list[str], include: bool) -> None:
+    """As if the whole text had been looked at after each character, which is how fast a text can be told to be over."""
+    cutter, given_out = StopStrings(stops, include=include), ""
+    text = "".join(pieces)
+    for piece in pieces:
+        given_out += cutter.feed(piece)
+        assert text.startswith(given_out)
+    given_out += cutter.rest()
+    places = [(text.find(stop), stop) for stop in stops if stop in text]
+    assert (cutter.found is None) == (not places)
+    if not places:
+        assert given_out == text
+    else:
+        assert cutter.found is not None
+        body = given_out.removesuffix(cutter.found) if include else given_out
+        assert text.startswith(body + cutter.found)
+        assert not any(stop in body for stop in stops)
+
+
+def naive(text: str, stops: list[str]) -> tuple[str, str | None]:
+    """What of a text can be given before more of it is known, and the stop string that ended it."""
+    places = [(text.find(stop), -len(stop), stop) for stop in stops if stop in text]
+    if places:
+        at, _, found = min(places)
+        return text[:at], found
+    held = [n for stop in stops for n in range(len(stop)) if text.endswith(stop[:n])]
+    return text[: len(text) - max(held, default=0)], None
+
+
+@given(st.lists(st.text("ab", max_size=5), max_size=12), st.lists(st.text("ab", min_size=1, max_size=7), max_size=4))
+def test_what_is_held_and_found_equals_a_naive_search(pieces: list[str], stops: list[str]) -> None:
+    cutter, given_out, text = StopStrings(stops), "", ""
+    for piece in pieces:
+        given_out, text = given_out + cutter.feed(piece), text + piece
+        assert (given_out, cutter.found) == naive(text, stops)
+        if cutter.found is not None:
+            return
+    assert given_out + cutter.rest() == text
+
+
+@given(st.lists(st.text("ab", max_size=3), max_size=12), STOPS, st.integers(0, 12))
+def test_what_is_complete_too_early_is_text(pieces: list[str], stops: list[str], least: int) -> None:
+    cutter, given_out, text = StopStrings(stops), "", ""
+    for number, piece in enumerate(pieces):
+        given_out += cutter.feed(piece, may_end=number >= least)
+        ends = [len(text) + n for n in range(1, len(piece) + 1) if number >= least]
+        text += piece
+        starts = [end - len(stop) for stop in stops for end in ends if text[:end].endswith(stop)]
+        assert (cutter.found is None) == (not starts)
+        if starts:
+            assert given_out == text[: min(starts)]
+            return
+    assert given_out + cutter.rest() == text
+
+
+def test_long_stop_strings_take_no_longer() -> None:
+    """A string that the text keeps beginning with, at each of its places."""
+    cutter = StopStrings(["!" * 50_000 + "x", *("z" * 30_000 + str(i) for i in range(15))])
+    began = time.process_time()
+    for _ in range(20_000):
+        assert cutter.feed("!") == ""
+    assert (
+        time.process_time() - began < 10
+    )  # less than one; a second for each token where what is held is searched again
+    assert cutter.feed("y") == "!" * 20_000 + "y"
+
+
+def test_what_cannot_become_a_stop_string_is_given_at_once() -> None:
+    cutter = StopStrings(["END"])
+    assert [cutter.feed(piece) for piece in ("ab", "cE", "N", "x", "E")] == ["ab", "c", "", "ENx", ""]
+    assert cutter.rest() == "E"
+
+
+TEMPLATE = (
+    "{% if tools %}{{ tools | length }} tools\n{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}A: "
+)
+RESPONSE = {
+    "start_anchor": "A: ",
+    "fields": {
+        "thinking": {"open": "<think>", "close": "</think>"},
+        "tool_calls": {
+            "open": "<call>",
+            "close": "</call>",
+            "content": "json",
+            "repeats": True,
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {},
+    },
+}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+"""A tool, and below what a model with tools says."""
+SAID = '<think>Let me see.</think>Looking.<call>{"name": "look", "arguments": {"at": "sea"}}</call>'
+
+
+class Talker:
+    """A tokenizer with a chat template and a response template; its ids are code points."""
+
+    chat_template = TEMPLATE
+    response_template = RESPONSE
+
+    def decode(self, ids: Any, **options: Any) -> str:
+        return "".join(map(chr, ids))
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_tool_calls_and_reasoning_are_read_from_a_stream(size: int) -> None:
+    reader = MessageReader(Talker(), [ord(c) for c in "user: Hi\nA: "], [TOOL])
+    content, reasoning, calls = "", "", []
+    for at in range(0, len(SAID), size):
+        read = reader.feed(SAID[at : at + size], last=at + size >= len(SAID))
+        content, reasoning, calls = content + read.content, reasoning + read.reasoning, calls + read.calls
+    assert (content, reasoning) == ("Looking.", "Let me see.")
+    assert [call["function"] for call in calls] == [{"name": "look", "arguments": '{"at": "sea"}'}]
+    assert calls[0]["id"].startswith("call_")
+    assert reader.calls == 1
+
+
+BROKEN = [
+    "<call>not json</call>",
+    "<call></call>",
+    '<call>{"name": "look"}</call>',
+    '<call>{"arguments": {}}</call>',
+    '<call>{"name": "look", "arguments": [1]}</call>',
+    "<call>[1]</call>",
+    '<call>{"name": "look", "argum',
+    "<call>",
+]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("broken", BROKEN)
+def test_calls_that_are_none_become_content(broken: str, size: int) -> None:
+    """Cut off or broken: not a word is lost, and what follows is read as before."""
+    whole = SAID.partition("Looking.")[2]
+    text = f"<think>Hm.</think>Well: {broken}" + (f" And {whole} so." if broken.endswith("</call>") else "")
+    reader = MessageReader(Talker(), [ord(c) for c in "user: Hi\nA: "], [TOOL])
+    content, calls = "", []
+    for at in range(0, len(text), size):
+        read = reader.feed(text[at : at + size], last=at + size >= len(text))
+        content, calls = content + read.content, calls + read.calls
+    assert content == text.removeprefix("<think>Hm.</think>").replace(whole, "")
+    assert len(calls) == reader.calls == text.count(whole)
+
+
+def test_an_answer_may_lack_what_its_template_requires() -> None:
+    """One that is cut off in its thoughts has said nothing yet."""
+    talker = Talker()
+    fields: Any = RESPONSE["fields"]
+    talker.response_template = RESPONSE | {"fields": fields | {"content": {"optional": False}}}
+    reader = MessageReader(talker, [ord(c) for c in "user: Hi\nA: "], [])
+    assert reader.feed("<think>Let me", last=True).reasoning == "Let me"
+
+
+def test_a_call_that_the_prompt_has_begun() -> None:
+    """Only the text of the answer becomes content."""
+    reader = MessageReader(Talker(), [ord(c) for c in 'user: Hi\nA: <call>{"name"'], [TOOL])
+    assert reader.feed(": no</call> Well.", last=True).content == ": no</call> Well."
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_blanks_at_the_prompt_s_end_are_no_content(size: int) -> None:
+    """As Qwen 3's with its thoughts off, whose markers may begin with blanks."""
+    talker, text = Talker(), "\n\nWell. <call>"
+    fields: Any = RESPONSE["fields"]
+    calls = fields["tool_calls"] | {"open_pattern": r"\s*<call>"}
+    del calls["open"]
+    talker.response_template = RESPONSE | {"fields": fields | {"tool_calls": calls}}
+    reader = MessageReader(talker, [ord(c) for c in "user: Hi\nA: <think></think>\n\n"], [TOOL])
+    pieces = [reader.feed(text[at : at + size], last=at + size >= len(text)) for at in range(0, len(text), size)]
+    assert "".join(piece.content for piece in pieces) == text
+
+
+def chat(**fields: Any) -> Chat:
+    return Chat.model_validate({"messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL]} | fields)
+
+
+def test_tools_need_templates(demo: Any) -> None:
+    assert tools_of(chat(), Talker()) == [TOOL]
+    assert tools_of(chat(tool_choice="none"), Talker()) == []
+    with pytest.raises(ApiError, match="knows no tools"):
+        tools_of(chat(), demo.tokenizer)
+    mute = Talker()
+    mute.response_template = None  # type: ignore[assignment]
+    with pytest.raises(ApiError, match="no response_template"):
+        tools_of(chat(), mute)
+
+
+def test_messages_reach_the_template_as_it_reads_them(demo: Any) -> None:
+    said = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]},
+    ]
+    messages = [Message.model_validate(m) for m in said]
+    plain = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi there"}]
+    expected = demo.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+    assert chat_prompt(demo.tokenizer, messages) == demo.tokenizer(expected, add_special_tokens=False).input_ids
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "no json"}}
+    with pytest.raises(ApiError, match="no JSON"):
+        chat_prompt(demo.tokenizer, [Message.model_validate({"role": "assistant", "tool_calls": [call]})])
+
+
+def test_an_event_with_a_lone_surrogate_has_a_question_mark_in_its_place() -> None:
+    assert sse({"text": "\ud800 é"}) == 'data: {"text":"? é"}\n\n'.encode()
+
+
+def test_scores_of_a_streamed_prompt_are_written_in_a_thread(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take long, and nobody else must wait for them; and whoever leaves meanwhile ends what runs."""
+    threads, cancelled = [], []
+
+    def echoed(*given: Any) -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        return echoing(*given)
+
+    echoing = answers._echoed
+    monkeypatch.setattr(answers, "_echoed", echoed)
+    body = Completion.model_validate({"prompt": [1, 2], "stream": True, "echo": True, "max_tokens": 1})
+    call = Call(body, "demo", demo.tokenizer)
+    call.echo = ["The"]
+
+    async def first() -> bytes:
+        chunks = stream(call, Answers([Part([1, 2], SamplingParams())], 60, cancelled.append, whole=False), 2)
+        chunk = await anext(chunks)
+        await chunks.aclose()
+        return chunk
+
+    assert b"The" in asyncio.run(first())
+    assert threads
+    assert threading.main_thread() not in threads
+    assert len(cancelled) == 1
+
+
+def test_usage_in_a_stream_counts_what_its_chunks_have_brought(demo: Any) -> None:
+    parts = [Part([1, 2], SamplingParams(), given=9) for _ in range(2)]  # the worker is ahead of a slow reader
+
+    class Ahead(Answers):
+        async def deltas(self, pause: float | None = None) -> AsyncIterator[Delta | None]:
+            for index, finish in ((0, None), (1, None), (0, "length"), (1, "length")):
+                yield Delta(index, "a", [Emitted(5, None)] * 2, finish=finish)
+
+    options = {"stream": True, "stream_options": {"continuous_usage_stats": True}, "return_token_ids": True}
+    body = Completion.model_validate({"prompt": [1, 2], "n": 2} | options)
+
+    async def chunks() -> list[bytes]:
+        ahead = Ahead(parts, 60, lambda answers: None, whole=False)
+        return [chunk async for chunk in stream(Call(body, "demo", demo.tokenizer), ahead, 2)]
+
+    events = [json.loads(chunk.removeprefix(b"data: ")) for chunk in asyncio.run(chunks()) if b"{" in chunk]
+    assert [event["usage"]["completion_tokens"] for event in events] == [2, 4, 6, 8]
+    assert [event["choices"][0].get("prompt_token_ids") for event in events] == [[1, 2], [1, 2], None, None]
