@@ -1,7 +1,7 @@
-"""The questions of `draftree demo` and how they are answered: plainly, with drafting and by Hugging Face's `generate`.
+"""Run the questions of `draftree demo`: plainly, with drafting and by Hugging Face's `generate`.
 
-A real model gets six questions that a person can judge. The embedded model knows only its own kinds of text, and gets
-the first test prompt of seven sets. Times count the engine's own work and not the display.
+A real model gets six questions that a person can judge. The embedded model was trained on a few kinds of text
+only, so it gets the first test prompt of seven sets. Times exclude the display.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Watch = Callable[[str, Request], None]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the demo asks.
+    """A question of the demo.
 
     Attributes:
-        kind: a word for the table.
-        text: what the user says.
-        follows: whether the model also reads the question before it and its answer.
+        kind: its row label in the table.
+        text: the prompt.
+        follows: whether it continues the dialogue of the question before it.
         schema: a JSON schema that the answer must fit; None for free text.
     """
 
@@ -107,18 +107,18 @@ class Scene:
     reference: Answer | None
     differences: dict[str, Difference]
 
-    def as_dict(self, *, quiet: bool) -> dict[str, Any]:
-        """Return its figures (see `figures`), the question and the drafted answer as plain values, for JSON."""
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures, the question and the drafted answer as JSON values."""
         facts: dict[str, Any] = {"prompt": self.question.text, "token_ids": self.drafted.ids}
         facts["stats"] = self.drafted.stats and self.drafted.stats.as_dict()
         differences = {way: where.as_dict() for way, where in self.differences.items()}
-        return figures(self.question.kind, [self], quiet=quiet) | facts | {"differences": differences}
+        return figures(self.question.kind, [self]) | facts | {"differences": differences}
 
 
-def figures(kind: str, scenes: Sequence[Scene], *, quiet: bool = True) -> dict[str, Any]:
-    """Return total tokens over total seconds of these scenes, as plain numbers.
+def figures(kind: str, scenes: Sequence[Scene]) -> dict[str, Any]:
+    """Return speeds (total tokens over total seconds) and their ratios over `scenes`.
 
-    Ratios of speeds are None if the machine was not `quiet`. Those with Hugging Face count the scenes that it answered.
+    Ratios to Hugging Face count only the scenes that it answered; they are None if it answered none.
     """
 
     def speed(way: str, among: Sequence[Scene] = scenes) -> float | None:
@@ -126,7 +126,7 @@ def figures(kind: str, scenes: Sequence[Scene], *, quiet: bool = True) -> dict[s
         return sum(len(a.ids) for a in answers) / sum(a.seconds for a in answers) if answers else None
 
     def ratio(over: float | None, under: float | None) -> float | None:
-        return over / under if quiet and over and under else None
+        return over / under if over and under else None
 
     both = [scene for scene in scenes if scene.reference is not None]
     stats = RunStats([scene.drafted.stats for scene in scenes if scene.drafted.stats is not None], "").total
@@ -146,13 +146,13 @@ def figures(kind: str, scenes: Sequence[Scene], *, quiet: bool = True) -> dict[s
 
 
 class Showcase:
-    """Answers questions with one model and one drafter.
+    """Answer questions with one model and one drafter.
 
     Args:
         model: a decoder-only model.
         tokenizer: the model's.
-        drafter: drafts on the drafted side; None decodes plainly there too.
-        max_new_tokens: most tokens of an answer.
+        drafter: used for the drafted answers; None decodes them plainly too.
+        max_new_tokens: limit of each answer.
     """
 
     def __init__(self, model: Any, tokenizer: Any, drafter: Drafter | None, max_new_tokens: int) -> None:
@@ -162,7 +162,7 @@ class Showcase:
         self._reference = HuggingFace("hf", model, max_new_tokens)
 
     def warm(self, per_set: int) -> Iterator[int]:
-        """Let the drafter answer `per_set` warm prompts of each of `KINDS`; yields how many are done."""
+        """Answer `per_set` warm-up prompts of each kind with the drafter, and yield the number of finished ones."""
         shown = [p for p in embedded_prompts() if p.warm and p.set in KINDS]
         for done, prompt in enumerate(take_per_set(shown, per_set), 1):
             self._drafted.answer(encode_prompt(self._tokenizer, prompt.text))
@@ -178,8 +178,7 @@ class Showcase:
 
         `watch` gets the way and the request after each step of ours; `begin` gets each question before its answers.
         """
-        # First calls allocate and compile, which is not the speed of either side. A stand-in drafts for the shown
-        # drafter, which must not learn from this.
+        # First calls allocate memory and compile. Another drafter runs here, because the shown one would learn from it.
         ready = encode_prompt(self._tokenizer, READY)
         stand_in = Draftree("stand-in", self._model, READY_TOKENS, PromptLookup)
         for method in (self._plain, stand_in, HuggingFace("hf", self._model, READY_TOKENS)):

@@ -18,10 +18,9 @@ from draftree import showcase
 from draftree.bench.methods import Draftree, HuggingFace
 from draftree.bench.samples import Answer
 from draftree.cli import app
-from draftree.cli.colours import ColouredText
+from draftree.cli.screen import ColouredText
 from draftree.colours import colour_of
 from draftree.models import encode_prompt
-from draftree.quiet import Quiet
 
 
 def run(*arguments):
@@ -33,7 +32,6 @@ def short_demo(monkeypatch):
     """Two kinds and one warm prompt of each are enough to see the demo work."""
     monkeypatch.setattr(showcase, "KINDS", {"tldr_shell": "shell", "wikisql": "SQL"})
     monkeypatch.setattr("draftree.cli.demo.WARM_PER_SET", 1)
-    monkeypatch.setattr("draftree.quiet.Quiet", lambda: Quiet(lambda count: [1.0] * count, lambda: 0.0))
 
 
 @pytest.mark.parametrize("drafter", ["lookahead", "prompt-lookup", "jacobi", "draft-model", "self-speculative", "none"])

@@ -14,7 +14,7 @@ from benchmarks.harness.report import swatch
 from draftree.bench.names import LABELS
 from draftree.bench.pictures import method_colour
 from draftree.by_name import DRAFTERS
-from draftree.cli.colours import legend, source_style
+from draftree.cli.screen import legend, source_style
 from draftree.colours import COLOURS, OTHER, PLAIN, THEIRS, colour_of, drafter_of
 from draftree.pages import fill
 

@@ -17,7 +17,6 @@ FLOORS = {
     "errors": 0,
     "files": 0,
     "colours": 0,
-    "quiet": 0,
     "version": 0,
     "demo_model": 0,
     "checkpoints": 0,

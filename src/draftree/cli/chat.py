@@ -93,8 +93,7 @@ def talk(dialogue: Chat, lines: Iterator[str]) -> None:
 
 def answer(dialogue: Chat, line: str, console: Any, *, drafting: bool) -> None:
     """Print an answer as it comes; Ctrl-C ends it, and what has come stays."""
-    from draftree.cli.colours import source_style
-    from draftree.cli.screen import print_answer
+    from draftree.cli.screen import print_answer, source_style
     from draftree.detokenizer import Detokenizer
 
     text, stream = Detokenizer(dialogue.tokenizer), dialogue.stream(line, drafting=drafting)

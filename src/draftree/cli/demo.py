@@ -1,4 +1,7 @@
-"""`draftree demo`: a model answers questions plainly and with drafting, side by side, and the answers are compared."""
+"""`draftree demo`: answer questions plainly and with drafting, side by side, and compare the answers.
+
+A terminal shows both texts as they grow. A pipe gets plain lines.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +27,19 @@ def demo(
     cold: Annotated[bool, typer.Option("--cold", help="Embedded model: start with an empty trie.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
-    """Show what drafting does on MODEL, and prove that it changes no token."""
+    """Answer questions with MODEL plainly and with drafting, and compare speed and tokens."""
     from draftree.by_name import check_drafter, make_drafter
     from draftree.drafter_names import TRAINED, names_in
 
     check_drafter(drafter)
     where.check()
-    from draftree import __version__  # torch takes seconds, and a refusal none
+    from draftree import __version__  # Torch is imported after the checks, which then answer at once.
     from draftree.cli.demo_view import View
-    from draftree.quiet import Quiet
     from draftree.runner import pack_own
     from draftree.runner.weights.packed import parameter_count
     from draftree.showcase import KINDS, QUESTIONS, Scene, Showcase, embedded_questions, figures
 
     begin = time.perf_counter()
-    quiet = Quiet()
-    fewer = quiet.choose_threads() if where.threads is None else None
     name = chosen_model(model, embedded=any(part in TRAINED for part in names_in(drafter)))
     loaded, tokenizer = where.load(name)
     pack_own(loaded, "auto")
@@ -47,24 +47,22 @@ def demo(
     showcase = Showcase(loaded, tokenizer, chosen, max_new_tokens)
     questions = embedded_questions() if name is None else QUESTIONS
     view = View(tokenizer, drafter, quiet=as_json)
-    view.opening(parameter_count(loaded), len(questions), fewer)
+    view.opening(parameter_count(loaded), len(questions))
     if name is None and drafter == "lookahead" and not cold:
         view.warming(showcase.warm(WARM_PER_SET), WARM_PER_SET * len(KINDS))
     scenes: list[Scene] = []
     for scene in showcase.run(questions, view.watch, view.begin):
         scenes.append(scene)
-        quiet.look()
         view.finish(scene)
-    seconds, trouble = time.perf_counter() - begin, quiet.trouble()
-    calm = trouble is None
-    total = figures("total", scenes, quiet=calm)
+    seconds = time.perf_counter() - begin
+    total = figures("total", scenes)
     if as_json:
         shown = {"version": __version__, "model": name or "embedded", "drafter": drafter, "cold": cold}
-        shown |= {"prompts": [scene.as_dict(quiet=calm) for scene in scenes], "total": total}
-        print(json.dumps(shown | {"quiet": calm, "trouble": trouble, "seconds": seconds}, ensure_ascii=False))
+        shown |= {"prompts": [scene.as_dict() for scene in scenes], "total": total}
+        print(json.dumps(shown | {"seconds": seconds}, ensure_ascii=False))
     else:
-        rows = [figures(scene.question.kind, [scene], quiet=calm) for scene in scenes]
-        view.closing(rows, total, seconds, trouble)
+        rows = [figures(scene.question.kind, [scene]) for scene in scenes]
+        view.closing(rows, total, seconds)
     if not total["equal"]:
         for scene in scenes:
             for way, difference in scene.differences.items():

@@ -1,4 +1,4 @@
-"""How the demo looks: live on a terminal, plain lines where output is piped, nothing with --json."""
+"""Show a running demo: live on a terminal, as plain lines in a pipe, not at all with --json."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from draftree.cli.colours import ColouredText, legend, source_style
-from draftree.cli.screen import PIPED_WIDTH, bar_columns
+from draftree.cli.screen import PIPED_WIDTH, ColouredText, bar_columns, legend, source_style
 from draftree.engine import Request
 from draftree.showcase import Question, Scene, figures
 
-REFRESH = 1 / 15  # seconds between pictures; each costs the run nothing but its own time
+REFRESH = 1 / 15  # Seconds between redraws.
 WIDEST = 120
 PROMPT_LINES = 4
 TABLE_CAPTION = "tokens a step: the acceptance length, 1 + accepted / steps"
 
 
 class View:
-    """Shows a showcase of a drafter, called as it was typed, as it runs; nothing at all where it is `quiet`."""
+    """Display a `Showcase` while it runs.
+
+    Args:
+        tokenizer: of the model.
+        drafter: its name as the user typed it.
+        quiet: whether to print nothing.
+    """
 
     def __init__(self, tokenizer: Any, drafter: str, *, quiet: bool) -> None:
         self.console = Console(highlight=False, quiet=quiet)
@@ -40,17 +45,15 @@ class View:
         self._shown: dict[str, int] = {}
         self._drawn = 0.0
 
-    def opening(self, parameters: int, questions: int, fewer: str | None) -> None:
-        """Say what is about to run, and why with fewer threads, if so."""
+    def opening(self, parameters: int, questions: int) -> None:
+        """Print the model size and the number of questions."""
         said = f": a model of {parameters / 1e6:.0f}M parameters answers {questions} questions, plainly and with "
         self.console.print(Text.assemble(("draftree demo", "bold"), f"{said}drafter {self._drafter}."))
-        if fewer is not None:
-            self.console.print(fewer, style="yellow")
         if self.console.is_terminal:
             self.console.print(legend())
 
     def warming(self, steps: Iterator[int], total: int) -> None:
-        """A progress bar over the warm-up."""
+        """Show a progress bar while the trie is filled."""
         begin = time.perf_counter()
         with Progress(*bar_columns(), console=self.console, transient=True, disable=not self._draws) as progress:
             task = progress.add_task("The trie learns from answers to other prompts", total=total)
@@ -60,7 +63,7 @@ class View:
         self.console.print(f"The trie has seen the answers to {total} other prompts of these kinds ({seconds:.1f} s).")
 
     def begin(self, question: Question) -> None:
-        """Make room for a scene."""
+        """Start the live display of a question."""
         self._kind, self._texts = question.kind, {way: ColouredText(self._tokenizer) for way in ("plain", "drafted")}
         self._shown = dict.fromkeys(self._texts, 0)
         if self._draws:
@@ -68,7 +71,7 @@ class View:
             self._live.start()
 
     def watch(self, way: str, request: Request) -> None:
-        """Take up the tokens of a step and draw, at most some times a second."""
+        """Append the tokens of a step, and redraw at most every `REFRESH` seconds."""
         text, shown = self._texts[way], self._shown[way]
         for emitted in request.output[shown:]:
             text.add(emitted.token, emitted.source)
@@ -79,7 +82,7 @@ class View:
             self._drawn = now
 
     def finish(self, scene: Scene) -> None:
-        """Print the finished scene where its live picture stood."""
+        """Replace the live display by the finished answers."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -113,12 +116,10 @@ class View:
             head.append(f"  {_shortened(prompt, PROMPT_LINES * 70)}", style="dim")
         return Group(head, grid)
 
-    def closing(self, rows: list[dict[str, Any]], total: dict[str, Any], seconds: float, trouble: str | None) -> None:
-        """The table of `figures`, what it means, and what to try next; says what trouble there was with the machine."""
+    def closing(self, rows: list[dict[str, Any]], total: dict[str, Any], seconds: float) -> None:
+        """Print the table of `figures`, the verdict and the next commands to try."""
         self.console.print()
         self.console.print(speed_table(rows, total, self._drafter))
-        if trouble is not None:
-            self.console.print(f"{trouble} Speeds are not compared: run the demo again when it is.", style="yellow")
         if total["equal"]:
             verdict = Text("All answers are equal, token for token", style="bold green")
         else:
@@ -133,7 +134,7 @@ class View:
 
 
 def speed_table(rows: list[dict[str, Any]], total: dict[str, Any], drafter: str) -> Table:
-    """One row a kind and one for all together, of `figures`; "-" for ratios that they leave out."""
+    """Return a table with one row per kind and a total row, from `figures`."""
 
     def ratio(value: float | None) -> str:
         return "-" if value is None else f"{value:.2f}"

@@ -114,8 +114,7 @@ def kept(trie: Path | None, drafter: Any, tokenizer: Any) -> Iterator[None]:
 
 def answer_one(engine: Engine, tokenizer: Any, request: Request, *, as_json: bool) -> None:
     """Print an answer as it comes; or one JSON object."""
-    from draftree.cli.colours import source_style
-    from draftree.cli.screen import line_console, print_answer
+    from draftree.cli.screen import line_console, print_answer, source_style
     from draftree.detokenizer import Detokenizer
 
     console, text = line_console(), Detokenizer(tokenizer)
@@ -162,8 +161,7 @@ def _described(request: Request, tokenizer: Any) -> dict[str, Any]:
 
 def report_stats(requests: Sequence[Request], runner: str) -> None:
     """Print what the colours mean, and how drafting went on the runner of that name."""
-    from draftree.cli.colours import legend
-    from draftree.cli.screen import line_console
+    from draftree.cli.screen import legend, line_console
     from draftree.engine import RunStats
 
     stats = RunStats([request.stats for request in requests], runner)

@@ -1,10 +1,10 @@
-"""What measurements and trainings show: a console, how far they are, tables, and which files were written."""
+"""Print to the terminal: consoles, answers coloured by drafter, progress bars and the files that were written."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from draftree.colours import COLOURS, colour_of, drafter_of
+from draftree.detokenizer import Detokenizer
 from draftree.errors import install
 from draftree.progress import Watcher
 
@@ -24,6 +26,7 @@ PIPED_WIDTH = 120  # columns of tables in a file or pipe
 REFRESH = 0.2  # seconds between drawings of a progress bar
 NO_PICTURE = f"No picture: it needs matplotlib, which comes by {escape(install('bench'))}."
 LINES = 15.0  # seconds between lines of progress where output is piped
+BOLD = ("lookahead/both",)  # besides what several merged drafters drafted
 
 
 def wide_console() -> Console:
@@ -48,6 +51,37 @@ def print_answer(console: Console, piece: str, style: str = "") -> None:
     else:
         console.file.write(piece)
         console.file.flush()
+
+
+def legend(sources: Iterable[str] | None = None) -> Text:
+    """What the colours of `ColouredText` mean: of those that drafted what was accepted, or of all."""
+    shown = (*COLOURS, *BOLD, "another drafter") if sources is None else sorted(sources)
+    if not shown:
+        return Text("Colours: all tokens are the model's own; no draft token was accepted.")
+    text = Text("Colours: plain = the model's own token; accepted draft tokens by drafter: ")
+    return text.append_text(Text(", ").join(Text(name, style=source_style(name)) for name in shown)).append(".")
+
+
+def source_style(source: str | None) -> str:
+    """A source's colour; bold where prompt and answers, or several merged drafters, have drafted the token."""
+    if source is None:
+        return ""
+    bold = source in BOLD or drafter_of(source) == "several"
+    return f"bold {colour_of(source)}" if bold else colour_of(source)
+
+
+class ColouredText:
+    """Grows a rich Text token by token; bytes of unfinished characters wait for the rest of theirs."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.text = Text()
+        self._detokenizer = Detokenizer(tokenizer)
+
+    def add(self, token: int, source: str | None) -> Text:
+        """Append a token in its source's colour; returns the piece of text that became printable."""
+        coloured = Text(self._detokenizer.feed(token), style=source_style(source))
+        self.text.append_text(coloured)
+        return coloured
 
 
 def show_report(console: Console, report: Report, out: Path) -> None:

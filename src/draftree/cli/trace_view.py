@@ -1,4 +1,4 @@
-"""How a recorded run looks on a terminal: its text by source, its steps, their trees."""
+"""Print a recorded run to the terminal: its text coloured by drafter, its steps and their trees."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from draftree.cli.colours import legend, source_style
+from draftree.cli.screen import legend, source_style
 from draftree.trace.counts import run_statistics
 from draftree.trace.file import Trace
 from draftree.trace.labels import names_of
