@@ -1,8 +1,4 @@
-"""Writes docs/cli.md from the commands themselves: `python docs/cli_reference.py`, or `make docs`.
-
-What a verb and its options mean is told once, in the code that declares them. This reads the declarations rather than
-the text that `--help` prints, so that the page depends on no terminal and on no version of what draws it.
-"""
+"""Write docs/cli.md from the declarations of the commands: `python docs/cli_reference.py`, or `make docs`."""
 
 from __future__ import annotations
 
@@ -10,7 +6,8 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import typer
@@ -19,11 +16,12 @@ from draftree.cli import app
 
 PAGE = Path(__file__).parent / "cli.md"
 INTRODUCTION = PAGE.with_name("_cli_introduction.md")
+SHARED = 3  # Verbs with the same option from which on it is listed once.
 KINDS = {str: "text", int: "integer", float: "number", Path: "path", bool: "flag"}
 
 
 def verbs(group: typing.Any, path: str = "draftree") -> Iterator[tuple[str, typing.Any]]:
-    """(name, command) of every verb, in the order of `--help`."""
+    """Yield (name, command) of each verb, in the order of `--help`."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from verbs(command, f"{path} {name}")
@@ -32,12 +30,12 @@ def verbs(group: typing.Any, path: str = "draftree") -> Iterator[tuple[str, typi
 
 
 def code(text: str) -> str:
-    """Names of options as code, and safe in a table."""
+    """Return `text` with option names as code, escaped for a table."""
     return re.sub(r"(?<![\w-])--[a-z][\w-]*", r"`\g<0>`", text).replace("|", "\\|")
 
 
 def kind_of(annotation: typing.Any, info: typing.Any) -> str:
-    """What an option takes, within which limits and whether it may be given several times."""
+    """Return the type of an option's value, its range and whether it may be repeated."""
     inner = annotation
     while typing.get_origin(inner) in (types.UnionType, typing.Union, list):
         inner = next(part for part in typing.get_args(inner) if part is not type(None))
@@ -48,10 +46,7 @@ def kind_of(annotation: typing.Any, info: typing.Any) -> str:
 
 
 def row(option: typing.Any, declared: inspect.Parameter) -> tuple[str, str, str, str]:
-    """Its flags, meaning, default and type; a narrow page shows the first columns.
-
-    `declared` is the argument of the verb's function.
-    """
+    """Return flags, meaning, default and type of an option; `declared` is the argument of the verb's function."""
     annotation, info = typing.get_args(declared.annotation)
     flags = [*option.opts, *option.secondary_opts] if option.opts[0].startswith("-") else [option.name.upper()]
     default = info.show_default if isinstance(info.show_default, str) else declared.default
@@ -63,19 +58,32 @@ def row(option: typing.Any, declared: inspect.Parameter) -> tuple[str, str, str,
     return ", ".join(f"`{flag}`" for flag in flags), code(info.help), shown, kind_of(annotation, info)
 
 
+def table(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Return the lines of a Markdown table of options."""
+    return ["| option | meaning | default | type |", "|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
 def page() -> str:
-    """The page's text."""
-    lines = [INTRODUCTION.read_text(encoding="utf-8").rstrip()]
-    for name, command in verbs(typer.main.get_command(app)):
+    """Return the text of the page. Options shared by several verbs are listed once, at the end."""
+    found = list(verbs(typer.main.get_command(app)))
+    rows: dict[str, list[tuple[str, ...]]] = {}
+    for name, command in found:
         declared = inspect.signature(command.callback, eval_str=True).parameters
-        rows = [row(option, declared[option.name]) for option in command.params]
+        rows[name] = [row(option, declared[option.name]) for option in command.params]
+    counts = Counter(one for verb in rows.values() for one in verb)
+    shared = [one for one, count in counts.items() if count >= SHARED]
+    shared = [one for one in shared if one == max((o for o in shared if o[0] == one[0]), key=counts.__getitem__)]
+    lines = [INTRODUCTION.read_text(encoding="utf-8").rstrip()]
+    for name, command in found:
         arguments = ""
         for given in (option for option in command.params if not option.opts[0].startswith("-")):
             shown = given.name.upper() + "..." * (given.nargs == -1)
             arguments += f" {shown}" if given.required else f" [{shown}]"
         lines += ["", f"## `{name}`", "", code(command.help), "", "```text", f"{name} [OPTIONS]{arguments}", "```", ""]
-        lines += ["| option | meaning | default | type |", "|---|---|---|---|"]
-        lines += [f"| {' | '.join(cells)} |" for cells in rows]
+        lines += table(one for one in rows[name] if one not in shared)
+        common = ", ".join(one[0] for one in rows[name] if one in shared)
+        lines += ["", f"[Shared options](#shared-options): {common}."] if common else []
+    lines += ["", "## Shared options", "", *table(shared)]
     return "\n".join(lines) + "\n"
 
 

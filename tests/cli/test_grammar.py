@@ -73,7 +73,7 @@ def test_a_recorded_run_has_a_grammar(tmp_path: Path) -> None:
         ("--json-schema WRONG", "The JSON schema cannot be used (Invalid type: strin)"),
         ("--regex (", "The regular expression cannot be used"),
         ("--ebnf TEXT", "The grammar cannot be"),
-        ("--choice yes --regex a", "--regex and --choice both say what to answer: give one of them"),
+        ("--choice yes --regex a", "--regex and --choice both constrain the answer: give one of them"),
         ("--regex a --drafter grammer", "Did you mean 'grammar'?"),
     ],
 )

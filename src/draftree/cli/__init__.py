@@ -1,4 +1,4 @@
-"""The command line: one file a verb, no logic of its own."""
+"""The command line: one file per verb."""
 
 from __future__ import annotations
 
@@ -36,18 +36,15 @@ def _print_version(asked: bool) -> None:
 def draftree(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", help="Show the version, and do nothing else.", callback=_print_version, is_eager=True
-        ),
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Several tokens per forward pass from any Hugging Face model, without changing what it says."""
+    """Generate several tokens per forward pass with any Hugging Face model, without changing its output."""
 
 
 def main() -> None:
-    """Run the command line; bad input is one sentence on standard error and exit status 2."""
-    # Imports make very many objects that stay. Python's collector would visit them again and again while they are made,
-    # and once more at the end of the program: together two seconds on two cores.
+    """Run the command line; print bad input as one sentence on standard error, with exit status 2."""
+    # Imports create many permanent objects. Collecting garbage among them takes two seconds on two cores.
     gc.set_threshold(50_000, 10, 10)
     atexit.register(gc.freeze)
     try:
@@ -58,7 +55,7 @@ def main() -> None:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not re.search("out of memory|can't allocate memory", str(error)):
             raise
-        advice = "close what else takes it, or use a smaller model, shorter texts or fewer at once"
+        advice = "close other programs, or use a smaller model, shorter texts or fewer slots"
         print(f"draftree: There is not enough memory ({brief(error)}): {advice}.", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`draftree chat`: a dialogue in the terminal, with accepted draft tokens in colour."""
+"""`draftree chat`: a dialogue in the terminal, with accepted draft tokens coloured."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftree.cli.decoding import Choosing, Drafter, Drafting, Running
-from draftree.cli.generate import kept
+from draftree.cli.decoding import Drafter, Drafting, Running, Sampling
+from draftree.cli.generate import saved_trie
 from draftree.cli.options import MaxNewTokens, RealModel, check_file, grouped
 from draftree.cli.where import Where, chosen_model
 
 if TYPE_CHECKING:
     from draftree.chat import Chat
 
-HELP = "/stats: how drafting goes; /plain: drafting off and on again; /reset: forget the dialogue; /exit: leave."
-LINES = 1000  # of what was typed, kept for the arrow keys
+HELP = "/stats: statistics; /plain: switch drafting off or on; /reset: new dialogue; /exit: leave."
+HISTORY_LINES = 1000
 
 
 @grouped
@@ -28,23 +28,23 @@ def chat(
     model: RealModel = None,
     where: Where,
     drafter: Drafter = None,
-    trie: Annotated[Path | None, "Saved trie to draft from; what it learns is added to it."] = None,
+    trie: Annotated[Path | None, "Trie file to draft from; the answers are added to it."] = None,
     system: Annotated[str | None, typer.Option(help="System message.", show_default="none")] = None,
     max_new_tokens: MaxNewTokens = 512,
-    choosing: Choosing,
+    sampling: Sampling,
     running: Running,
     history: Annotated[
         Path | None,
-        typer.Option(help="File of the lines that were typed, for the arrow keys.", show_default="draftree's own"),
+        typer.Option(help="File with earlier input lines, for the arrow keys.", show_default="in draftree's folder"),
     ] = None,
 ) -> None:
-    """Talk with MODEL; the drafter and what the model has read live on from turn to turn."""
+    """Talk with MODEL. The drafter and the KV cache are reused from turn to turn."""
     drafting = Drafting(drafter)
     drafting.check(trie)
     check_file(trie, "--trie", history=history)
-    choosing.check()
+    sampling.check()
     running.check()
-    from draftree.chat import Chat  # torch takes seconds, and a refusal none
+    from draftree.chat import Chat  # Torch is imported after the checks, which then answer at once.
 
     target, tokenizer = where.load(chosen_model(model, embedded=drafting.of_embedded))
     running.prepare(target)
@@ -55,17 +55,17 @@ def chat(
         made,
         system=system,
         max_new_tokens=max_new_tokens,
-        seed=choosing.seed,
+        seed=sampling.seed,
         runner=running.name,
         strict=running.strict,
-        **choosing.given(),
+        **sampling.given(),
     )
-    with kept(trie, made, tokenizer), dialogue:
+    with saved_trie(trie, made, tokenizer), dialogue:
         talk(dialogue, typed(history or Path(typer.get_app_dir("draftree")) / "history"))
 
 
 def talk(dialogue: Chat, lines: Iterator[str]) -> None:
-    """Answer line after line, until there are no more."""
+    """Answer each line until the input ends."""
     from draftree.cli.screen import line_console
 
     console, plain = line_console(), False
@@ -78,7 +78,7 @@ def talk(dialogue: Chat, lines: Iterator[str]) -> None:
             dialogue.stats().summary()
         elif command == "/reset":
             dialogue.reset()
-            console.print("The dialogue begins anew; the drafter keeps what it has learned.", style="dim")
+            console.print("New dialogue. The drafter keeps its trie.", style="dim")
         elif command == "/plain":
             plain = not plain
             console.print("Drafting is off." if plain else "Drafting is on.", style="dim")
@@ -87,12 +87,12 @@ def talk(dialogue: Chat, lines: Iterator[str]) -> None:
         elif command:
             try:
                 answer(dialogue, line, console, drafting=not plain)
-            except ValueError as error:  # a dialogue that fills the context: it can be reset
+            except ValueError as error:  # The dialogue is longer than the context; the user can reset it.
                 console.print(str(error), style="red")
 
 
 def answer(dialogue: Chat, line: str, console: Any, *, drafting: bool) -> None:
-    """Print an answer as it comes; Ctrl-C ends it, and what has come stays."""
+    """Stream an answer; Ctrl-C stops it and keeps the text so far."""
     from draftree.cli.screen import print_answer, source_style
     from draftree.detokenizer import Detokenizer
 
@@ -109,26 +109,26 @@ def answer(dialogue: Chat, line: str, console: Any, *, drafting: bool) -> None:
 
 
 def typed(history: Path) -> Iterator[str]:
-    """What is typed, line by line, with arrow keys where there is a terminal; ends with the input."""
+    """Yield input lines; on a terminal with history and line editing."""
     if not sys.stdin.isatty():
         yield from (line.rstrip("\n") for line in sys.stdin)
         return
-    import readline  # `input` uses it from then on
+    import readline  # Importing it gives `input` line editing.
 
     with suppress(OSError):
         readline.read_history_file(history)
-    readline.set_history_length(LINES)
+    readline.set_history_length(HISTORY_LINES)
     try:
         while True:
             try:
                 line = input("> ")
-            except KeyboardInterrupt:  # meant for an answer that had just ended, perhaps
+            except KeyboardInterrupt:  # The user may have wanted to stop an answer that just ended.
                 print("\nCtrl-D or /exit leaves.")
             else:
                 yield line
     except EOFError:
         print()
     finally:
-        with suppress(OSError):  # a chat without a history is a chat
+        with suppress(OSError):  # The history is optional.
             history.parent.mkdir(parents=True, exist_ok=True)
             readline.write_history_file(history)

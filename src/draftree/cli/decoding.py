@@ -1,4 +1,4 @@
-"""Options of verbs that answer prompts: who drafts, how tokens are chosen, what may be said, and how passes are run."""
+"""Declare the options of verbs that answer prompts: drafter, sampling, grammar and runner."""
 
 from __future__ import annotations
 
@@ -29,37 +29,40 @@ Drafter = Annotated[
 
 @dataclass(frozen=True)
 class Drafting:
-    """Who drafts, and what is pruned of it."""
+    """The drafter and the pruner."""
 
     drafter: Drafter = None
-    bild: Annotated[
-        str | None, "LOSSY: this small model writes, MODEL corrects; a folder, or 'demo' (the embedded one's)."
-    ] = None
+    bild: Annotated[str | None, "LOSSY: BiLD with this small model: a folder, or 'demo' for the embedded model's."] = (
+        None
+    )
     fallback_threshold: Annotated[
         float | None,
-        typer.Option(help="Of --bild: MODEL takes over where no token is as likely as this.", show_default="0.6"),
+        typer.Option(
+            help="With --bild: MODEL takes over below this probability of the best token.",
+            show_default="0.6",
+        ),
     ] = None
     rollback_threshold: Annotated[
         float | None,
-        typer.Option(help="Of --bild: MODEL cuts the text where a token is further off; inf: never.", show_default="5"),
+        typer.Option(help="With --bild: roll back tokens of larger cross-entropy; inf: never.", show_default="5"),
     ] = None
-    lossless: Annotated[bool, "Of --bild: keep only MODEL's own choices."] = False
+    lossless: Annotated[bool, "With --bild: accept only tokens that MODEL would choose."] = False
     early_head: Annotated[
         str | None, "Prune trees inside the pass: folder of an early head, or 'demo' for the embedded model's."
     ] = None
 
     def under_grammars(self) -> Drafting:
-        """The same with what a grammar forces, where no drafter was named."""
+        """Return these options with the default drafter under a grammar, unless one was named."""
         return self if self.drafter is not None or self.bild is not None else replace(self, drafter=UNDER_GRAMMARS)
 
     @property
     def name(self) -> str:
-        """The drafter's."""
+        """Return the name of the drafter."""
         return "lookahead" if self.drafter is None else self.drafter
 
     @property
     def of_embedded(self) -> bool:
-        """Whether a name stands for something that was trained for the embedded model."""
+        """Return whether an option names a part trained for the embedded model."""
         from draftree.by_name import SMALL_ONES
         from draftree.drafter_names import TRAINED, names_in
 
@@ -67,18 +70,18 @@ class Drafting:
         return trained or self.early_head == "demo" or self.bild in SMALL_ONES
 
     def check(self, trie: Path | None, nodes: int | None = None) -> None:
-        """Raise a ValueError for no such drafter, and for options (--trie and --nodes among them) without effect."""
+        """Raise a ValueError for an unknown drafter, and for options that would have no effect."""
         from draftree.by_name import check_drafter
 
         thresholds = {"--fallback-threshold": self.fallback_threshold, "--rollback-threshold": self.rollback_threshold}
         others = {"--drafter": self.drafter, "--trie": trie, "--early-head": self.early_head, "--nodes": nodes}
         for option, value in (thresholds if self.bild is None else others).items():
             if value is not None and self.bild is not None:
-                raise ValueError(f"--bild brings its own draft tokens and its own rule for them: leave {option} out.")
+                raise ValueError(f"--bild drafts by itself: leave {option} out.")
             if value is not None:
                 raise ValueError(f"{option} belongs to --bild: name a small model with --bild, or leave it out.")
         if self.bild is None and self.lossless:
-            raise ValueError("--lossless belongs to --bild, and all else is lossless: leave it out.")
+            raise ValueError("--lossless belongs to --bild; other drafters are lossless: leave it out.")
         check_drafter(self.name, trie)
         if self.early_head is not None and self.name == "none":
             raise ValueError("--early-head prunes a drafter's trees: name a drafter, or leave it out.")
@@ -86,10 +89,10 @@ class Drafting:
             raise ValueError("--nodes sizes a drafter's trees: name a drafter, or leave it out.")
 
     def for_engine(self, target: Any, tokenizer: Any, trie: Path | None) -> dict[str, Any]:
-        """`drafter` and `pruner` as an `Engine` of `target` takes them.
+        """Return `drafter` and `pruner` for an `Engine` of `target`.
 
         Raises:
-            ValueError: a folder that holds no such thing, one of another model, a threshold out of range.
+            ValueError: a folder without a drafter or head, one for another model, or a threshold out of range.
         """
         from draftree.by_name import make_bild, make_drafter, make_pruner
 
@@ -102,21 +105,21 @@ class Drafting:
 
 
 @dataclass(frozen=True)
-class Choosing:
-    """How tokens are chosen."""
+class Sampling:
+    """Greedy decoding or sampling."""
 
-    sample: Annotated[bool, "Draw tokens instead of taking the best."] = False
-    temperature: Annotated[float, "Of the draw, with --sample."] = 1.0
+    sample: Annotated[bool, "Sample; the default is greedy decoding."] = False
+    temperature: Annotated[float, "With --sample: temperature."] = 1.0
     top_k: TopK = None
     top_p: TopP = None
-    seed: Annotated[int, "Of the draw; prompt b of several draws with seed + b."] = 0
+    seed: Annotated[int, "With --sample: seed. Prompt b of several uses seed + b."] = 0
 
     def check(self) -> None:
-        """Raise a ValueError for options of a draw without one, and for values that no draw can have."""
-        drawn = {"--temperature": self.temperature != 1.0 or None, "--top-k": self.top_k, "--top-p": self.top_p}
-        for option, given in drawn.items():
+        """Raise a ValueError for sampling options without --sample, and for values out of range."""
+        sampled = {"--temperature": self.temperature != 1.0 or None, "--top-k": self.top_k, "--top-p": self.top_p}
+        for option, given in sampled.items():
             if given is not None and not self.sample:
-                raise ValueError(f"{option} shapes the draw of --sample: add --sample, or leave {option} out.")
+                raise ValueError(f"{option} has no effect without --sample: add --sample, or leave {option} out.")
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"--temperature is {self.temperature:g}: give a number over 0, or leave --sample out.")
         if self.top_p == 0:
@@ -125,34 +128,34 @@ class Choosing:
             raise ValueError(f"--seed is {self.seed}: give a number of at most 18 digits.")
 
     def given(self) -> dict[str, Any]:
-        """The same by Hugging Face's names."""
+        """Return the options by Hugging Face's names."""
         temperature = self.temperature if self.sample else None
         return {"do_sample": self.sample, "temperature": temperature, "top_k": self.top_k, "top_p": self.top_p}
 
 
 @dataclass(frozen=True)
-class Asking(Choosing):
-    """How a single prompt is put, and tokens are chosen."""
+class Asking(Sampling):
+    """Sampling, and the form of the prompt."""
 
-    raw: Annotated[bool, "No chat template around a prompt."] = False
+    raw: Annotated[bool, "Pass the prompt without a chat template."] = False
 
 
 @dataclass(frozen=True)
 class Running:
-    """How passes are run."""
+    """The runner of forward passes."""
 
     runner: Runner = "auto"
     pack: Annotated[
         bool,
         typer.Option(
             "--pack/--no-pack",
-            help="Reorder a large model's weights in place for the cpu runner; or leave them (slower).",
+            help="Pack a large model's weights in place for the cpu runner; --no-pack is slower.",
         ),
     ] = True
-    strict: Annotated[bool, "16-bit models: bit for bit plain decoding, or refused."] = False
+    strict: Annotated[bool, "16-bit models: the exact bits of plain decoding, or an error."] = False
 
     def check(self) -> None:
-        """Raise a ValueError for no such runner, and for one that copies weights where none may be copied."""
+        """Raise a ValueError for an unknown runner, or one that contradicts --no-pack."""
         from draftree.runner import check_choice
 
         check_choice(self.runner)
@@ -163,11 +166,11 @@ class Running:
 
     @property
     def name(self) -> str:
-        """The runner, as an `Engine` takes it."""
+        """Return the runner for an `Engine`."""
         return "in_place" if self.runner == "auto" and not self.pack else self.runner
 
     def prepare(self, model: Any) -> None:
-        """Pack the weights of a model that was loaded for this verb, where the runner would copy them."""
+        """Pack the weights of a model that was loaded for this verb, if the runner would copy them."""
         from draftree.runner import pack_own
 
         pack_own(model, self.name)
@@ -175,30 +178,30 @@ class Running:
 
 @dataclass(frozen=True)
 class Constraint:
-    """What an answer may say; at most one of these."""
+    """The grammar of the answer; at most one option may be given."""
 
     json_schema: Annotated[
-        Path | None, typer.Option(help="Answer in JSON that fits the schema in this file.", show_default=False)
+        Path | None, typer.Option(help="Answer in JSON of the schema in this file.", show_default=False)
     ] = None
     regex: Annotated[
-        str | None, typer.Option(help="Answer with a text that this regular expression matches.", show_default=False)
+        str | None, typer.Option(help="Answer with a match of this regular expression.", show_default=False)
     ] = None
     ebnf: Annotated[
         Path | None,
-        typer.Option(help="Answer by the grammar in this file, written as GBNF or Lark.", show_default=False),
+        typer.Option(help="Answer by the grammar (GBNF or Lark) in this file.", show_default=False),
     ] = None
-    choice: Annotated[list[str] | None, "Answer with this text; given again, with one of several."] = None
+    choice: Annotated[list[str] | None, "Answer with this text; repeat the option for several choices."] = None
 
     @property
     def given(self) -> list[str]:
-        """The options that were given."""
+        """Return the names of the options that were given."""
         names = ("json_schema", "regex", "ebnf", "choice")
         return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) not in (None, [])]
 
     def grammar(self) -> Grammar | None:
-        """The grammar, None where anything may be said; a ValueError for two of them, or one that cannot be read."""
+        """Return the grammar, or None; raise a ValueError for two grammars or an unreadable file."""
         if len(self.given) > 1:
-            raise ValueError(f"{self.given[0]} and {self.given[1]} both say what to answer: give one of them.")
+            raise ValueError(f"{self.given[0]} and {self.given[1]} both constrain the answer: give one of them.")
         if not self.given:
             return None
         from draftree.grammar import Grammar
@@ -221,13 +224,14 @@ def _text(file: Path, option: str) -> str:
 
 
 def read_prompt(prompt: str) -> str:
-    """The prompt as typed, or standard input for "-"; bytes that are no UTF-8 become replacement characters.
+    """Return the prompt, or standard input for "-"; bytes outside UTF-8 become replacement characters.
 
-    Nothing but spaces is a ValueError.
+    Raises:
+        ValueError: the prompt is blank.
     """
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():
-        raise ValueError("The prompt is empty: say what to answer, or give '-' and write it to standard input.")
+        raise ValueError("The prompt is empty: give a text, or '-' to read it from standard input.")
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
@@ -240,10 +244,10 @@ def ask(
     grammar: Grammar | None = None,
     number: int = 0,
 ) -> Request:
-    """Add a prompt to the engine, which draws with seed + `number`; an encoder-decoder's encoder reads it.
+    """Add a prompt to the engine, sampled with seed + `number`; an encoder-decoder gets it as encoder input.
 
     Raises:
-        ValueError: a prompt that does not fit the model, or a grammar that cannot be followed.
+        ValueError: a prompt beyond the context, or a grammar that the vocabulary cannot express.
     """
     import torch
 

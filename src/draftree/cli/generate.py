@@ -1,4 +1,4 @@
-"""`draftree generate`: answer one prompt, streaming, with accepted draft tokens in colour; or a file of prompts."""
+"""`draftree generate`: stream the answer to one prompt, with accepted draft tokens coloured, or answer a file."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ def generate(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="Answer all prompts of this file instead: JSON lines with a 'prompt' or 'question' each; of 'turns' "
-            "the first. Prints JSON lines.",
+            help="Answer each prompt of this file: JSON lines with 'prompt', 'question' or 'turns' (the first one). "
+            "Prints JSON lines.",
             show_default=False,
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="With --prompts: file for the answers.", show_default="standard output")
+        Path | None, typer.Option(help="With --prompts: output file.", show_default="standard output")
     ] = None,
     slots: Annotated[
-        int | None, typer.Option(min=1, help="With --prompts: answers at a time.", show_default="8")
+        int | None, typer.Option(min=1, help="With --prompts: requests decoded together.", show_default="8")
     ] = None,
     model: RealModel = None,
     where: Where,
     drafting: Drafting,
-    trie: Annotated[Path | None, "Saved trie to draft from; the answer is added to it."] = None,
+    trie: Annotated[Path | None, "Trie file to draft from; the answer is added to it."] = None,
     max_new_tokens: MaxNewTokens = 128,
     constraint: Constraint,
     asking: Asking,
     running: Running,
-    stats: Annotated[bool, "Print statistics afterwards."] = False,
+    stats: Annotated[bool, "Print statistics at the end."] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Answer PROMPT, by a grammar where one is given. Accepted draft tokens are coloured.
+    """Answer PROMPT. Accepted draft tokens are coloured.
 
-    The text is that of plain decoding, except with --bild.
+    The text equals that of plain decoding, except with --bild.
     """
     from draftree.prompts import read_prompts
 
@@ -62,9 +62,9 @@ def generate(
         raise ValueError("Give a prompt, or --prompts and a file of them.")
     for option, given in (("--out", out), ("--slots", slots)):
         if prompts is None and given is not None:
-            raise ValueError(f"{option} is for the answers to --prompts: add --prompts, or leave it out.")
+            raise ValueError(f"{option} has no effect without --prompts: add --prompts, or leave it out.")
     if prompts is not None and out is None and stats:
-        raise ValueError("--stats would stand among the answers: add --out and a file for them, or leave it out.")
+        raise ValueError("--stats would mix with the answers on standard output: add --out, or leave it out.")
     grammar = constraint.grammar()
     drafting = drafting if grammar is None else drafting.under_grammars()
     drafting.check(trie)
@@ -75,7 +75,7 @@ def generate(
     where.check()
     asked = [] if prompts is None else read_prompts(prompts)
     texts = [one.text for one in asked] or [read_prompt(prompt or "")]
-    from draftree.engine.engine import Engine  # torch takes seconds, and a refusal none
+    from draftree.engine.engine import Engine  # Torch is imported after the checks, which then answer at once.
     from draftree.grammar import GrammarError
 
     target, tokenizer = where.load(chosen_model(model, embedded=drafting.of_embedded))
@@ -86,11 +86,11 @@ def generate(
     for b, text in enumerate(texts):
         try:
             requests.append(ask(engine, tokenizer, text, asking, max_new_tokens, grammar, b))
-        except GrammarError:  # of all prompts
+        except GrammarError:  # The grammar is the same for all prompts.
             raise
         except ValueError as error:
             raise ValueError(f"Prompt {asked[b].id!r}: {error}" if asked else str(error)) from None
-    with kept(trie, parts["drafter"], tokenizer):
+    with saved_trie(trie, parts["drafter"], tokenizer):
         if asked:
             answer_file(engine, tokenizer, asked, requests, out)
         else:
@@ -100,8 +100,8 @@ def generate(
 
 
 @contextmanager
-def kept(trie: Path | None, drafter: Any, tokenizer: Any) -> Iterator[None]:
-    """A context at whose end the trie is saved, also where Ctrl-C ends it."""
+def saved_trie(trie: Path | None, drafter: Any, tokenizer: Any) -> Iterator[None]:
+    """Save the trie at the end of the block, also after Ctrl-C."""
     from draftree.drafting import Lookahead
     from draftree.drafting.merge import parts_of
 
@@ -113,7 +113,7 @@ def kept(trie: Path | None, drafter: Any, tokenizer: Any) -> Iterator[None]:
 
 
 def answer_one(engine: Engine, tokenizer: Any, request: Request, *, as_json: bool) -> None:
-    """Print an answer as it comes; or one JSON object."""
+    """Stream an answer to the terminal, or print one JSON object."""
     from draftree.cli.screen import line_console, print_answer, source_style
     from draftree.detokenizer import Detokenizer
 
@@ -132,7 +132,7 @@ def answer_one(engine: Engine, tokenizer: Any, request: Request, *, as_json: boo
 def answer_file(
     engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], requests: Sequence[Request], out: Path | None
 ) -> None:
-    """Write a line of JSON for each prompt, in their order, as soon as it is answered."""
+    """Write one JSON line per prompt, in order, as soon as it is finished."""
     target: Any = nullcontext(sys.stdout) if out is None else out.open("w", encoding="utf-8")
     failed = 0
     with target as file:
@@ -141,12 +141,12 @@ def answer_file(
             about: dict[str, Any] = {"id": prompt.id, "set": prompt.set, "prompt": prompt.text}
             try:
                 for _ in engine.stream(request):
-                    pass  # the others advance as well
-            except Exception as error:  # of this answer; the others go on
+                    pass  # Stepping one stream advances all requests.
+            except Exception as error:  # Other answers continue.
                 failed, about["error"] = failed + 1, str(error)
             print(json.dumps(about | _described(request, tokenizer), ensure_ascii=False), file=lines, flush=True)
     if failed:
-        raise ValueError(f"{failed} of {len(prompts)} answers ended with an error: their lines say which.")
+        raise ValueError(f"{failed} of {len(prompts)} answers ended with an error: see 'error' in their lines.")
 
 
 def _described(request: Request, tokenizer: Any) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _described(request: Request, tokenizer: Any) -> dict[str, Any]:
 
 
 def report_stats(requests: Sequence[Request], runner: str) -> None:
-    """Print what the colours mean, and how drafting went on the runner of that name."""
+    """Print the legend of colours and the statistics of drafting."""
     from draftree.cli.screen import legend, line_console
     from draftree.engine import RunStats
 

@@ -1,7 +1,7 @@
-"""Options that several verbs share: each is declared here once, and a verb gives its own default.
+"""Declare the options that several verbs share.
 
-Blocks of options that always come together are dataclasses, each next to what is done with it; `grouped` makes their
-fields options of a verb. Where a library's own dataclass says in its annotations what its fields mean, those are taken.
+Options that always occur together are the fields of a dataclass, which also uses them. `grouped` turns the fields into
+options of a verb.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
@@ -42,52 +41,51 @@ Threads = Annotated[int | None, typer.Option(min=1, max=4096, help="CPU threads.
 Results = Annotated[Path, "Folder for the results."]
 Runner = Annotated[str, "auto, hooked, eager, cpu, cuda_graphs or in_place."]
 
-# What to measure.
-PerSet = Annotated[int, typer.Option(min=1, help="Prompts of every set to measure on.")]
-DrafterWarm = Annotated[int, typer.Option(min=0, help="Prompts of every set that warm the trie.")]
-MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")]
-Rounds = Annotated[int, typer.Option(min=1, help="How often every prompt is answered.")]
-StepRounds = Annotated[int, typer.Option(min=1, help="How often a step of each kind is timed.")]
-RequestState = Annotated[int, typer.Option(min=1, help="Tokens before the rows of a step.")]
+# Options of measurements.
+PerSet = Annotated[int, typer.Option(min=1, help="Prompts of each set to measure.")]
+DrafterWarm = Annotated[int, typer.Option(min=0, help="Prompts of each set that fill the trie first.")]
+MaxNewTokens = Annotated[int, typer.Option(min=1, help="Token limit of an answer.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Repetitions of each prompt.")]
+StepRounds = Annotated[int, typer.Option(min=1, help="Repetitions of each timed step.")]
+RequestState = Annotated[int, typer.Option(min=1, help="Context length of the timed steps.")]
 Inflate = Annotated[
     str | None,
-    typer.Option(help="Inflate the model to about so many parameters, as 100M; in a checkout.", show_default="no"),
+    typer.Option(help="Inflate the model to this size, such as 100M (needs a checkout).", show_default="no"),
 ]
 Assistant = Annotated[
     str | None,
-    typer.Option(help="Small model that drafts, folder or hub name.", show_default="the embedded model's"),
+    typer.Option(help="Small model for assisted generation: folder or hub name.", show_default="the embedded model's"),
 ]
 Compiled = Annotated[
     bool, typer.Option("--compile/--no-compile", help="Measure HF with static cache and torch.compile.")
 ]
 
-# How tokens are drawn.
-TopK = Annotated[int | None, typer.Option(min=1, help="Draw from the k best only.")]
+# Options of sampling.
+TopK = Annotated[int | None, typer.Option(min=1, help="Sample from the k most probable tokens.")]
 TopP = Annotated[
     float | None,
-    typer.Option(min=0, max=1, help="Draw from the likeliest tokens, as many as have this probability together."),
+    typer.Option(min=0, max=1, help="Sample from the smallest set of tokens with this total probability."),
 ]
 
-# What is trained on.
-DataSet = Annotated[Path, "Data set that draftree train data made with this model."]
-Longest = Annotated[int | None, typer.Option("--max-length", min=1, help="Leave out rows with more tokens.")]
+# Options of training.
+DataSet = Annotated[Path, "Data set that `draftree train data` made with this model."]
+Longest = Annotated[int | None, typer.Option("--max-length", min=1, help="Skip rows with more tokens.")]
 
 DRAFTER = f"{CHOICE}."
-UNDER_GRAMMARS = "lookahead+grammar"  # the drafter where none is named
+UNDER_GRAMMARS = "lookahead+grammar"  # The default under a grammar.
 
 
 def complete_drafter(incomplete: str) -> list[str]:
-    """What a shell offers behind --drafter: names, also behind a +."""
+    """Return shell completions of --drafter, also after a +."""
     before, plus, last = incomplete.rpartition("+")
     return [before + plus + name for name in DRAFTERS if name.startswith(last)]
 
 
 def grouped(verb: Callable[..., None]) -> Callable[..., None]:
-    """`verb` as typer can take it: an argument annotated with a dataclass becomes the options that its fields declare.
+    """Return `verb` with each dataclass argument replaced by one option per field.
 
-    All arguments are given by name, so one without a default may follow one that has a default. They are listed in the
-    order in which they stand, those of a block in the place of its argument. An option with no more than a meaning
-    is declared as `Annotated[type, meaning]`.
+    All arguments are passed by name. Options are listed in the order of the arguments. An option that has only a help
+    text is declared as `Annotated[type, help]`.
     """
     blocks: dict[str, type] = {}
     parameters: list[inspect.Parameter] = []
@@ -109,13 +107,13 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
             given[name] = block(**{field.name: given.pop(field.name) for field in dataclasses.fields(block)})
         verb(**given)
 
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what inspect looks for
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # Typer reads this attribute.
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return called
 
 
 def _declared(name: str, default: Any, annotation: Any) -> inspect.Parameter:
-    """A parameter as typer takes it; a bare meaning becomes an option, of a flag without its no."""
+    """Return a parameter with a typer option; a False default becomes a flag without its --no- form."""
     kind, *meaning = get_args(annotation) or (annotation,)
     if meaning and isinstance(meaning[0], str):
         flag = [f"--{name.replace('_', '-')}"] if default is False else []
@@ -124,7 +122,7 @@ def _declared(name: str, default: Any, annotation: Any) -> inspect.Parameter:
 
 
 def use_threads(threads: int | None) -> None:
-    """Let torch use so many CPU threads; None leaves the choice to torch."""
+    """Set the number of CPU threads; None leaves torch's default."""
     if threads is not None:
         import torch
 
@@ -132,32 +130,28 @@ def use_threads(threads: int | None) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise a ValueError for a folder for results that nothing can be written into; makes nothing."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise ValueError(f"--out is {str(folder)!r}, and {there.name!r} is a file: name a folder.")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ValueError(f"--out is {str(folder)!r}, and nothing can be written there: name another folder.")
+    """Raise a ValueError if a file stands in the place of the output folder or of one of its parents."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise ValueError(f"--out is {str(folder)!r}, and {existing.name!r} is a file: name a folder.")
 
 
-def check_file(path: Path | None, option: str, **others: Path | None) -> None:
-    """Raise a ValueError for a file for results that cannot be written, or is one of `others`; None is none.
+def check_file(path: Path | None, option: str, **inputs: Path | None) -> None:
+    """Raise a ValueError if the output file cannot be written or would overwrite an input.
 
-    `others` are files of further options, by their names; a folder stands for its .jsonl files.
+    Args:
+        path: the output file; None passes.
+        option: its name on the command line.
+        inputs: files of other options, by their argument names. A folder stands for the .jsonl files in it.
     """
     if path is None:
         return
     place = path.resolve()
-    for name, other in others.items():
-        held = None if other is None or (path.exists() and not path.is_file()) else other.resolve()
+    for name, given in inputs.items():
+        held = None if given is None else given.resolve()
         if held == place or (held == place.parent and place.suffix == ".jsonl"):
-            raise ValueError(
-                f"{option} is {str(path)!r}, which belongs to --{name.replace('_', '-')}: name another file."
-            )
+            raise ValueError(f"{option} is {str(path)!r}, the file of --{name.replace('_', '-')}: name another file.")
     if path.is_dir():
         raise ValueError(f"{option} is {str(path)!r}, which is a folder: name a file.")
     if not path.parent.is_dir():
         raise ValueError(f"There is no folder {path.parent} for {path.name}: make it, or name another.")
-    folder = [place.parent] if path.is_file() or not path.exists() else []  # what replaces it is written there
-    if not all(os.access(there, os.W_OK) for there in (*folder, path) if there.exists()):
-        raise ValueError(f"{option} is {str(path)!r}, which cannot be written: name another.")

@@ -22,15 +22,15 @@ from draftree.progress import Watcher
 if TYPE_CHECKING:
     from draftree.bench.report import Report
 
-PIPED_WIDTH = 120  # columns of tables in a file or pipe
-REFRESH = 0.2  # seconds between drawings of a progress bar
-NO_PICTURE = f"No picture: it needs matplotlib, which comes by {escape(install('bench'))}."
-LINES = 15.0  # seconds between lines of progress where output is piped
-BOLD = ("lookahead/both",)  # besides what several merged drafters drafted
+PIPED_WIDTH = 120  # Width of tables in a file or pipe, in characters.
+REFRESH = 0.2  # Seconds between redraws of a progress bar.
+NO_PICTURE = f"No picture, because matplotlib is missing: {escape(install('bench'))}."
+LINES = 15.0  # Seconds between progress lines in a pipe.
+BOLD = ("lookahead/both",)  # Shown in bold, like tokens that several merged drafters drafted.
 
 
 def wide_console() -> Console:
-    """A console without highlighting; of a fixed width where output is piped."""
+    """Return a console without highlighting; in a pipe it has a fixed width."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = PIPED_WIDTH
@@ -38,13 +38,14 @@ def wide_console() -> Console:
 
 
 def line_console() -> Console:
-    """A console for running text: lines are as long as they are, and brackets in them are no markup."""
+    """Return a console for running text: no wrapping, no markup."""
     return Console(highlight=False, markup=False, soft_wrap=True)
 
 
 def print_answer(console: Console, piece: str, style: str = "") -> None:
-    """Print a piece of an answer: coloured on a terminal, elsewhere as it is, since rich makes blanks of tabs and drops
-    carriage returns.
+    """Print a piece of an answer, coloured on a terminal.
+
+    A pipe gets the text directly, because rich replaces tabs and drops carriage returns.
     """
     if console.is_terminal:
         console.print(Text(piece, style=style), end="")
@@ -54,7 +55,7 @@ def print_answer(console: Console, piece: str, style: str = "") -> None:
 
 
 def legend(sources: Iterable[str] | None = None) -> Text:
-    """What the colours of `ColouredText` mean: of those that drafted what was accepted, or of all."""
+    """Return the legend of the colours: of `sources`, or of all drafters."""
     shown = (*COLOURS, *BOLD, "another drafter") if sources is None else sorted(sources)
     if not shown:
         return Text("Colours: all tokens are the model's own; no draft token was accepted.")
@@ -63,7 +64,7 @@ def legend(sources: Iterable[str] | None = None) -> Text:
 
 
 def source_style(source: str | None) -> str:
-    """A source's colour; bold where prompt and answers, or several merged drafters, have drafted the token."""
+    """Return the colour of a source, in bold if several drafters, or prompt and answers, drafted the token."""
     if source is None:
         return ""
     bold = source in BOLD or drafter_of(source) == "several"
@@ -71,21 +72,21 @@ def source_style(source: str | None) -> str:
 
 
 class ColouredText:
-    """Grows a rich Text token by token; bytes of unfinished characters wait for the rest of theirs."""
+    """A rich Text built token by token; bytes of unfinished characters are held back."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.text = Text()
         self._detokenizer = Detokenizer(tokenizer)
 
     def add(self, token: int, source: str | None) -> Text:
-        """Append a token in its source's colour; returns the piece of text that became printable."""
+        """Append a token in its source's colour, and return the text that became printable."""
         coloured = Text(self._detokenizer.feed(token), style=source_style(source))
         self.text.append_text(coloured)
         return coloured
 
 
 def show_report(console: Console, report: Report, out: Path) -> None:
-    """Print a measurement's tables and remarks, and write its files into `out`."""
+    """Print the tables of a measurement and write its files into `out`."""
     for part in report.printed():
         console.print(part)
     written = report.write(out)
@@ -95,18 +96,18 @@ def show_report(console: Console, report: Report, out: Path) -> None:
 
 
 def report_written(console: Console, paths: Sequence[Path]) -> None:
-    """Say which files there are now; names are not broken, so that they can be copied."""
+    """Print the names of written files, unwrapped."""
     console.print("Written: " + ", ".join(str(path) for path in paths), markup=False, soft_wrap=True)
 
 
 def report_stopped(kept: str) -> None:
-    """Say on standard error that Ctrl-C has ended the command, and what is left of its work."""
+    """Print on standard error that Ctrl-C ended the command, and the results that remain."""
     print(f"draftree: stopped; {kept}.", file=sys.stderr)
 
 
 @contextmanager
 def resumable(out: Path) -> Iterator[Callable[[str], None]]:
-    """Around a training that writes checkpoints into `out`; gives what prints its lines."""
+    """Yield a function that prints progress lines; on Ctrl-C print where the checkpoints are."""
     try:
         yield line_console().print
     except KeyboardInterrupt:
@@ -115,7 +116,7 @@ def resumable(out: Path) -> Iterator[Callable[[str], None]]:
 
 
 def bar_columns() -> tuple[progress.ProgressColumn, ...]:
-    """What every progress bar shows, in this order: what is done, how much of it, for how long, and what is left."""
+    """Return the columns of progress bars: task, amount done, time elapsed, time left."""
     return (
         progress.TextColumn("{task.description}"),
         progress.BarColumn(),
@@ -128,7 +129,7 @@ def bar_columns() -> tuple[progress.ProgressColumn, ...]:
 
 
 class _Bar:
-    """A progress bar on a terminal, with `more` columns and `options` of rich's; tells what is `kept` on Ctrl-C."""
+    """A progress bar with `more` columns and `options` of rich; on Ctrl-C it prints `kept`."""
 
     def __init__(self, console: Console, kept: str, *more: progress.ProgressColumn, **options: Any) -> None:
         self._console, self._kept = console, kept
@@ -146,10 +147,10 @@ class _Bar:
 
 
 class StageBar(_Bar, Watcher):
-    """Shows the stages of a measurement: a bar on a terminal, one line a stage where output is piped."""
+    """Show the stages of a measurement: a bar on a terminal, one line per stage in a pipe."""
 
     def __init__(self, console: Console, kept: str = "nothing was written") -> None:
-        # Drawn from step(), between measurements: a drawing thread would take time from what is measured.
+        # step() redraws between measurements, because a drawing thread would disturb them.
         super().__init__(console, kept, transient=True, auto_refresh=False)
         self._task: progress.TaskID | None = None
         self._drawn = 0.0
@@ -173,7 +174,7 @@ class StageBar(_Bar, Watcher):
 
 
 class DataBar(_Bar):
-    """How far the answers are: a bar with the time left on a terminal, a line now and then in a pipe."""
+    """Show how many answers are done: a bar on a terminal, a line every `LINES` seconds in a pipe."""
 
     def __init__(self, console: Console, kept: str) -> None:
         super().__init__(console, kept, progress.TextColumn("{task.fields[speed]} tokens/s"))

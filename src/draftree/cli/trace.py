@@ -1,4 +1,4 @@
-"""`draftree trace`: record a run step by step, and look at a recorded one, as text or as a page."""
+"""`draftree trace`: record a run step by step, and show a recorded run as text or as a page."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ def trace(
     context: typer.Context,
     prompts: Annotated[
         list[str] | None,
-        typer.Argument(help="One prompt or several, answered together; '-' reads one from standard input."),
+        typer.Argument(help="Prompts, answered together; '-' reads one from standard input."),
     ] = None,
     replay: Annotated[
         Path | None, typer.Option(help="Show this recorded run instead of recording one.", show_default=False)
     ] = None,
     out: Annotated[Path, "File for the record."] = Path("trace.jsonl"),
     html: Annotated[
-        Path | None, typer.Option(help="Also write the run as one self-contained page.", show_default=False)
+        Path | None, typer.Option(help="Also write the run as a self-contained HTML page.", show_default=False)
     ] = None,
     step: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="With --replay, draw this step's tree; once for each.", show_default="all"),
+        typer.Option(min=1, help="With --replay: draw the tree of this step; may be repeated.", show_default="all"),
     ] = None,
     model: Model = None,
     where: Where,
     drafting: Drafting,
-    trie: Annotated[Path | None, "Saved trie to draft from; it is left as it is."] = None,
+    trie: Annotated[Path | None, "Trie file to draft from; it is not changed."] = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, help="Always verify so many draft tokens.", show_default="sized by cost")
+        int | None,
+        typer.Option(min=1, help="Draft tokens verified in each step.", show_default="sized by cost"),
     ] = None,
     slots: Annotated[
-        int | None, typer.Option(min=1, help="Prompts answered at a time.", show_default="all of them")
+        int | None, typer.Option(min=1, help="Requests decoded together.", show_default="all of them")
     ] = None,
     max_new_tokens: MaxNewTokens = 128,
     constraint: Constraint,
     asking: Asking,
     running: Running,
 ) -> None:
-    """Record how PROMPTS are answered: every step's tree, what was pruned, accepted and emitted, and its times."""
+    """Record each step of answering PROMPTS: its tree, pruned, accepted and emitted tokens, and times."""
     inputs = {"replay": replay, "trie": trie, "json_schema": constraint.json_schema, "ebnf": constraint.ebnf}
     check_file(html, "--html", **inputs)
     if replay is not None:
@@ -61,9 +62,9 @@ def trace(
     running.check()
     where.check()
     if not prompts:
-        raise ValueError("Give a prompt to record the answer of, or --replay and a recorded run.")
+        raise ValueError("Give a prompt, or --replay and a recorded run.")
     if step:
-        raise ValueError("--step chooses what --replay draws: add --replay, or leave it out.")
+        raise ValueError("--step has no effect without --replay: add --replay, or leave it out.")
     texts = [read_prompt(prompt) for prompt in prompts]
     if trie is not None and not trie.is_file():
         raise ValueError(f"There is no trie {trie}: make one by draftree generate --trie, or leave it out.")
@@ -102,18 +103,19 @@ def trace(
 
 
 def _refuse_recording(context: typer.Context) -> None:
-    """Raise a ValueError for options of a recording next to --replay."""
+    """Raise a ValueError if options of a recording stand next to --replay."""
     for name in context.params:
         given = context.get_parameter_source(name)
         if name not in ("replay", "html", "step") and given is not None and given.name == "COMMANDLINE":
             called = "the prompt" if name == "prompts" else f"--{name.replace('_', '-')}"
-            raise ValueError(f"--replay shows a run that is recorded already: leave {called} out, or --replay.")
+            raise ValueError(f"--replay shows a recorded run: leave out {called} or --replay.")
 
 
 def show_recorded(replay: Path, html: Path | None, steps: list[int]) -> None:
-    """Show a recorded run, on the terminal or as the page `html`, on both where `steps` to draw are named.
+    """Show a recorded run on the terminal, or write it to the page `html`; with `steps` do both.
 
-    No such run is a ValueError, and a step that no request has.
+    Raises:
+        ValueError: there is no such run, or no such step in it.
     """
     from draftree.cli.screen import report_written, wide_console
     from draftree.cli.trace_view import show

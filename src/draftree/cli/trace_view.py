@@ -14,11 +14,11 @@ from draftree.trace.counts import run_statistics
 from draftree.trace.file import Trace
 from draftree.trace.labels import names_of
 
-KEY = "Trees: ✓ accepted, ✕ pruned inside the pass, others verified and refused; numbers are path probabilities."
+KEY = "Trees: ✓ accepted, ✕ pruned inside the pass, others rejected; numbers are path probabilities."
 
 
 def outline(trace: Trace, console: Console) -> None:
-    """The text, coloured by who drafted it, and the statistics."""
+    """Print the text, coloured by drafter, and the statistics."""
     for request, name in names_of(trace).items():
         if len(trace.requests) > 1:
             console.print(Text(f"Request {name}", style="bold"))
@@ -29,9 +29,10 @@ def outline(trace: Trace, console: Console) -> None:
 
 
 def show(trace: Trace, console: Console, numbers: list[int]) -> None:
-    """The outline, then every step, or the steps `numbers` (from 1, of each request), with their trees.
+    """Print the outline and the trees of the steps `numbers` (from 1, of each request); of all steps for [].
 
-    A step that no request has is a ValueError.
+    Raises:
+        ValueError: there is no such step.
     """
     longest = max(sum(1 for _ in trace.of(request)) for request in trace.requests)
     for number in numbers:
@@ -60,7 +61,7 @@ def _text(trace: Trace, request: int) -> Text:
 
 
 def _sources(trace: Trace, step: dict[str, Any], member: dict[str, Any]) -> list[str | None]:
-    """Who drafted each emitted token."""
+    """Return the source of each emitted token; None for the model itself."""
     names = trace.runs[step["run"]]["sources"]
     return [None if node is None else names[member["sources"][node]] for node in member["accepted"]]
 
@@ -97,13 +98,13 @@ def _tree(trace: Trace, step: dict[str, Any], member: dict[str, Any]) -> Tree:
 
     branches = [Tree(styled(node)) for node in range(len(parents))]
     chances = [-math.inf if chance is None else chance for chance in logp]
-    for node in sorted(range(1, len(parents)), key=lambda i: (-chances[i], i)):  # the likeliest child first
+    for node in sorted(range(1, len(parents)), key=lambda i: (-chances[i], i)):  # The most probable child is first.
         branches[parents[node]].children.append(branches[node])
     return branches[0]
 
 
 def _visible(trace: Trace, token: int) -> str:
-    """The text of a token with visible spaces and line breaks, which are what tokens differ by most often."""
+    """Return the text of a token with visible spaces and line breaks."""
     return repr(trace.tokens[token])[1:-1].replace(" ", "␣")
 
 

