@@ -255,8 +255,6 @@ def test_the_manual_lists_the_verbs_and_options() -> None:
         alike = set(re.findall(r"`(--[\w-]+)`", common[0])) if common else set()
         listed = own | {option for option in alike if f"| `{option}`" in shared}
         assert listed == {p.opts[0] for p in command.params if p.opts[0].startswith("--")} - {"--help"}, name
-            p.opts[0] for p in command.params if p.opts[0].startswith("--")
-        } - {"--help"}, name
 
 
 def test_help_is_quick_to_import():
