@@ -107,7 +107,7 @@ def test_relative_links_resolve(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", [*FRONT, "docs/concepts.md"])
-def test_what_holds_in_float32_and_in_16_bits_is_said_first(page: str) -> None:
+def test_float32_and_16_bits_are_explained_first(page: str) -> None:
     first = " ".join(read(page).partition("\n## ")[0].split())
     assert "In float32" in first
     assert "token for token" in first
@@ -138,18 +138,20 @@ def ahead(size: str) -> tuple[str, str]:
 def test_how_far_we_are_ahead_is_what_was_measured() -> None:
     told = " ".join(read("README.md").split())
     plain, drafted = ahead("400m")
-    assert (
-        f"At 400M draftree is {plain} times as fast as the best of them without drafting, and {drafted} times" in told
-    )
-    assert "At 60M it is {} times, and {} times.".format(*ahead("60m")) in told
-    assert "In bfloat16, at 400M, draftree is {} and {} times as fast".format(*ahead("400m-bfloat16")) in told
-    assert "and {} and {} times on a processor with AMX".format(*ahead("400m-bfloat16-amx")) in told
-    assert "without it the ratios at 400M are {} and {} there".format(*ahead("400m-vectors")) in told
-    for words, results in (
-        ("in bfloat16 ({} and {} times)", "400m-int8-bfloat16"),
-        ("in float32 ({} and {})", "400m-int8"),
+    assert f"At 400M parameters draftree is {plain} times as fast" in told
+    assert f"without drafting, and {drafted} times as fast with drafting" in told
+    assert "At 60M it is {} and {} times.".format(*ahead("60m")) in told
+    table = read("docs/engines.md")
+    for row, results in (
+        ("400M | float32", "400m"),
+        ("400M | float32, without AMX", "400m-vectors"),
+        ("400M | bfloat16", "400m-bfloat16"),
+        ("400M | bfloat16, with AMX", "400m-bfloat16-amx"),
+        ("400M | 8-bit weights, bfloat16", "400m-int8-bfloat16"),
+        ("400M | 8-bit weights, float32", "400m-int8"),
+        ("60M | float32", "60m"),
     ):
-        assert words.format(*ahead(results)) in told
+        assert f"| {row} | {' | '.join(ahead(results))} |" in table
 
 
 def test_a_version_that_is_named_is_ours() -> None:
