@@ -25,8 +25,8 @@ from draftree.engine import Engine, SamplingParams
 from draftree.engine.limits import eos_token_ids
 from draftree.pruning.early_head import EarlyHead
 from draftree.runner import anatomy_of
+from draftree.runner.base import top_tokens
 from draftree.runner.target import Target
-from draftree.runner.top_tokens import top_tokens
 from draftree.tree import TokenTree
 from draftree.tuning.record import OnlyRoots
 

@@ -19,9 +19,9 @@ from draftree.drafting.self_speculative import run_chains
 from draftree.engine.engine import Engine
 from draftree.engine.request import SamplingParams
 from draftree.runner import CpuRunner, EagerRunner, HookedRunner, Runner, inspect_model
+from draftree.runner.base import note_preparation
 from draftree.runner.layout.skip import Skip
 from draftree.runner.plan import Plan
-from draftree.runner.preparing import note_preparation
 from draftree.shaping import Fixed
 
 __all__ = ["one_thread"]

@@ -1,4 +1,4 @@
-"""One model, and one drafter, in several threads; and Hugging Face's own `generate` on the model meanwhile."""
+"""One model, and one drafter, in several threads."""
 
 from __future__ import annotations
 
@@ -37,13 +37,6 @@ def ours(model: Any, prompt: Any, drafter: Any = None, runner: str = "auto") -> 
     return found
 
 
-def theirs(model: Any, prompt: Any) -> list[int]:
-    found: list[int] = model.generate(
-        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=NEW, do_sample=False
-    )[0].tolist()
-    return found
-
-
 def small(model: Any) -> Any:
     return draftree.DraftModel(copy.deepcopy(model))
 
@@ -76,30 +69,6 @@ def test_a_drafter_of_its_own_for_every_call(name: str) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         found = list(pool.map(lambda prompt: ours(model, prompt, DRAFTERS[name](model)), PROMPTS * 4))
     assert found == expected * 4
-
-
-@pytest.mark.parametrize(
-    "family",
-    few(
-        ["llama", "llama-dynamic", "gpt2", "gpt_neo", "bloom", "mpt", "t5", "umt5", "bart", "m2m_100"],
-        ["gpt_neo", "t5"],
-    ),
-)
-def test_hugging_face_beside_hooked_passes(family: str) -> None:
-    """Rows that join in mid-stack (Jacobi's) and layers left out need hooks and other methods on shared modules."""
-    model = copy_of(family)
-    expected = [theirs(model, prompt) for prompt in PROMPTS]
-    drafters = [None, draftree.Jacobi(), draftree.SelfSpeculative(skip_mlp=[1])]
-
-    def call(turn: int) -> list[int]:
-        prompt = PROMPTS[turn % len(PROMPTS)]
-        if turn % 2:
-            return theirs(model, prompt)
-        return ours(model, prompt, drafters[turn // 2 % len(drafters)], "hooked")
-
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(call, range(len(PROMPTS) * 6)))
-    assert found == expected * 6
 
 
 def test_asyncio() -> None:

@@ -17,13 +17,13 @@ from draftree.drafting.base import Step
 from draftree.drafting.in_model import InModelDrafter
 from draftree.native import load_library
 from draftree.runner import open_runner
+from draftree.runner.base import top_tokens
 from draftree.runner.cpu.runner import CpuRunner
 from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.step_cost import StepCost
 from draftree.runner.target import inspect_model
-from draftree.runner.top_tokens import top_tokens
 from draftree.shaping import Fixed
 from draftree.tree import TokenTree
 

@@ -23,9 +23,9 @@ from zoo import build
 
 from draftree.engine import Engine, SamplingParams, generate
 from draftree.runner import CudaGraphRunner, EagerRunner, inspect_model
+from draftree.runner.base import note_preparation, preparations
 from draftree.runner.cuda_graphs import passes as graph_passes
 from draftree.runner.cuda_graphs import runner as graph_runner
-from draftree.runner.preparing import note_preparation, preparations
 from draftree.runner.step_cost import measure_cost
 from draftree.shaping import DynamicTree
 

@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM, MistralForCausalLM
 from draftree.runner.hooked.check import check_trees
 from draftree.runner.hooked.families import TESTED_FAMILIES
 from draftree.runner.hooked.runner import HookedRunner
-from draftree.runner.layout.kinds import LayerKind
+from draftree.runner.masks import LayerKind
 from draftree.runner.target import inspect_model
 
 

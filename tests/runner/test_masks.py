@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.layout.kinds import LayerKind
-from draftree.runner.layout.masks import PassMasks
+from draftree.runner.masks import LayerKind, PassMasks
 from draftree.runner.plan import Segment
 
 KINDS = (

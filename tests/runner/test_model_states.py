@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import draftree
 from draftree.drafting.folder import base_of, model_hash
-from draftree.engine import Engine, SamplingParams, generate
+from draftree.engine import generate
 from draftree.runner import inspect_model, open_runner
 
 NEW = 12
@@ -121,13 +121,11 @@ def test_weights_of_8_bits(library: Callable[[Any], Any], family: str, drafter: 
 
 
 @pytest.mark.parametrize(
-    ("where", "family", "drafter"),
-    crossed(["cpu", "disk"], ["llama", "gpt2", "bloom", "mpt", "t5", "bart"], [*DRAFTERS]),
+    ("where", "family", "drafter"), crossed(["cpu", "disk"], ["llama", "gpt2", "bloom", "bart"], [*DRAFTERS])
 )
 def test_offloaded_models(where: str, family: str, drafter: str, tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
-    expected, model = ask(copy_of(family), runner="hooked"), copy_of(family)
-    device = torch.device("cpu")
+    expected, model, device = ask(copy_of(family), runner="hooked"), copy_of(family), torch.device("cpu")
     if where == "cpu":
         accelerate.cpu_offload(model, execution_device=device)
     else:
@@ -135,8 +133,6 @@ def test_offloaded_models(where: str, family: str, drafter: str, tmp_path: Path)
     assert all(p.is_meta for p in model.parameters())
     assert inspect_model(model).device == device
     assert ask(model, drafter) == expected
-    with pytest.raises(ValueError, match="offload"):
-        base_of(model)
 
 
 def test_an_offloaded_model_may_take_a_drafter_that_is_not_checked(tmp_path: Path) -> None:
@@ -183,51 +179,21 @@ def test_one_engine_in_and_out_of_inference_mode(drafter: str, choice: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("family", "drafter", "choice"), crossed(["demo", "gpt2", "t5-gated"], [*DRAFTERS], ["auto", "hooked"])
+    ("family", "drafter", "choice"),
+    [
+        *crossed(["demo", "gpt2", "t5-gated"], [*DRAFTERS], ["auto", "hooked"]),
+        ("demo", "lookahead", "eager"),
+        ("demo", "none", "cuda_graphs"),
+    ],
 )
-def test_autocast_around_it(family: str, drafter: str, choice: str) -> None:
-    """The hooked one runs in 16 bits then, where near-ties may fall the other way; others in the model's type."""
+def test_autocast_changes_no_text(family: str, drafter: str, choice: str) -> None:
+    """Steps run in the model's own type."""
     model = copy_of(family)
-    near_ties = choice == "hooked" and family == "demo"  # the other texts have none
+    expected = ask(model, runner=choice)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected = ask(model, runner=choice, strict=near_ties)
-        assert ask(model, drafter, runner=choice, strict=near_ties) == expected
-
-
-@pytest.mark.parametrize("family", ["gpt2", "bloom", "bart", "umt5"])
-def test_one_engine_in_and_out_of_autocast(family: str) -> None:
-    """Keys and values of a first pass in 16 bits are not the type of all that come."""
-    model, prompt = copy_of(family), IDS[0, -12:].tolist()
-    rules = SamplingParams(NEW)
-    sided: dict[str, Any] = {"encoder_input": IDS[0, -12:]} if model.config.is_encoder_decoder else {}
-    found = []
-    for order in ((False,), (True, False), (False, True, False)):
-        engine = Engine(model, runner="hooked")
-        for inside in order:
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
-                request = engine.add(prompt[: 1 if sided else None], rules, **sided)
-                engine.run()
-        found.append(request.tokens)
-    assert found[0] == found[1] == found[2]
-
-
-@pytest.mark.parametrize("family", ["gpt2", "bloom", "opt"])
-def test_one_draft_model_in_and_out_of_autocast(family: str) -> None:
-    drafter = draftree.DraftModel(copy_of(family))
-    target = copy_of("llama")
-    expected = ask(target)
-    for inside in (True, False):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
-            found = generate(target, IDS, MASK, drafter=drafter, max_new_tokens=NEW, eos_token_id=None)
-    assert found.sequences.tolist() == expected
-
-
-@pytest.mark.parametrize("way", ["eager", "cuda_graphs"])
-def test_autocast_around_other_ways(way: str) -> None:
-    model = copy_of("demo")
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected = ask(model, runner=open_runner(model, way))
-        assert ask(model, "lookahead", runner=open_runner(model, way)) == expected
+        assert ask(copy_of(family), drafter, runner=choice) == expected
+        assert ask(model, drafter, runner=choice) == expected
+    assert ask(model, drafter, runner=choice) == expected
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

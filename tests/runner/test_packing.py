@@ -23,10 +23,10 @@ from draftree.engine.generate import generate
 from draftree.native import load_library
 from draftree.runner import open_runner, pack_weights, unpack_weights
 from draftree.runner.cpu import packing
+from draftree.runner.cpu.packing import drop_file_pages
 from draftree.runner.eager import product
 from draftree.runner.weights import packed as packed_weights
 from draftree.runner.weights.packed import Packed, PackedLinear, from_panels, packed, to_panels
-from draftree.runner.weights.pages import drop_file_pages
 
 FAMILIES = ("llama", "llama-tied", "mistral", "qwen2", "qwen3", "phi3", "glm", "olmo2", "gemma3")
 pytestmark = pytest.mark.skipif(load_library() is None, reason="not built: python hatch_build.py")

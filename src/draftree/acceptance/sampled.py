@@ -20,7 +20,7 @@ from transformers.generation import logits_process as stock
 
 from draftree.errors import NoTokenError
 from draftree.grammar import GrammarProcessor
-from draftree.runner.callers_mode import callers_mode
+from draftree.runner.base import callers_mode
 
 
 class PrefixChooser:

@@ -21,7 +21,7 @@ from draftree.acceptance.bild import DISTANCES, LossyBiLD
 from draftree.drafting.base import ByRequest, RequestState
 from draftree.drafting.second_model import SecondModel
 from draftree.errors import check_least, check_number
-from draftree.runner.top_tokens import top_tokens
+from draftree.runner.base import top_tokens
 from draftree.tree import Draft, TokenTree
 
 Chain = list[tuple[int, float]]  # tokens, and their log-probabilities

@@ -24,8 +24,7 @@ from draftree.drafting.second_model import SecondModel
 from draftree.drafting.times import OwnTimes, check_confidence
 from draftree.errors import check_least
 from draftree.runner import inspect_model
-from draftree.runner.preparing import preparations
-from draftree.runner.top_tokens import top_tokens
+from draftree.runner.base import preparations, top_tokens
 from draftree.tree import Draft, TokenTree
 
 PRICE_FIRST = 0.25  # a pass of the small model against a step of the large one, before both were timed

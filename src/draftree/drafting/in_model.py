@@ -21,8 +21,8 @@ from draftree.drafting.base import Attachment, ByRequest, Capabilities, Drafter,
 from draftree.drafting.folder import Trained
 from draftree.errors import check_least, did_you_mean
 from draftree.runner import anatomy_of
+from draftree.runner.base import top_tokens
 from draftree.runner.target import Target, inspect_model
-from draftree.runner.top_tokens import top_tokens
 from draftree.tree import TokenTree
 from draftree.tree.static import Choices, choices_named
 

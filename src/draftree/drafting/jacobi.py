@@ -20,7 +20,7 @@ from torch import Tensor
 
 from draftree.drafting.base import Attachment, ByRequest, Capabilities, Drafter, RequestState, Step, StepPlan, target_of
 from draftree.errors import check_least
-from draftree.runner.top_tokens import top_tokens
+from draftree.runner.base import top_tokens
 from draftree.tree import TokenTree
 
 WIDEST = 128  # places of a window; further ahead no row may stand

@@ -122,7 +122,7 @@ class SecondModel(Drafter):
     def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         runner = self._small.runner
         # A hooked runner must not run in the target's inference mode: stock modules may keep its tensors.
-        inference = runner.guard is torch.inference_mode
+        inference = runner.inference
         with self._lock, runner.lock, torch.no_grad(), torch.inference_mode(inference):
             return self._grow(requests, budgets)
 

@@ -21,12 +21,11 @@ from draftree.drafting.base import Capabilities, Drafter, Place, RequestState, S
 from draftree.drafting.folder import Trained
 from draftree.drafting.times import OwnTimes, check_confidence
 from draftree.errors import check_least, layers_of
+from draftree.runner.base import preparations, top_tokens
 from draftree.runner.hooked.bypass import omitted_modules
 from draftree.runner.layout.skip import Skip
 from draftree.runner.plan import Plan
-from draftree.runner.preparing import preparations
 from draftree.runner.target import Target, inspect_model
-from draftree.runner.top_tokens import top_tokens
 from draftree.tree import Draft, TokenTree
 
 WORTH = 1.2  # tokens that a drafted row has to promise for the time of a step: about what a step brings in all

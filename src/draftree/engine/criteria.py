@@ -18,7 +18,7 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTime
 
 from draftree.engine.limits import as_ids
 from draftree.errors import whole
-from draftree.runner.callers_mode import callers_mode
+from draftree.runner.base import callers_mode
 
 SHARED = (PreTrainedTokenizerBase, nn.Module)
 STATELESS = (MaxTimeCriteria, StopStringCriteria)

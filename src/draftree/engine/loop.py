@@ -22,10 +22,10 @@ from draftree.engine.request import Request, StepTree
 from draftree.engine.stats import STAGES
 from draftree.pruning.pruner import Pruner
 from draftree.runner import Runner
+from draftree.runner.base import preparations
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import PassResult
-from draftree.runner.preparing import preparations
 from draftree.shaping.base import Outcome, Sizer
 from draftree.tree import TokenTree
 

@@ -18,7 +18,7 @@ from draftree.engine.limits import as_ids, as_seed
 from draftree.engine.stats import RequestStats
 from draftree.errors import check_least, whole
 from draftree.grammar import CompiledGrammar, GrammarProcessor, with_grammar
-from draftree.runner.callers_mode import callers_mode
+from draftree.runner.base import callers_mode
 
 _ids = itertools.count()
 

@@ -21,7 +21,7 @@ from draftree.errors import ModelChangedError
 from draftree.runner import Runner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
-from draftree.runner.layout.positions import is_length_dependent
+from draftree.runner.positions import is_length_dependent
 from draftree.runner.weights.fingerprint import fingerprint
 from draftree.runner.weights.stock import has_hooks
 

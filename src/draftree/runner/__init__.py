@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from draftree.runner.base import Runner
+from draftree.runner.base import Runner, lock_of
 from draftree.runner.cpu.packing import pack_own, pack_weights, unpack_weights
 from draftree.runner.cpu.runner import CpuRunner
 from draftree.runner.cpu.t5 import FAMILIES as T5_FAMILIES
@@ -23,7 +23,6 @@ from draftree.runner.hooked.check import check_trees
 from draftree.runner.hooked.families import TESTED_FAMILIES
 from draftree.runner.hooked.model_layout import ModelLayout
 from draftree.runner.hooked.runner import HookedRunner
-from draftree.runner.own_thread import lock_of
 from draftree.runner.target import Target, inspect_model, offloaded, unwrapped
 from draftree.runner.weights.packed import MUCH, packed
 

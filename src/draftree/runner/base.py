@@ -1,13 +1,21 @@
-"""What every runner offers: a cache for its model, passes over it, and whether the model is still as it was."""
+"""What every runner offers: a cache for its model, passes over it, and whether it is outdated.
+
+The functions below the class are shared by the code around a pass: the mode of callbacks, the lock of a model, the
+count of passes that record, and the best tokens of logits.
+"""
 
 from __future__ import annotations
 
+import threading
+import weakref
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftree.runner.kv.cache import BLOCK, SlotCache
 from draftree.runner.kv.encoder import EncoderState
@@ -17,25 +25,23 @@ from draftree.runner.weights.fingerprint import fingerprint
 
 
 class Runner(ABC):
-    """Gets rows through a stock model; knows nothing of drafters or requests."""
+    """Passes rows through a stock model; independent of drafters and requests."""
 
     name: ClassVar[str]
     packs: ClassVar[bool] = False  # whether rows beyond a plan's `sizes` cost nothing
     copies: ClassVar[bool] = True  # whether it computes with anything but the model's own weights as they are
     leaves: ClassVar[bool] = False  # whether rows may leave any model that it drives in mid-stack (`Plan.leaves`)
+    inference: ClassVar[bool] = False  # whether its passes run in torch's inference mode
     independent_rows: bool = False  # whether no bit of a row depends on the other rows of its pass
-    # What a step runs under: passes, commits and acceptance all together, since tensors made in inference mode can
-    # be changed only there. Never held across steps (a generator that does so disturbs other threads).
-    guard: ClassVar[type[torch.no_grad | torch.inference_mode]] = torch.no_grad
 
     @classmethod
     def refusal(cls, target: Target) -> str | None:
-        """Why a model cannot be driven this way, in one sentence; None where it can."""
+        """Return in one sentence why a model cannot be driven this way; None where it can."""
         return None
 
     @classmethod
     def qualifies(cls, target: Target) -> bool:
-        """Whether a model can be driven this way."""
+        """Return whether a model can be driven this way."""
         return cls.refusal(target) is None
 
     def __init__(self, target: Target) -> None:
@@ -47,6 +53,20 @@ class Runner(ABC):
         self.copied_bytes = 0  # of weights in a layout of the runner's own
         self.fingerprint = fingerprint(target.model)  # before weights are copied
 
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Run a step without gradients, in the model's own type also where the caller's code is under autocast.
+
+        Passes, commits and acceptance share one guard, since tensors made in inference mode can be changed only there.
+        A guard is never held across steps: torch's modes belong to the thread.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode() if self.inference else torch.no_grad())
+            for device in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(device):
+                    stack.enter_context(torch.autocast(device, enabled=False))
+            yield
+
     @property
     def outdated(self) -> bool:
         """Whether the runner holds weights of the model that have changed since it was opened."""
@@ -54,17 +74,17 @@ class Runner(ABC):
 
     @property
     def plan_device(self) -> torch.device:
-        """Where a plan's tensors lie best: on the model's device, or on the CPU where the runner takes them along."""
+        """The best place of a plan's tensors: the model's device, or the CPU where the runner sends them itself."""
         return self.target.device
 
     def new_cache(
         self, slots: int, capacity: int = BLOCK, prefix: list[tuple[Tensor, Tensor]] | None = None
     ) -> SlotCache:
-        """An empty cache for `slots` requests, with `capacity` columns to begin with."""
+        """Return an empty cache for `slots` requests, with `capacity` KV positions to begin with."""
         return SlotCache(len(self.target.layers), slots, capacity, prefix)
 
     def new_encoder(self, slots: int) -> EncoderState:
-        """The encoder's side of `slots` requests to an encoder-decoder."""
+        """Return the encoder's side of `slots` requests to an encoder-decoder."""
         return EncoderState(self.target, slots)
 
     @abstractmethod
@@ -77,12 +97,63 @@ class Runner(ABC):
 
     @abstractmethod
     def close(self, hidden: Tensor) -> Tensor:
-        """The input of the model's head [B, n, d'], from the last layer's output [B, n, d]."""
+        """Return the input of the model's head [B, n, d'], from the last layer's output [B, n, d]."""
 
     @abstractmethod
     def head(self, closed: Tensor) -> Tensor:
-        """The output [B, n, V] of the model's head for its input [B, n, d'], before a factor, a cap or a bias."""
+        """Return the output [B, n, V] of the model's head for its input [B, n, d'], before a factor, cap or bias."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [B, n, V] of the last layer's output [B, n, d], as a pass gives them."""
+        """Return the logits [B, n, V] of the last layer's output [B, n, d], as a pass gives them."""
+
+
+# ---------------------------------------------------------------- around a pass
+
+
+@contextmanager
+def callers_mode() -> Iterator[None]:
+    """Run a caller's code (processors, criteria, callbacks) as Hugging Face's `generate` does.
+
+    Gradients are off and tensors are usual ones. Tensors made in inference mode could never be changed or trained on.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def lock_of(model: nn.Module) -> threading.RLock:
+    """Return the lock of all hooked passes through a model: one pass has its hooks there at a time."""
+    with _making:
+        return _locks.setdefault(model, threading.RLock())
+
+
+_prepared = [0]  # passes that recorded or compiled
+
+
+def note_preparation() -> None:
+    """Note that the running pass records a graph or compiles, so that its time is left out of step costs."""
+    _prepared[0] += 1
+
+
+def preparations() -> int:
+    """Return the number of passes of this process that recorded or compiled so far."""
+    return _prepared[0]
+
+
+def top_tokens(logits: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the best `count` tokens of logits [B, D, V] and their log-probabilities, each [B, D, count], on the CPU.
+
+    One copy brings both. Tokens are 0 and their log-probabilities -inf where all logits of a depth are -inf.
+    """
+    top = logits.float().log_softmax(-1).topk(count, -1)
+    if logits.is_cpu:
+        tokens, logp = top.indices.numpy(), top.values.numpy()
+    else:
+        packed = torch.stack([top.indices.int(), top.values.contiguous().view(torch.int32)]).numpy(force=True)
+        tokens, logp = packed[0].astype(np.int64), packed[1].view(np.float32)
+    impossible = np.isnan(logp)  # of logits that are all -inf
+    return np.where(impossible, 0, tokens), np.where(impossible, np.float32(-np.inf), logp)

@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftree.runner.base import Runner
+from draftree.runner.base import Runner, preparations
 from draftree.runner.plan import Plan
-from draftree.runner.preparing import preparations
 
 FIRST_ROWS: tuple[int, ...] = (1, 4, 8, 16, 32, 64, 128)  # measured in this order, as long as they are cheap
 SPARSE = (

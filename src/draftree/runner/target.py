@@ -14,7 +14,7 @@ import transformers
 from packaging.version import Version
 from torch import Tensor, nn
 
-from draftree.runner.layout.kinds import LayerKind
+from draftree.runner.masks import LayerKind
 from draftree.runner.weights.blocks import PackedEmbedding
 from draftree.runner.weights.stock import alteration
 

@@ -25,9 +25,9 @@ from draftree.native.structures import Layer, Pass
 from draftree.runner.eager.layer import Angles
 from draftree.runner.eager.parts import Norm, Parts
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.layout.rotary import Rotation
 from draftree.runner.layout.skip import Omitted
 from draftree.runner.plan import Segment
+from draftree.runner.positions import Rotation
 from draftree.runner.weights.packed import LANES, Packed, scratch_for
 
 ROUNDS, NORMS_ROUND_TWICE = 1, 2  # where numbers are rounded to bfloat16 (`layers.c`)

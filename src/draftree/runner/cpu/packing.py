@@ -6,8 +6,13 @@ so it cannot be trained, and code that reads `weight` gets copies. `unpack_weigh
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from ctypes import c_size_t, c_void_p
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +34,8 @@ from draftree.runner.weights.packed import (
     side_by_side,
     to_panels,
 )
-from draftree.runner.weights.pages import drop_file_pages
+
+NOT_NEEDED = 4  # MADV_DONTNEED of Linux
 
 
 def pack_weights(model: Any) -> None:
@@ -122,3 +128,27 @@ def _replace(parent: nn.Module, linears: Sequence[Any], forget: Callable[[Tensor
             for name, child in list(module.named_children()):
                 if child is linear:
                     setattr(module, name, packed)
+
+
+def drop_file_pages(tensor: Tensor) -> None:
+    """Give the memory of a tensor that is mapped from a file back to the system, which reads it again where needed.
+
+    What was written to the tensor since it was loaded is lost, so this is only for a model just loaded. Linux alone
+    has the call; elsewhere nothing is done.
+    """
+    if sys.platform != "linux" or not tensor.is_cpu:
+        return
+    begin = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if begin < end and _of_file(begin, end):
+        ctypes.CDLL(None).madvise(c_void_p(begin), c_size_t(end - begin), NOT_NEEDED)
+
+
+def _of_file(begin: int, end: int) -> bool:
+    """Return whether these addresses belong to one mapped file."""
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+        addresses, _, _, _, inode, *_ = line.split()
+        first, last = (int(address, 16) for address in addresses.split("-"))
+        if first <= begin and end <= last:
+            return inode != "0"
+    return False

@@ -19,11 +19,10 @@ from draftree.runner.eager.product import may_copy
 from draftree.runner.eager.rows import SegmentRows
 from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.layout.kinds import LayerKind
 from draftree.runner.layout.skip import Skip
-from draftree.runner.layout.surgery import logit_slice
-from draftree.runner.own_type import in_own_type
+from draftree.runner.masks import LayerKind
 from draftree.runner.plan import PassResult, Plan, Segment
+from draftree.runner.surgery import logit_slice
 from draftree.runner.target import Target
 from draftree.runner.weights.packed import misfit, packed
 
@@ -90,7 +89,6 @@ class CpuRunner(EagerRunner):
         self.stack = CompiledStack(library, self._layers, dtype)
         self.copied_bytes = self._head.copied + sum(layer.copied for layer in self._layers)
 
-    @in_own_type
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         """See `Runner.run`."""
@@ -142,7 +140,6 @@ class CpuRunner(EagerRunner):
             stack.run(some[0], some[-1] + 1, x, rows.angles(kinds[some[0]]), unread)
         return x
 
-    @in_own_type
     @torch.inference_mode()
     def head(self, closed: Tensor) -> Tensor:
         """See `Runner.head`."""

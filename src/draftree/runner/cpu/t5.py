@@ -23,7 +23,6 @@ from draftree.runner.eager.product import may_copy
 from draftree.runner.hooked.runner import HookedRunner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
-from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.target import Target
 from draftree.runner.weights.packed import Packed, scratch_for
@@ -63,11 +62,6 @@ class T5Runner(HookedRunner):
         self._compiled = _Decoder(load_library(), target, self.anatomy.scale)
         self.copied_bytes = self._compiled.copied
 
-    def new_encoder(self, slots: int) -> EncoderState:
-        """See `Runner.new_encoder`."""
-        return _OwnTypeEncoder(self.target, slots)
-
-    @in_own_type
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         """See `Runner.run`."""
         if not plan.plain or cache.prefix_length or encoder is None:
@@ -162,12 +156,6 @@ def _linears(layer: Any) -> list[list[Any]]:
     dense = layer.layer[2].DenseReluDense
     up = [[dense.wi_1], [dense.wi_0]] if hasattr(dense, "wi_0") else [[dense.wi], []]
     return [[text.q, text.k, text.v], [text.o], [source.q], [source.o], *up, [dense.wo]]
-
-
-class _OwnTypeEncoder(EncoderState):
-    """Sources are read in the model's own type, too: compiled code reads the keys and values that come of it."""
-
-    admit = in_own_type(EncoderState.admit)
 
 
 def _drives(target: Target) -> bool:

@@ -18,8 +18,8 @@ from draftree.runner.eager.attention import Attention
 from draftree.runner.eager.layer import Angles
 from draftree.runner.eager.parts import Norm
 from draftree.runner.kv.cache import finite
-from draftree.runner.layout.kinds import LayerKind, limits
-from draftree.runner.layout.rotary import Rotation
+from draftree.runner.masks import LayerKind, limits
+from draftree.runner.positions import Rotation
 
 GATHERED = 16  # rows whose own keys and values are gathered at a time, as they take memory
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from draftree.runner.base import note_preparation
 from draftree.runner.cuda_graphs.capture import Capture
 from draftree.runner.cuda_graphs.fixed import FixedRows, FixedSlots
 from draftree.runner.cuda_graphs.frames import (
@@ -39,9 +40,8 @@ from draftree.runner.eager.layer import TensorHead, TensorLayer
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.pool import StorePool
 from draftree.runner.layout.skip import Skip
-from draftree.runner.layout.surgery import logit_slice, operate
 from draftree.runner.plan import PassResult, Plan, Scorer, Segment
-from draftree.runner.preparing import note_preparation
+from draftree.runner.surgery import logit_slice, operate
 from draftree.runner.target import Target
 
 KEPT = 128  # recordings for all caches together

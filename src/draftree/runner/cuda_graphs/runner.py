@@ -19,9 +19,8 @@ from draftree.runner.cuda_graphs.passes import CapturedPasses, Recorded
 from draftree.runner.eager.parts import Parts
 from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.kv.cache import BLOCK, SlotCache
-from draftree.runner.layout.positions import is_length_dependent
-from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan
+from draftree.runner.positions import is_length_dependent
 from draftree.runner.target import Target
 
 log = logging.getLogger("draftree.runner")
@@ -103,7 +102,6 @@ class CudaGraphRunner(EagerRunner):
             return self._cache_kind(len(self._layers), slots, capacity, prefix)
         return self._captured.pool.lend(len(self._layers), slots, capacity, self._cache_kind)
 
-    @in_own_type
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         if self._captured.takes(plan, cache, first):

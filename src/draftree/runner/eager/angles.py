@@ -13,10 +13,9 @@ from torch.nn import functional as F
 from draftree.runner.eager.layer import Angles
 from draftree.runner.eager.parts import TURN_NEIGHBOURS
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.layout.kinds import LayerKind
-from draftree.runner.layout.positions import is_length_dependent, per_row_angles
-from draftree.runner.layout.rotary import Rotation, call, width_of
+from draftree.runner.masks import LayerKind
 from draftree.runner.plan import Segment
+from draftree.runner.positions import Rotation, call, is_length_dependent, per_row_angles, width_of
 from draftree.runner.target import Target
 
 BLOCK = 1024  # positions by which tables grow

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from draftree.runner.layout.kinds import LayerKind
 from draftree.runner.layout.skip import Omitted
+from draftree.runner.masks import LayerKind
 
 
 class Rows(Protocol):

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from draftree.runner.eager.parts import ACTIVATIONS, Norm, Parts, normed
 from draftree.runner.eager.product import StockProduct
-from draftree.runner.layout.rotary import Rotation
 from draftree.runner.layout.skip import Omitted
+from draftree.runner.positions import Rotation
 
 
 class Angles(NamedTuple):

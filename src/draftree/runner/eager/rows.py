@@ -9,8 +9,7 @@ from torch import Tensor
 from draftree.runner.eager.angles import AngleTables
 from draftree.runner.eager.attention import Attention
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.layout.kinds import LayerKind
-from draftree.runner.layout.masks import PassMasks
+from draftree.runner.masks import LayerKind, PassMasks
 from draftree.runner.plan import Plan, Segment
 
 

@@ -23,9 +23,8 @@ from draftree.runner.eager.product import FusedProduct, StockProduct, may_copy
 from draftree.runner.eager.rows import SegmentRows
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.layout.skip import Skip
-from draftree.runner.layout.surgery import logit_slice, operate
-from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment
+from draftree.runner.surgery import logit_slice, operate
 from draftree.runner.target import Target
 from draftree.runner.weights.packed import PackedLinear, linear_bytes, packed
 from draftree.runner.weights.torchao import has_eight_bits
@@ -54,7 +53,7 @@ class EagerRunner(Runner):
     leaves = True
     fuses = True  # linears that read the same rows, into one product with copies of their weights
     reads_8_bits = False  # weights that torchao keeps so, see `eight_bits`
-    guard = torch.inference_mode  # a tenth faster; safe since no stock module runs that could keep a tensor
+    inference = True  # a tenth faster; safe since no stock module runs that could keep a tensor
 
     @classmethod
     def refusal(cls, target: Target) -> str | None:
@@ -103,7 +102,6 @@ class EagerRunner(Runner):
 
     # ---------------------------------------------------------------- a pass
 
-    @in_own_type
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         plan = plan.to(self.target.device)
@@ -175,19 +173,16 @@ class EagerRunner(Runner):
 
     # ---------------------------------------------------------------- behind the layers
 
-    @in_own_type
     @torch.inference_mode()
     def close(self, hidden: Tensor) -> Tensor:
         return self._norm(hidden)
 
-    @in_own_type
     @torch.inference_mode()
     def head(self, closed: Tensor) -> Tensor:
         head = self.target.model.get_output_embeddings()
         logits: Tensor = head(closed) if isinstance(head, PackedLinear) else F.linear(closed, head.weight)
         return logits
 
-    @in_own_type
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self._head(hidden)

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftree.runner.hooked.families import replaced
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.layout.skip import Omitted, Skip
-from draftree.runner.own_thread import on_this_thread, replaced
 from draftree.runner.target import Target, offloaded
 
 ATTENTIONS = ("self_attn", "self_attention", "attn", "attention")
@@ -139,7 +139,7 @@ class Bypass:
 
         with ExitStack() as stack:
             for module in {module for found in parts.values() for module, _ in found}:
-                stack.callback(module.register_forward_hook(on_this_thread(note), with_kwargs=True).remove)
+                stack.callback(module.register_forward_hook(note, with_kwargs=True).remove)
             self._one_row()
         for at, found in parts.items():
             self._stands[at] = [(module, forms[module].stand_in(module, zeros=zeros)) for module, zeros in found]

@@ -17,9 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftree.runner.layout.kinds import LayerKind
-from draftree.runner.layout.masks import PassMasks
-from draftree.runner.own_thread import on_this_thread, replaced
+from draftree.runner.masks import LayerKind, PassMasks
 from draftree.runner.target import Target
 
 # Families that the zoo of the test suite holds, by Hugging Face's `model_type`. Others are driven all the
@@ -35,6 +33,20 @@ TESTED_FAMILIES = frozenset(
 )  # fmt: skip
 
 COLUMNS = 1 << 30  # more than any cache has
+
+
+@contextmanager
+def replaced(module: nn.Module, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """Replace `module.name` by `method` inside this context."""
+    held = module.__dict__.get(name)  # of a wrapper, such as accelerate's
+    module.__dict__[name] = method
+    try:
+        yield
+    finally:
+        if held is None:
+            del module.__dict__[name]
+        else:
+            module.__dict__[name] = held
 
 
 class Family:
@@ -225,8 +237,8 @@ class LearnedByColumn(Family):
             tokens = kwargs.get("input_ids", args[0] if args else None)
             return self.look_up(mod, positions, tokens).to(output)
 
-        before = module.register_forward_pre_hook(on_this_thread(within), with_kwargs=True)
-        after = module.register_forward_hook(on_this_thread(look_up), with_kwargs=True)
+        before = module.register_forward_pre_hook(within, with_kwargs=True)
+        after = module.register_forward_hook(look_up, with_kwargs=True)
         try:
             yield
         finally:
@@ -289,9 +301,9 @@ class Llama4(Family):
 
         with ExitStack() as stack:
             for attention in (layer.self_attn for layer in layers if not layer.self_attn.use_rope):
-                hook = on_this_thread(uncount)
+                hook = uncount
                 stack.callback(attention.register_forward_pre_hook(hook, with_kwargs=True).remove)
-                stack.callback(attention.q_proj.register_forward_hook(on_this_thread(scale)).remove)
+                stack.callback(attention.q_proj.register_forward_hook(scale).remove)
             yield
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftree.runner.base import lock_of
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.own_thread import lock_of, on_this_thread
 from draftree.runner.plan import PassResult
 from draftree.runner.target import Target
 
@@ -117,13 +117,13 @@ def anatomy_of(target: Target, one_row: OneRow) -> ModelLayout:
         with ExitStack() as stack:
             for module in target.decoder.modules():
                 if id(module) not in inside and not list(module.children()):
-                    stack.callback(module.register_forward_hook(on_this_thread(note)).remove)
+                    stack.callback(module.register_forward_hook(note).remove)
             for register, hook in (
                 (target.layers[-1].register_forward_pre_hook, lambda *_: calls.clear()),
                 (head.register_forward_pre_hook, lambda _, args: read.append(args[0])),
                 (head.register_forward_hook, lambda *call: outputs.append(call[-1])),
             ):
-                stack.callback(register(on_this_thread(hook)).remove)
+                stack.callback(register(hook).remove)
             result = one_row(cache, (len(target.layers),))
     if len(cache.shapes) != 1:
         raise ValueError(

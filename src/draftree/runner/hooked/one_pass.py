@@ -22,13 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from draftree.runner.hooked.bypass import Bypass, named_arguments, signature_of
-from draftree.runner.hooked.families import Family, family_of
+from draftree.runner.hooked.families import Family, family_of, replaced
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.layout.masks import PassMasks
-from draftree.runner.layout.positions import is_length_dependent, per_row_angles
-from draftree.runner.layout.surgery import logit_slice, operate
-from draftree.runner.own_thread import on_this_thread, replaced
+from draftree.runner.masks import PassMasks
 from draftree.runner.plan import PassResult, Plan, Segment, Surgery
+from draftree.runner.positions import is_length_dependent, per_row_angles
+from draftree.runner.surgery import logit_slice, operate
 from draftree.runner.target import Target, arguments_of
 
 MASK_ARGUMENTS = ("attention_mask", "causal_mask")
@@ -160,7 +159,7 @@ class HookedPass:
 
     @staticmethod
     def _add(stack: ExitStack, register: Any, hook: Any, **options: Any) -> None:
-        stack.callback(register(on_this_thread(hook), **options).remove)
+        stack.callback(register(hook, **options).remove)
 
     def _replace_embeddings(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         assert self.plan.embeddings is not None

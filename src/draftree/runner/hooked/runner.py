@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.runner.base import Runner
+from draftree.runner.base import Runner, lock_of
 from draftree.runner.hooked.bypass import Bypass
 from draftree.runner.hooked.model_layout import ModelLayout, anatomy_of
 from draftree.runner.hooked.one_pass import HookedPass, StockModel
-from draftree.runner.kv.cache import SlotCache
-from draftree.runner.kv.gradient import GradientCache
-from draftree.runner.own_thread import lock_of
+from draftree.runner.kv.cache import GradientCache, SlotCache
 from draftree.runner.plan import PassResult, Plan
 from draftree.runner.target import Target, rows_of
 

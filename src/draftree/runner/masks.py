@@ -7,12 +7,37 @@ CPU they beat boolean ones by a tenth.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.layout.kinds import LayerKind, limits
 from draftree.runner.plan import Segment
+
+# Rows may stand further on than they are many (rows of a drafter whose forerunners were pruned); a window this close to
+# the context's end is applied, which is never wrong.
+MARGIN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """How far a layer looks.
+
+    Attributes:
+        name: Hugging Face's name (`full_attention`, `sliding_attention`, `chunked_attention`).
+        window: positions seen back, the row's own included; None for no limit.
+        chunk: chunk length in positions; None for no limit.
+    """
+
+    name: str = "full_attention"
+    window: int | None = None
+    chunk: int | None = None
+
+
+def limits(kind: LayerKind, columns: int) -> bool:
+    """Whether a window or chunk of `kind` may cut something off of so many columns."""
+    return any(limit is not None and limit <= columns + MARGIN for limit in (kind.window, kind.chunk))
 
 
 class PassMasks:
