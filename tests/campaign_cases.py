@@ -32,8 +32,6 @@ SHAPES: dict[str, Callable[[], Shape | None]] = {
     "fixed-16": lambda: Fixed(16),
     "fixed-40": lambda: Fixed(40),
     "dynamic": lambda: DynamicTree(cost=CHEAP_ROWS),
-    "line-product": lambda: DynamicTree(cost="line", acceptance="product"),
-    "line-by-rank": lambda: DynamicTree(cost="line", acceptance="by-rank"),
 }
 PRUNERS: dict[str, dict[str, Any]] = {
     "top-k": {"layer": 1, "criterion": "top-k", "top_k": 30},
@@ -63,10 +61,10 @@ MERGES: dict[str, tuple[str, ...]] = {
     "trie+medusa": ("lookahead", "medusa"),
     "trie+lookup": ("lookahead", "prompt-lookup"),
     "model+bita": ("draft-model", "bita"),
-    "trie+jacobi+bita": ("lookahead", "jacobi", "bita"),
+    "trie+lookup+bita": ("lookahead", "prompt-lookup", "bita"),
     "random+three": ("random", "bita", "hidden-transfer", "medusa"),
 }
-OF_DECODERS = ("random", "lookahead", "lookahead-prompt", "prompt-lookup", "self-exit", "self-skip")  # with an encoder
+OF_DECODERS = ("random", "lookahead", "lookahead-prompt", "prompt-lookup")  # with an encoder
 
 
 @dataclass(frozen=True)

@@ -204,20 +204,16 @@ def use_trie(folder):
 
 # ---------------------------------------------------------------- drafter folders
 
-METHODS = ("medusa", "bita", "hidden-transfer", "self-speculative", "early-head")
+METHODS = ("medusa", "bita", "hidden-transfer", "early-head")
 
 
 def make_folders(folder):
     model = build("llama")
     for method in METHODS[:3]:
         save(method, model, folder / method)
-    for method, settings in (
-        ("self-speculative", {"skip_attention": [1], "skip_mlp": [2]}),
-        ("early-head", {"layer": 2, "rank": 4}),
-    ):
-        drafter = method_class(method).fresh(model, **settings)
-        drafter.base = base_of(model)
-        drafter.save_pretrained(folder / method)
+    drafter = method_class("early-head").fresh(model, layer=2, rank=4)
+    drafter.base = base_of(model)
+    drafter.save_pretrained(folder / "early-head")
 
 
 def change_folder(rng, folder):

@@ -15,7 +15,7 @@ from unchanged import state_of
 from zoo import build
 
 import draftree
-from draftree.drafting import BiLD, Drafter, DraftModel, Jacobi, Lookahead, PromptLookup, SelfSpeculative
+from draftree.drafting import BiLD, Drafter, DraftModel, Lookahead, PromptLookup
 from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Fixed, Shape
 
@@ -150,16 +150,13 @@ def drafters(references: References, *, in_model: bool = True) -> dict[str, Call
     }
     if in_model:
         made["in-model"] = lambda: InModel(references, seed=2)
-        made["self-exit"] = lambda: SelfSpeculative(exit_layer=2, num_draft_tokens=4, confidence=0)
-        made["self-skip"] = lambda: SelfSpeculative(skip_attention=[2], skip_mlp=[2, 3], branching=3, confidence=0)
-        made["jacobi"] = lambda: Jacobi(5, 3, 4, from_prompt=True)
     return made
 
 
 TRIES = ("lookahead", "lookahead-parallel", "lookahead-single", "lookahead-prompt", "lookahead-output")
 # Of `drafters`, those that read or enter a runner's passes, and one whose trees are of every kind. The others hand
 # over a tree and never see what runs it: where a model has two runners, one of them is enough.
-ON_EVERY_RUNNER = ("random", "in-model", "self-exit", "self-skip", "jacobi")
+ON_EVERY_RUNNER = ("random", "in-model")
 
 
 def tries_in_turn(kinds: Iterable[str], turn: int, turns: int) -> list[str]:
@@ -171,7 +168,6 @@ def tries_in_turn(kinds: Iterable[str], turn: int, turns: int) -> list[str]:
 OF_DEMO: dict[str, Callable[[Any], Any]] = {  # drafters for the embedded model
     "lookahead": lambda model: draftree.Lookahead(),
     "prompt-lookup": lambda model: draftree.PromptLookup(),
-    "jacobi": lambda model: draftree.Jacobi(),
     "medusa": lambda model: draftree.demo_drafter("medusa", model),
     "bita": lambda model: draftree.demo_drafter("bita", model),
     "hidden-transfer": lambda model: draftree.demo_drafter("hidden-transfer", model),

@@ -9,7 +9,6 @@ way's own, not tokens a second: lossy texts have other lengths.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ from benchmarks.drafters import bild_pair
 from benchmarks.drafters.bild_claims import ALIGNED, UNALIGNED, best_points, claimed, claimed_of_operations
 from benchmarks.drafters.bild_ways import (
     BILD,
-    CALM,
-    CALM_ALONE,
     PLAIN,
     SAMPLED,
     SMALL,
@@ -129,26 +126,22 @@ def compared(setup: Setup, pair: Pair, rows: list[Question], metric: str) -> Ite
         read_thresholds(setup["thresholds"]),
         setup["windows"],
         ablations=setup["ablations"],
-        calm=list(product(setup["leave"], setup["decay"])) if pair.calm is not None else (),
     )
     hashes = {name: model_hash(model) for name, model in {"large": pair.large, **pair.smalls}.items()}
-    hashes |= {"calm": model_hash(pair.calm)} if pair.calm is not None else {}
     methods = {way: way.method(pair, new) for way in ways}
     written = [way for way in ways if not way.exact or way.group == PLAIN]
     setup.watcher.stage("texts of all rows", len(written))
     ids: dict[BildWay, list[list[int]]] = {}
     about = [hashes, fingerprint(prompts), new]
     for way in written:
-        together = 1 if way.group == CALM else setup["batch"]  # requests of a batch leave together there
-        ids[way] = texts_of(methods[way], prompts, together, about, setup.out)
+        ids[way] = texts_of(methods[way], prompts, setup["batch"], about, setup.out)
         setup.watcher.step()
     texts = {way: setup.tokenizer.batch_decode(own, skip_special_tokens=True) for way, own in ids.items()}
     own_references = any(row.reference is None for row in rows)
-    whole = {way.group: own for way, own in texts.items() if way.group in (PLAIN, CALM_ALONE)}
+    whole = next(own for way, own in texts.items() if way.group == PLAIN)
     scores = {}
-    for way, own in texts.items():  # CALM leaves a model of its own, whose whole text is its truth
-        truth = whole[CALM_ALONE if way.group in (CALM, CALM_ALONE) else PLAIN]
-        scores[way] = row_statistics(metric, own, truth if own_references else [str(row.reference) for row in rows])
+    for way, own in texts.items():
+        scores[way] = row_statistics(metric, own, whole if own_references else [str(row.reference) for row in rows])
     qualities = {way: points(metric, own.sum(0)) for way, own in scores.items()}
     tasks = [Task(Prompt(r.id, r.set, r.turns[0]), p) for r, p in zip(rows, prompts, strict=True)][: setup["timed"]]
     able, refused = ready(list(methods.values()), tasks)
@@ -200,7 +193,7 @@ def _summed_up(
         drawn = way.group == SAMPLED
         differing = 0 if drawn else sum(row.ids[0] != expected[row.group] for row in timed.itertuples())
         row = {"way": way.name, "group": way.group, "pair": way.pair, "fallback": way.fallback}
-        row |= {"rollback": way.rollback, "window": way.window, "leave": way.leave, "decay": way.decay}
+        row |= {"rollback": way.rollback, "window": way.window}
         if way in qualities:
             row["quality"] = qualities[way]
         elif not differing:

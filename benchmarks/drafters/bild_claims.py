@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmarks.drafters.bild_ways import BILD, CALM, NO_FALLBACK, NO_ROLLBACK, PLAIN, SAMPLED, Pair
+from benchmarks.drafters.bild_ways import BILD, NO_FALLBACK, NO_ROLLBACK, PLAIN, SAMPLED, Pair
 from benchmarks.drafters.operations import Operations
 from benchmarks.harness.comparisons import rows_of
 from benchmarks.harness.measure import of
@@ -172,14 +172,13 @@ def _speeds(table: pd.DataFrame, best: Sequence[dict[str, Any]], pair: Pair, run
 def _qualities(
     table: pd.DataFrame, pair: Pair, runs: pd.DataFrame, scores: Mapping[str, Any], metric: str
 ) -> list[Claimed]:
-    """Quality at equal speed of BiLD over what is left out of it, of the aligned pair, and over CALM."""
+    """Quality at equal speed of BiLD over what is left out of it, and of the aligned pair."""
     pairs, written = list(pair.smalls), table[table["way"].isin(list(scores))]
     grid = {name: written[(written["group"] == BILD) & (written["pair"] == name)] for name in pairs}
     own = grid[pairs[-1]]
     sides = [
         ("bild-no-rollback", own, BILD, written[written["group"] == NO_ROLLBACK], NO_ROLLBACK),
         ("bild-no-fallback", own, BILD, written[written["group"] == NO_FALLBACK], NO_FALLBACK),
-        ("bild-calm", own, BILD, written[written["group"] == CALM], CALM),
     ]
     if list(grid) == [UNALIGNED, ALIGNED]:
         sides.append(("bild-aligned-quality", own, f"BiLD, {ALIGNED}", grid[UNALIGNED], f"BiLD, {UNALIGNED}"))

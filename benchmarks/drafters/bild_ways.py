@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 from draftree.bench.methods import Draftree, HuggingFace, Method
 from draftree.bench.samples import Sampling
 from draftree.drafting import BiLD, DraftModel
-from draftree.pruning import LossyCALM
 from draftree.shaping import Fixed
 
 PLAIN, SMALL, BILD, LOSSLESS, FIXED = "large alone", "small alone", "BiLD", "BiLD lossless", "speculative"
-SAMPLED, CALM, CALM_ALONE = "speculative sampling", "CALM", "CALM's model alone"
+SAMPLED = "speculative sampling"
 NO_ROLLBACK, NO_FALLBACK, TREES = "no rollback", "no fallback", "DraftModel"
 THEIRS, ASSISTED = "HF generate", "HF assisted"
 EXACT = (PLAIN, LOSSLESS, FIXED, TREES, THEIRS, ASSISTED)  # their text is the large model's own
@@ -30,7 +29,6 @@ class Pair(NamedTuple):
 
     large: Any
     smalls: dict[str, Any]  # by name
-    calm: Any = None  # the model that was trained to be read behind every layer; None for no CALM
     exits: bool = False  # whether the small model is the large one's first layers
 
 
@@ -44,15 +42,11 @@ class BildWay:
     fallback: float | None = None
     rollback: float | None = None
     window: int | None = None  # most tokens of the small model in a turn
-    # leave, decay: lambda and tau of CALM.
-    leave: float | None = None
-    decay: float | None = None
 
     @property
     def name(self) -> str:
         """What tables call it."""
         numbers = [("FB", self.fallback), ("RB", self.rollback), ("window", self.window)]
-        numbers += [("lambda", self.leave), ("tau", self.decay)]
         parts = [f"{name} {value:g}" for name, value in numbers if value is not None]
         return ", ".join([self.group, *filter(None, [self.pair, " ".join(parts)])])
 
@@ -68,14 +62,10 @@ class BildWay:
         if self.group in (THEIRS, ASSISTED):
             drafting: dict[str, Any] = {"assistant_model": small} if self.group == ASSISTED else {}
             return HuggingFace(*given, **drafting)
-        if self.group in (PLAIN, SMALL, CALM_ALONE):
-            return Draftree(self.name, {PLAIN: large, SMALL: small, CALM_ALONE: pair.calm}[self.group], new)
+        if self.group in (PLAIN, SMALL):
+            return Draftree(self.name, large if self.group == PLAIN else small, new)
         if self.group == TREES:
             return Draftree(*given, lambda: DraftModel(small))
-        if self.group == CALM:
-            assert self.leave is not None
-            assert self.decay is not None
-            return Draftree(self.name, pair.calm, new, early_exit=LossyCALM(self.leave, decay=self.decay))
         window = self.window or MOST
         if self.group in (FIXED, SAMPLED):
             chain: dict[str, Any] = {"depth": window, "branching": 1, "confidence": 0.0}
@@ -91,7 +81,6 @@ def ways_of(
     windows: Sequence[int],
     *,
     ablations: bool = True,
-    calm: Sequence[tuple[float, float]] = (),
 ) -> list[BildWay]:
     """All ways to compare, the plain large model first.
 
@@ -101,7 +90,6 @@ def ways_of(
         thresholds: (alpha_FB, alpha_RB) of every point of the grid.
         windows: tokens of the small model in a turn, of speculative decoding and of BiLD without fallback.
         ablations: whether to leave out rollback, and fallback, as well.
-        calm: (lambda, tau) of every point of CALM's grid.
     """
     first, last = pairs[0], pairs[-1]
     fallbacks, rollbacks = (sorted({pair[i] for pair in thresholds}) for i in (0, 1))
@@ -116,8 +104,6 @@ def ways_of(
         for group, pair in ((FIXED, last), (SAMPLED, first))
         for window in windows
     ]
-    ways += [BildWay(CALM_ALONE)] if calm else []
-    ways += [BildWay(CALM, leave=leave, decay=decay) for leave, decay in calm]
     ways += [BildWay(TREES, last), BildWay(THEIRS), BildWay(ASSISTED, last)]
     return list(dict.fromkeys(ways))
 

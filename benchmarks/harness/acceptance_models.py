@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.shapes.by_rank import ByRank
 from draftree.drafting.base import RequestState
 from draftree.drafting.merge.calibration import Calibration
 from draftree.engine import Recorder
-from draftree.shaping.by_rank import ByRank
 from draftree.tree import TokenTree
 
 OWN = "the drafter's own"

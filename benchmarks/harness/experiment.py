@@ -66,8 +66,8 @@ class Experiment:
             found.append(
                 "a pair (--model, --set small=, aligned=), or rows to build one (--set pair_data=); else the package's"
             )
-        if "skips" in self.options:
-            found.append("with --model a small model and a searched skip set (--set small=, --set skips=)")
+        elif "small" in self.options:
+            found.append("with --model a small model (--set small=)")
         if "engines" in self.options:
             found.append("the environments of make bench-peers")
         if set(self.options.get("drafters", ())) & set(TRAINED):

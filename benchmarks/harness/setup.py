@@ -17,6 +17,8 @@ from typing import Any
 import torch
 
 import draftree
+from benchmarks.drafters.early_exit import SelfSpeculative
+from benchmarks.drafters.jacobi import Jacobi
 from draftree import drafter_names
 from draftree.bench.inputs import Settings, Subject, Texts, encode_all
 from draftree.bench.methods import Draftree
@@ -32,7 +34,8 @@ from draftree.runner import inspect_model
 
 TRIE, COLD = "lookahead", "lookahead-cold"  # warmed by the answers to other prompts, or empty
 TRAINED = (*drafter_names.TRAINED, "early-head")
-KNOWN = (*drafter_names.UNTRAINED, COLD, *TRAINED)
+BASELINES = ("jacobi", "self-speculative")  # of the papers, in `benchmarks.drafters`
+KNOWN = (*drafter_names.UNTRAINED, COLD, *BASELINES, *TRAINED)
 
 
 @dataclass
@@ -144,6 +147,8 @@ class Setup:
 
         One that is not there, or of another model, is a ValueError.
         """
+        if name == SelfSpeculative.method:
+            return SelfSpeculative(self.model)
         if Path(name).is_dir():
             held = Trained.from_pretrained(name, self.small)
         else:  # the package's own are of its weights as they are stored, in float32
@@ -153,7 +158,9 @@ class Setup:
 
     def drafter(self, name: str) -> Drafter:
         """A drafter of that name as it is before the first prompt; several, joined by +, are merged."""
-        made: Drafter = drafter_names.make_parts(name, {TRIE: self.trie, COLD: draftree.Lookahead}, self.trained)
+        made: Drafter = drafter_names.make_parts(
+            name, {TRIE: self.trie, COLD: draftree.Lookahead, "jacobi": Jacobi}, self.trained
+        )
         return made
 
     @cached_property

@@ -24,7 +24,7 @@ def inflate_drafter(drafter: Trained, model: Any) -> Any:
     """The drafter (or early head) of the large `model` with the draft tokens that `drafter` has for the small one.
 
     Args:
-        drafter: BiTA, Hidden Transfer, Medusa, SelfSpeculative or an early head of the small model.
+        drafter: BiTA, Hidden Transfer, Medusa or an early head of the small model.
         model: what `inflate` made of that model.
 
     Returns:
@@ -49,14 +49,11 @@ def inflate_drafter(drafter: Trained, model: Any) -> Any:
                 f"model was inflated from one with {needed}: inflate the model that it was made for."
             )
     settings = dict(drafter.settings)
-    for name in ("layer", "transfer_layers", "exit_layer"):
+    for name in ("layer", "transfer_layers"):
         if isinstance(layers := settings.get(name), int):
             settings[name] = places.layer(layers)
         elif layers is not None:
             settings[name] = [places.layer(i) for i in layers]
-    for name in ("skip_attention", "skip_mlp"):  # a layer becomes one that does its work and others that do nothing
-        if name in settings:
-            settings[name] = [i for n in settings[name] for i in range(places.layer(n), places.layer(n + 1))]
     large = type(drafter).fresh(model, **settings)
     enlarged, rules, made = _Enlarged(places, model), RULES[drafter.method], {}
     for name, tensor in drafter.weights.state_dict().items():
@@ -155,7 +152,6 @@ RULES: dict[str, dict[str, Callable[[_Enlarged, Tensor], Tensor]]] = {
         "prompt_keys": _Enlarged.keys,
         "prompt_values": _Enlarged.values,
     },
-    "self-speculative": {},
     "early-head": {
         "norm": _Enlarged.gains,
         "projection": _Enlarged.square,

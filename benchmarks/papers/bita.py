@@ -12,6 +12,8 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks.drafters.early_exit import SelfSpeculative
+from benchmarks.drafters.jacobi import Jacobi
 from benchmarks.drafters.subjects import check_depth, subjects
 from benchmarks.harness import Experiment, Setup, Way, bars, lines, on_demand, table_of
 from benchmarks.harness.claims import claims_of
@@ -20,7 +22,7 @@ from benchmarks.harness.trees import EFFICIENT, STRAIGHTFORWARD, Case, anew, wit
 from benchmarks.harness.truth import hits_of
 from benchmarks.papers.ways import COLUMNS, HF, QUICK, compared, hf_way, sized
 from draftree.checkpoints import known_folder
-from draftree.drafting import DraftModel, Jacobi, SelfSpeculative
+from draftree.drafting import DraftModel
 from draftree.drafting.in_model import InModelDrafter
 from draftree.drafting.second_model import check_pair
 from draftree.runner import inspect_model
@@ -34,7 +36,6 @@ WIDEST = 4  # of full trees (Table 4)
 MASKS = 3  # of a drafter whose settings name none
 NONE = "masks only"
 SPECDEC, CHAIN = "DraftModel, one chain (SpecDec)", 5  # draft tokens of a chain
-SKIPS = "self-speculative"
 IDS = {"HF": "assisted", "DraftModel": "draft-model", "SelfSpeculative": "self-speculative", "Jacobi": "jacobi"}
 
 
@@ -61,7 +62,7 @@ def methods(setup: Setup) -> Iterator[pd.DataFrame]:
     half, says = setup.model.config.num_hidden_layers // 2, claims_of(PAPER)["Table 2"].cell
     known: list[tuple[str, Any, str]] = []
     ways, left_out = [hf_way(setup)], []
-    small, searched = (_named_or_packaged(setup, *names) for names in (("small", "draft-model"), ("skips", SKIPS)))
+    small = _named_or_packaged(setup)
     if small is not None:
         one_chain = DraftModel(small.model, depth=CHAIN, branching=1, confidence=0.0)
         ways.append(sized(SPECDEC, one_chain, CHAIN, says("SpecDec", "70B")))
@@ -69,13 +70,8 @@ def methods(setup: Setup) -> Iterator[pd.DataFrame]:
         ways.append(hf_way(setup, "HF assisted", says("HF AssistGen", "70B"), assistant_model=small.model))
     else:
         left_out.append("Without a small model (--set small=FOLDER) there is none of its rows.")
-    if searched is not None:
-        made = partial(setup.trained, setup["skips"] or SKIPS)
-        known.append(("SelfSpeculative, searched", made, says("Self-SpecDec", "7B")))
-    else:
-        left_out.append("Without a searched set (--set skips=FOLDER) there is no row of one.")
     known += [
-        (f"SelfSpeculative, {half} layers", partial(SelfSpeculative, exit_layer=half), ""),
+        (f"SelfSpeculative, {half} layers", partial(SelfSpeculative, setup.model, half), says("Self-SpecDec", "7B")),
         ("Jacobi (Lookahead, Fu et al.)", Jacobi, says("Lookahead (Fu et al.)", "7B")),
     ]
     ways += [sized(name, make(), setup["nodes"], printed) for name, make, printed in known]
@@ -95,17 +91,15 @@ def methods(setup: Setup) -> Iterator[pd.DataFrame]:
     yield from compared(setup, ways, claims=claims, remarks=[remark, *_trained(found), *left_out])
 
 
-def _named_or_packaged(setup: Setup, option: str, package: str) -> Any:
-    """The small model's drafter, or the self-speculative one, of the folder that the option names.
+def _named_or_packaged(setup: Setup) -> Any:
+    """Return the drafter of the small model that the option names.
 
-    Without a folder the package's for the embedded model, and None for another one. A folder without such a thing, or
-    with one of another model, is a ValueError.
+    Without a folder it is the package's for the embedded model, and None for another one. A folder without a model, or
+    with one of another vocabulary, is a ValueError.
     """
-    folder = setup[option]
+    folder = setup["small"]
     if not folder:
-        return setup.trained(package) if setup.name is None else None
-    if package == SKIPS:
-        return setup.trained(folder)
+        return setup.trained("draft-model") if setup.name is None else None
     small = DraftModel.from_pretrained(known_folder(folder), setup.tokenizer, dtype=setup.model.dtype)
     check_pair(inspect_model(small.model), setup.target)
     return small
@@ -236,7 +230,7 @@ def _curve(run: Any, item: str, swept: tuple[int, ...]) -> Experiment:
 
 EXPERIMENTS = (
     _table(speeds, "Table 1", sets=(*SUMMARIES, *CHAT)),
-    _table(methods, "Table 2", nodes=16, small="", skips=""),
+    _table(methods, "Table 2", nodes=16, small=""),
     _table(prompting, "Table 3", **TRAINED, sets=(*TALKS, *CODE)),
     _table(decodings, "Table 4", sets=(*SUMMARIES, *CHAT)),
     _table(speeds, "Table 7", sets=CHAT),

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from benchmarks.drafters.jacobi import Jacobi
 from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, bars, lines, table_of
 from benchmarks.harness.claims import claims_of
 from benchmarks.harness.comparisons import ANSWERS, CLAIMED, LENGTH, SPEED, Comparison, rows_of
@@ -20,7 +21,7 @@ from benchmarks.harness.experiment import Run
 from benchmarks.harness.plots import Plot
 from benchmarks.papers.ways import COLUMNS, HF, QUICK, compared, hf_way, sized
 from draftree.bench.memory import compare_memory
-from draftree.drafting import Drafter, Jacobi, Lookahead, PromptLookup
+from draftree.drafting import Drafter, Lookahead, PromptLookup
 from draftree.engine.limits import eos_token_ids
 
 CLAIMS = claims_of("Lookahead")

@@ -15,13 +15,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from benchmarks.shapes.cost_line import CostLine
 from draftree.drafting.base import ByRequest, Drafter, RequestState, StepPlan
 from draftree.drafting.in_model import InModelDrafter
 from draftree.errors import check_least
 from draftree.pruning.pruner import Pruner
 from draftree.runner.step_cost import StepCost
 from draftree.shaping.base import Outcome, Shape, Sizer
-from draftree.shaping.cost_line import CostLine
 from draftree.tree import TokenTree
 
 SHIFT = 32  # tokens by which texts have to grow for the size to be chosen again; the paper says "significantly"

@@ -17,13 +17,7 @@ from benchmarks.shapes.subjects import OPTIONS, SIZES, fresh
 from draftree.engine import Engine
 from draftree.shaping import DynamicTree, Fixed
 
-WAYS: dict[str, dict[str, Any]] = {
-    "dynamic": {},
-    "dynamic, line": {"cost": "line"},
-    "dynamic, by rank": {"acceptance": "by-rank"},
-}
-
-
+DYNAMIC = "dynamic"
 Phase = tuple[str, int, list[Task]]  # name, prompts together, prompts
 
 
@@ -34,7 +28,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     rows: list[dict[str, Any]] = []
     for name in setup.named:
         ways = [Way(PLAIN), *(Way(f"n={n}", fresh(setup, name), Fixed(n)) for n in setup["sizes"])]
-        ways += [Way(way, fresh(setup, name), DynamicTree(**options)) for way, options in WAYS.items()]
+        ways.append(Way(DYNAMIC, fresh(setup, name), DynamicTree()))
         for way in ways:
             way.engine = Engine(setup.model, slots=slots, drafter=way.drafter, shape=way.shape)
         for phase, batch, tasks in phases:
@@ -42,17 +36,16 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
             runs = runs[runs["group"] >= _settled(runs, setup["settled"])]
             statics = [way.name for way in ways if way.name == PLAIN or way.name.startswith("n=")]
             best = min(statics, key=lambda way: per_token(of(runs, way)).value)
-            for sized in WAYS:
-                own = of(runs, sized)
-                facts = {"drafter": name, "phase": phase, "batch": batch, "best_static": best, "way": sized}
-                ratio = per_token(own) / per_token(of(runs, best))
-                rows.append(facts | ratio.columns("time_over_best_static") | {"draft_tokens_a_step": size(own)})
+            own = of(runs, DYNAMIC)
+            facts = {"drafter": name, "phase": phase, "batch": batch, "best_static": best, "way": DYNAMIC}
+            ratio = per_token(own) / per_token(of(runs, best))
+            rows.append(facts | ratio.columns("time_over_best_static") | {"draft_tokens_a_step": size(own)})
             yield table_of(rows)
 
 
 def _settled(runs: pd.DataFrame, steps: int) -> int:
     """The first batch that counts: after so many steps of the dynamic way, or the last one."""
-    taken = runs[runs["way"] == next(iter(WAYS))].set_index("group")["passes"].cumsum().shift(fill_value=0)
+    taken = runs[runs["way"] == DYNAMIC].set_index("group")["passes"].cumsum().shift(fill_value=0)
     late = taken[taken >= steps]
     return int(late.index[0] if len(late) else taken.index[-1])
 

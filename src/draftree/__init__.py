@@ -22,13 +22,10 @@ if TYPE_CHECKING:
     from draftree.drafting import DraftModel as DraftModel
     from draftree.drafting import GrammarDrafter as GrammarDrafter
     from draftree.drafting import HiddenTransfer as HiddenTransfer
-    from draftree.drafting import Jacobi as Jacobi
     from draftree.drafting import Lookahead as Lookahead
     from draftree.drafting import Medusa as Medusa
     from draftree.drafting import Merge as Merge
     from draftree.drafting import PromptLookup as PromptLookup
-    from draftree.drafting import SelfSpeculative as SelfSpeculative
-    from draftree.drafting.early_exit import early_exit_model as early_exit_model
     from draftree.drafting.folder import demo_drafter as demo_drafter
     from draftree.drafting.folder import load_drafter as load_drafter
     from draftree.engine import Engine as Engine
@@ -40,7 +37,6 @@ if TYPE_CHECKING:
     from draftree.models import load_model as load_model
     from draftree.pruning import EarlyHead as EarlyHead
     from draftree.pruning import EarlyPruning as EarlyPruning
-    from draftree.pruning import LossyCALM as LossyCALM
     from draftree.pruning import demo_early_head as demo_early_head
     from draftree.runner import open_runner as open_runner
     from draftree.runner import pack_weights as pack_weights
@@ -61,20 +57,17 @@ _ROOMS = {
         "DraftModel",
         "GrammarDrafter",
         "HiddenTransfer",
-        "Jacobi",
         "Lookahead",
         "Medusa",
         "Merge",
         "PromptLookup",
-        "SelfSpeculative",
     ),
-    "draftree.drafting.early_exit": ("early_exit_model",),
     "draftree.drafting.folder": ("demo_drafter", "load_drafter"),
     "draftree.engine": ("Engine", "Recorder", "SamplingParams", "generate"),
     "draftree.grammar": ("Grammar",),
     "draftree.integrations": ("custom_generate",),
     "draftree.models": ("load_model",),
-    "draftree.pruning": ("EarlyHead", "EarlyPruning", "LossyCALM", "demo_early_head"),
+    "draftree.pruning": ("EarlyHead", "EarlyPruning", "demo_early_head"),
     "draftree.runner": ("open_runner", "pack_weights", "unpack_weights"),
     "draftree.shaping": ("DynamicTree", "Fixed"),
     "draftree.trace.file": ("read_trace", "write_trace"),

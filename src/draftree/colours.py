@@ -15,10 +15,8 @@ COLOURS = {
     "medusa": "#e12d96",
     "bita": "#ff0ff0",
     "hidden-transfer": "#964bb4",
-    "self-speculative": "#a587c3",
     "draft-model": "#e17800",
     "bild": "#b4874b",
-    "jacobi": "#d21e0f",
     "grammar": "#961eff",
     "several": "#b44b4b",  # merged drafters that drafted the same token
 }

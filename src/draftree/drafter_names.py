@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 # Drafters that need no training, with their classes in `draftree.drafting`, and the embedded model's trained ones.
-UNTRAINED = {"lookahead": "Lookahead", "prompt-lookup": "PromptLookup", "jacobi": "Jacobi", "grammar": "GrammarDrafter"}
-TRAINED = ("medusa", "bita", "hidden-transfer", "self-speculative", "draft-model")
+UNTRAINED = {"lookahead": "Lookahead", "prompt-lookup": "PromptLookup", "grammar": "GrammarDrafter"}
+TRAINED = ("medusa", "bita", "hidden-transfer", "draft-model")
 
 
 def names_in(name: str) -> list[str]:

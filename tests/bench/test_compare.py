@@ -120,7 +120,7 @@ def test_a_model_whose_own_config_samples_is_measured_greedily(demo):
     [
         (["lookahead-cold", "prompt-lookup"], {}, "lookahead-cold"),
         (
-            ["hf-generate", "lookahead-cold", "jacobi"],
+            ["hf-generate", "lookahead-cold", "prompt-lookup"],
             {"batch": 2, "sampling": Sampling(0.8, seed=1)},
             "lookahead-cold",
         ),

@@ -76,7 +76,7 @@ def test_a_trie_learns_again_what_it_had_answered_before_the_stop(demo, merged):
     assert nodes() == held > 0
 
 
-@pytest.mark.parametrize("name", ["draftree", "jacobi", "draft-model", "prompt-lookup", "medusa", "bita"])
+@pytest.mark.parametrize("name", ["draftree", "draft-model", "prompt-lookup", "medusa", "bita"])
 def test_drafters_without_a_trie_go_on_after_a_stop(demo, name):
     ids = encode_prompt(demo.tokenizer, "List all files.")
     method = Kit(Subject(*demo), Settings(max_new_tokens=8)).method(name)

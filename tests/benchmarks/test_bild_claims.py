@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -22,10 +19,8 @@ from benchmarks.drafters.bild_claims import (
 )
 from benchmarks.drafters.bild_ways import BILD, NO_ROLLBACK, PLAIN, SAMPLED, Pair, ways_of
 from benchmarks.drafters.operations import Operations
-from benchmarks.harness import Setup
 from benchmarks.harness import quality as quality_module
 from benchmarks.harness.quality import points, quality, row_statistics
-from benchmarks.papers.bild import exit_folders
 
 
 def curve(*points: tuple[float, float]) -> Curve:
@@ -89,33 +84,6 @@ def test_a_ratio_of_qualities_is_that_of_all_rows():
     assert found["times_low"] == pytest.approx(found["times_high"])  # both rows are alike
     alone = quality_ratio("rouge-l", [above[:1]], [below[:1]]).columns("times")
     assert alone["times_low"] is None
-
-
-@pytest.fixture
-def trained(tmp_path: Path) -> list[str]:
-    """Folders as `draftree train early-exit` leaves them: an exit, CALM of the same model, and of another one."""
-    for name, every_layer, base in (("exit", False, "a"), ("calm", True, "a"), ("other", True, "b")):
-        (tmp_path / name).mkdir()
-        recipe = {"exit_layer": 2, "every_layer": every_layer, "base_model": {"hash": base}}
-        (tmp_path / name / "recipe.json").write_text(json.dumps(recipe), encoding="utf-8")
-    return [str(tmp_path / name) for name in ("exit", "calm", "other")]
-
-
-def test_exits_that_are_named_belong_together(trained: list[str]) -> None:
-    exit_, calm, other = trained
-    assert exit_folders(Setup({"drafters": (exit_,)}), with_calm=False) == [exit_]
-    assert exit_folders(Setup({"drafters": (exit_, calm)}), with_calm=True) == [exit_, calm]
-    with pytest.raises(ValueError, match="is read behind layer 2: leave exit_layer out"):
-        exit_folders(Setup({"drafters": (exit_,), "exit_layer": 3}), with_calm=False)
-    for named, with_calm, model, words in (
-        ((calm,), False, None, "trained without --every-layer"),
-        ((exit_,), True, None, "two folders"),
-        ((calm, exit_), True, None, "the second one trained with --every-layer"),
-        ((exit_, other), True, None, "were trained from two models"),
-        ((exit_, calm), True, "model", "leave --model out"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            exit_folders(Setup({"drafters": named}, name=model), with_calm=with_calm)
 
 
 def table_and_runs() -> tuple[pd.DataFrame, pd.DataFrame, Pair]:

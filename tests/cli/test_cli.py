@@ -34,7 +34,7 @@ def short_demo(monkeypatch):
     monkeypatch.setattr("draftree.cli.demo.WARM_PER_SET", 1)
 
 
-@pytest.mark.parametrize("drafter", ["lookahead", "prompt-lookup", "jacobi", "draft-model", "self-speculative", "none"])
+@pytest.mark.parametrize("drafter", ["lookahead", "prompt-lookup", "draft-model", "none"])
 def test_demo_answers_equal_and_tells_it_in_json(short_demo, demo, drafter):
     done = run("demo", "--drafter", drafter, "--max-new-tokens", "10", "--json")
     assert done.exit_code == 0, done.output

@@ -74,7 +74,7 @@ def test_a_terminal_has_these_colours():
     text = legend()
     named = {text.plain[span.start : span.end]: span.style.removeprefix("bold ") for span in text.spans}
     assert {name: named[name] for name in COLOURS} == COLOURS
-    assert legend(["lookahead/output", "jacobi"]).plain.endswith("by drafter: jacobi, lookahead/output.")
+    assert legend(["lookahead/output", "medusa"]).plain.endswith("by drafter: lookahead/output, medusa.")
     assert legend([]).plain == "Colours: all tokens are the model's own; no draft token was accepted."
 
 

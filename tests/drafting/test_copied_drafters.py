@@ -15,24 +15,22 @@ import torch
 from few import crossed
 
 import draftree
-from draftree import BiLD, DraftModel, Jacobi, Lookahead, Merge, PromptLookup, generate
+from draftree import BiLD, DraftModel, Lookahead, Merge, PromptLookup, generate
 
 PROMPT = torch.tensor([[5, 9, 20, 30, 5, 9, 20]])
 MAKERS: dict[str, Callable[[Any], Any]] = {
     "lookahead": lambda model: Lookahead(),
     "lookahead in Python": lambda model: Lookahead(backend="python"),
     "prompt lookup": lambda model: PromptLookup(),
-    "jacobi": lambda model: Jacobi(),
     "draft model": lambda model: DraftModel(draftree.demo_drafter("draft-model", model).model),
     "bild": lambda model: BiLD(draftree.demo_drafter("draft-model", model).model),
     "medusa": lambda model: draftree.demo_drafter("medusa", model),
     "bita": lambda model: draftree.demo_drafter("bita", model),
     "hidden transfer": lambda model: draftree.demo_drafter("hidden-transfer", model),
-    "self speculative": lambda model: draftree.demo_drafter("self-speculative", model),
     "merge": lambda model: Merge([Lookahead(), draftree.demo_drafter("medusa", model)]),
 }
 MORE: dict[str, Callable[[Any], Any]] = {
-    "merge of several": lambda model: Merge([Lookahead(), PromptLookup(), Jacobi(), MAKERS["draft model"](model)])
+    "merge of several": lambda model: Merge([Lookahead(), PromptLookup(), MAKERS["draft model"](model)])
 }
 
 
@@ -107,7 +105,7 @@ def ids_in(thing: Any, seen: set[int] | None = None) -> list[int]:
 
 
 def test_a_pickled_drafter_has_nothing_of_the_model(demo: Any) -> None:
-    for maker in (lambda: Jacobi(), lambda: draftree.demo_drafter("bita", demo.model)):
+    for maker in (lambda: Lookahead(), lambda: draftree.demo_drafter("bita", demo.model)):
         drafter = maker()
         before = len(pickle.dumps(drafter))
         generate(demo.model, PROMPT, drafter=drafter, max_new_tokens=20)
@@ -115,9 +113,8 @@ def test_a_pickled_drafter_has_nothing_of_the_model(demo: Any) -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
-@pytest.mark.parametrize("acceptance", ["calibrated", "by-rank"])
-def test_a_copied_shape_keeps_what_it_has_learned(demo: Any, copied: Any, acceptance: str) -> None:
-    shape = draftree.DynamicTree(acceptance=acceptance)
+def test_a_copied_shape_keeps_what_it_has_learned(demo: Any, copied: Any) -> None:
+    shape = draftree.DynamicTree()
     drafter = Lookahead()
     for _ in range(2):
         generate(demo.model, PROMPT, drafter=drafter, max_new_tokens=40, shape=shape)

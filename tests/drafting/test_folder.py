@@ -299,7 +299,7 @@ def test_shipped_drafters_are_small_and_say_how_they_were_made(demo):
 
     root = folder.files("draftree") / "data" / "drafters"
     held = sorted(p.name for p in root.iterdir())
-    assert held == ["bita", "early-head", "hidden-transfer", "medusa", "self-speculative"]
+    assert held == ["bita", "early-head", "hidden-transfer", "medusa"]
     assert sum(p.stat().st_size for p in root.rglob("*")) < 12_000_000
     for name in held:
         recipe = json.loads((root / name / "recipe.json").read_text())

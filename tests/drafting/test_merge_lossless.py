@@ -33,7 +33,6 @@ def merges(model: Any, references: References) -> dict[str, Callable[[], Merge]]
         "trie+lookup": lambda: Merge([trie(), alone["prompt-lookup"]()]),
         "trie+bita": lambda: Merge([trie(), make("bita", model)]),
         "model+transfer": lambda: Merge([alone["draft-model"](), make("hidden-transfer", model)]),
-        "jacobi+bita": lambda: Merge([trie(), alone["jacobi"](), make("bita", model)]),
         "random+three": lambda: Merge(
             [RandomTree(references, seed=1), *(make(k, model) for k in ("bita", "hidden-transfer", "medusa"))]
         ),

@@ -61,7 +61,7 @@ def test_every_method_has_a_table():
         and thing.__init__ is not object.__init__  # without options there is nothing to list
     }
     assert expected >= {"BiTA", "Fixed"}
-    assert set(TABLES) >= expected | {"EarlyPruning", "LossyTypical", "LossyCALM"}
+    assert set(TABLES) >= expected | {"EarlyPruning", "LossyTypical"}
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -90,8 +90,7 @@ def made(demo, name, **options):
         return cls(draftree.demo_early_head(demo.model), **options)
     if name == "Lookahead":  # with end tokens its trie is made at once
         return cls(**{"eos_token_ids": ()} | options)
-    needed = {"SelfSpeculative": {"exit_layer": 2}, "Fixed": {"node_budget": 4}}
-    return cls(**needed.get(name, {}) | options)
+    return cls(**({"node_budget": 4} if name == "Fixed" else {}) | options)
 
 
 LIMITS = [

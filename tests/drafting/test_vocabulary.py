@@ -16,7 +16,7 @@ from generate_driver import NEW, SAMPLED, hf, left_pad, prompts, references_of, 
 from zoo import MEMBERS, VOCABULARY, build, construct
 
 from draftree.acceptance import LossyTypical
-from draftree.drafting import Drafter, DraftModel, Jacobi, Lookahead, Merge, PromptLookup
+from draftree.drafting import Drafter, DraftModel, Lookahead, Merge, PromptLookup
 from draftree.drafting.second_model import check_pair
 from draftree.engine import Recorder, generate
 from draftree.pruning import EarlyHead, EarlyPruning
@@ -79,7 +79,6 @@ MAKERS: dict[str, Callable[[References, Path], Drafter]] = {
     "trie after another model": lambda references, _: after_the_larger(learned(references)),
     "trie file": loaded,
     "merge": lambda references, _: Merge([learned(references), PromptLookup(4)]),
-    "jacobi": lambda references, _: after_the_larger(Jacobi(5, 3, 4, from_prompt=True, shared=True)),
 }
 
 

@@ -33,7 +33,6 @@ SETTINGS = [*DTYPES, "meta"]
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "none": lambda model: None,
     **OF_DEMO,
-    "self-speculative": lambda model: draftree.demo_drafter("self-speculative", model),
     "draft-model": lambda model: draftree.demo_drafter("draft-model", model),
     "bild": lambda model: draftree.BiLD(draftree.demo_drafter("draft-model", model).model, 0.4, lossless=True),
     "merge": lambda model: draftree.Merge([draftree.Lookahead(), draftree.demo_drafter("medusa", model)]),
@@ -87,7 +86,6 @@ def test_the_text_of_every_kind_of_model_stays(name: str, family: str, choice: s
     wanted, model = expected(family), copy_of(family)
     with setting(name):
         assert ask(model, draftree.Lookahead(), runner=choice) == wanted
-        assert ask(model, draftree.Jacobi(), runner=choice) == wanted
 
 
 @pytest.mark.parametrize("name", SETTINGS)

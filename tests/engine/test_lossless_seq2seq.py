@@ -12,7 +12,7 @@ from generate_driver import NEW, SHAPES, drafters, hf, left_pad, noisy, prompts,
 from torch import Tensor
 from zoo import ENCODER_DECODER, MEMBERS, build
 
-from draftree.drafting import BiLD, Drafter, DraftModel, Lookahead, SelfSpeculative
+from draftree.drafting import BiLD, Drafter, DraftModel, Lookahead
 from draftree.engine import generate
 from draftree.integrations import custom_generate
 from draftree.shaping import Fixed
@@ -32,27 +32,21 @@ def makers(name: str, expected: Tensor) -> dict[str, Drafter]:
     trie = Lookahead(decoding_length=24, branch_length=6)
     for row in expected:
         trie.warm([row[2:14].tolist()])
-    own = {
-        "self-exit": SelfSpeculative(exit_layer=2, num_draft_tokens=4, confidence=0),
-        "self-skip": SelfSpeculative(skip_attention=[2], skip_mlp=[2, 3], branching=3, confidence=0),
+    return {
+        "random": RandomTree({(start,): answer}, seed=3),
+        "lookahead": trie,
+        "prompt-lookup": drafters({}, in_model=False)["prompt-lookup"](),
     }
-    return (
-        own
-        | {"random": RandomTree({(start,): answer}, seed=3), "lookahead": trie}
-        | {kind: make() for kind, make in drafters({}, in_model=False).items() if kind == "prompt-lookup"}
-    )
 
 
 def check(
     name: str, ids: Tensor, mask: Tensor | None, expected: Tensor, *, brief: bool = False, **options: object
 ) -> None:
-    """Every drafter in every shape against `expected`; `brief` without self-speculation, tries in one shape."""
+    """Every drafter in every shape against `expected`; with `brief` tries in one shape."""
     accepted = 0
     for shape in SHAPES:
         for kind, drafter in makers(name, expected).items():
-            if kind.startswith("self") and shape != "fixed-16":  # a pass a row: slow, and chains know no shapes
-                continue
-            if brief and (kind.startswith("self") or (kind == "lookahead" and shape != "fixed-16")):
+            if brief and kind == "lookahead" and shape != "fixed-16":
                 continue
             out = generate(
                 build(name), ids, mask, drafter=drafter, shape=SHAPES[shape](), max_new_tokens=NEW, **options

@@ -123,15 +123,13 @@ def test_a_drafter_whose_weights_are_not_finite_changes_no_text(method: str, run
         assert out.sequences.tolist() == expected
 
 
-@pytest.mark.parametrize(("logp", "shape"), crossed([NAN, INF, -INF], ["default", "fixed", "line", "product"]))
+@pytest.mark.parametrize(("logp", "shape"), crossed([NAN, INF, -INF], ["default", "fixed"]))
 def test_log_probabilities_that_are_none(logp: float, shape: str) -> None:
     model = copy_of("demo")
     ids, mask = left_pad([prompt[:12] for prompt in prompts()])
     shapes = {
         "default": None,
         "fixed": draftree.Fixed(4),
-        "line": draftree.DynamicTree(cost="line"),
-        "product": draftree.DynamicTree(cost="line", acceptance="product"),
     }
     expected = generate(model, ids, mask, max_new_tokens=NEW).sequences
     drafter: Any = Poisonous(rows_of(expected, mask), logp)

@@ -97,13 +97,13 @@ def test_prompts_are_padded_together_only_where_that_is_cheap() -> None:
     crossed(
         ["llama", "gemma2", "gpt2", "t5", "phi3-longrope"],
         [False, True],
-        ["none", "lookahead", "jacobi", "prompt-lookup"],
+        ["none", "lookahead", "prompt-lookup"],
     ),
 )
 def test_any_traffic_gets_the_texts_of_requests_alone(family: str, keep: bool, drafter: str) -> None:
     """Requests of all lengths that come, share fronts, are cancelled and go, while prompts are read."""
     model, rng = zoo.build(family), random.Random(f"{family}{keep}{drafter}")
-    make = {"none": lambda: None, "lookahead": draftree.Lookahead, "jacobi": draftree.Jacobi}
+    make = {"none": lambda: None, "lookahead": draftree.Lookahead}
     made = make.get(drafter, draftree.PromptLookup)()
     fronts = [prompt(s, n) for s, n in ((1, 8), (2, 20), (3, 33))]
     asked: list[tuple[Request, list[int], list[int] | None]] = []

@@ -44,10 +44,7 @@ def small(model: Any) -> Any:
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
     **OF_DEMO,
     "draft-model": small,
-    "self-speculative": lambda model: draftree.SelfSpeculative(exit_layer=3),
-    "merge": lambda model: draftree.Merge(
-        [draftree.Lookahead(), draftree.Jacobi(), draftree.demo_drafter("medusa", model)]
-    ),
+    "merge": lambda model: draftree.Merge([draftree.Lookahead(), draftree.demo_drafter("medusa", model)]),
 }
 
 
@@ -61,7 +58,7 @@ def test_one_drafter_in_eight_threads(name: str, runner: str) -> None:
     assert found == expected * 4
 
 
-@pytest.mark.parametrize("name", few(["lookahead", "jacobi", "merge"], ["merge"]))
+@pytest.mark.parametrize("name", few(["lookahead", "merge"], ["merge"]))
 def test_a_drafter_of_its_own_for_every_call(name: str) -> None:
     """A runner and its step costs are shared all the same."""
     model = copy_of("demo")

@@ -33,7 +33,7 @@ from zoo import CAUSAL, ENCODER_DECODER, VOCABULARY, build
 
 import draftree
 from benchmarks.machine.schemas import Reference, listed, record, reference_grammar, reference_words, text
-from draftree import BiLD, EarlyHead, EarlyPruning, Grammar, GrammarDrafter, Lookahead, LossyCALM, LossyTypical, Merge
+from draftree import BiLD, EarlyHead, EarlyPruning, Grammar, GrammarDrafter, Lookahead, LossyTypical, Merge
 from draftree.drafting import Drafter
 from draftree.engine import Engine, SamplingParams, generate
 from draftree.runner import EagerRunner, inspect_model
@@ -254,7 +254,7 @@ def test_strict_mode_under_a_grammar() -> None:
         model.to(torch.float32)
 
 
-@pytest.mark.parametrize("lossy", ["typical", "bild", "calm"])
+@pytest.mark.parametrize("lossy", ["typical", "bild"])
 def test_lossy_rules_stay_inside_the_grammar(lossy: str) -> None:
     model, ids, tokenizer = build("llama"), torch.tensor(prompts((9,))), ascii_tokenizer()
     options: dict[str, Any] = {"max_new_tokens": NEW, "grammar": GRAMMAR, "tokenizer": tokenizer}
@@ -263,7 +263,6 @@ def test_lossy_rules_stay_inside_the_grammar(lossy: str) -> None:
     made: dict[str, dict[str, Any]] = {
         "typical": {"drafter": RandomTree(references, 3), "acceptance": LossyTypical()},
         "bild": {"drafter": BiLD(build("llama"), fallback_threshold=0.01)},
-        "calm": {"early_exit": LossyCALM()},
     }
     out = generate(model, ids, **made[lossy], **options)
     answer = out.sequences[0, ids.shape[1] :].tolist()

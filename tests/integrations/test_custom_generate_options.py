@@ -21,7 +21,7 @@ from draftree import custom_generate
 from draftree.acceptance import LossyTypical
 from draftree.drafting import BiLD
 from draftree.engine import Recorder, RunStats, batch, generate
-from draftree.pruning import EarlyHead, EarlyPruning, LossyCALM
+from draftree.pruning import EarlyHead, EarlyPruning
 from draftree.shaping import Fixed
 
 
@@ -95,14 +95,6 @@ def test_bild() -> None:
     assert expected.tolist() != own("llama", ids).tolist()
 
 
-def test_early_exit() -> None:
-    ids, mask = left_pad(prompts())
-    rule, direct = LossyCALM(0.75, decay=1.0), LossyCALM(0.75, decay=1.0)
-    same(through("llama", ids, mask, early_exit=rule), own("llama", ids, mask, early_exit=direct))
-    assert rule.layers_run == direct.layers_run
-    assert rule.mean_layers < 4
-
-
 def test_recorder() -> None:
     """Every token of the texts stands in the record."""
     ids, mask = left_pad(prompts())
@@ -139,8 +131,6 @@ def test_large_batches_queue(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         ({"shape": 4}, "shape is a int: pass a shape object"),
         ({"acceptance": 1}, r"acceptance is a int: pass None \(lossless\)"),
         ({"acceptance": LossyTypical(), "strict": True}, "strict=True asks for the plain engine's text"),
-        ({"early_exit": 0.9}, r"early_exit is a float: pass None \(lossless\)"),
-        ({"early_exit": LossyCALM(), "drafter": RandomTree({})}, "leave one of them out"),
         ({"recorder": "run.jsonl"}, r"recorder is a str: pass draftree.Recorder\(\)"),
         ({"runner": "loup"}, "choose 'auto', 'hooked', 'eager', 'cpu', 'cuda_graphs' or 'in_place'"),
         ({"seed": "one"}, "seed is 'one': give a whole number"),

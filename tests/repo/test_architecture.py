@@ -56,10 +56,8 @@ FLOORS = {
 DRAFTERS = {
     "lookahead",
     "prompt_lookup",
-    "jacobi",
     "bild",
     "draft_model",
-    "self_speculative",
     "medusa",
     "bita",
     "hidden_transfer",

@@ -20,7 +20,7 @@ PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(
 PAGES += sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/[dm]*/*.md"))  # developer and methods
 BLOCK = re.compile(r"^(?:<!-- not run: ([^\n]+) -->\n\n?)?```python\n(.*?)^```", re.M | re.S)
 DRAFTERS = {"medusa-folder": "medusa", "bita-folder": "bita", "hidden-transfer-folder": "hidden-transfer"}
-DRAFTERS |= {"skip-set-folder": "self-speculative", "early-head-folder": "early-head"}
+DRAFTERS |= {"early-head-folder": "early-head"}
 
 
 def blocks(page):

@@ -24,7 +24,6 @@ from draftree.runner.cuda_graphs.frames import band_of, bucket_of
 from draftree.runner.eager import product
 from draftree.runner.eager import runner as eager_runner
 from draftree.runner.eager.layer import TensorLayer
-from draftree.runner.layout.skip import Skip
 from draftree.runner.plan import Plan, Segment, Surgery
 
 FAMILIES = ("llama", "qwen3", "gemma2", "gemma3", "glm4", "olmo3", "mistral-window", "qwen2-window", "phi3")
@@ -220,7 +219,6 @@ def test_rows_that_join_leave_are_tapped_or_left_out(name: str) -> None:
         "pruned": {"surgeries": prune(2, kept), "taps": (1, 2, 3)},
         "by state": {"surgeries": prune(1, lambda x: x[:, :5].abs().sum(-1).argsort(1).sort(1).values)},
         "twice": {"surgeries": (*prune(1, kept), Surgery(3, keep=torch.tensor([[0, 2], [0, 1]])))},
-        "left out": {"skip": Skip.of([1], [1, 3]), "taps": (2,)},
         "first rows": {"last_logit_row": 2},
         "last rows": {"first_logit_row": 11},
     }
@@ -288,7 +286,6 @@ def test_what_does_not_fit_goes_the_usual_way(monkeypatch: pytest.MonkeyPatch) -
     tree = [Tree.random(513, 1)]
     assert run.error(tree, run.step(tree)) < 1e-4
     few = [Tree.random(9, 1)]
-    run.step(few, leaves=lambda ran, before, behind: ran == 2)
     monkeypatch.setattr("draftree.runner.cuda_graphs.passes.MOST_IN_ALL", 12)  # 9 rows would be padded to 16
     assert run.error(few, run.step(few)) < 1e-4
     assert passes(captured).recorded == before

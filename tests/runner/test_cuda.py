@@ -270,7 +270,7 @@ def test_the_embedded_model(kind: str, pruned: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("kind", ["lookahead", "random", "self-skip", "draft-model"])
+@pytest.mark.parametrize("kind", ["lookahead", "random", "draft-model"])
 def test_strict_in_sixteen_bits(dtype: torch.dtype, kind: str) -> None:
     rows, model = prompts(FIVE), there("llama", dtype)
     ids, mask = (t.to("cuda") for t in left_pad(rows))

@@ -18,14 +18,13 @@ from zoo import build
 
 import draftree
 from draftree import runner as runners
-from draftree.drafting import DraftModel, Lookahead, PromptLookup, SelfSpeculative
+from draftree.drafting import DraftModel, Lookahead, PromptLookup
 from draftree.runner import open_runner
 
 DRAFTERS = {
     "none": lambda model: None,
     "trie": lambda model: Lookahead(),
     "lookup": lambda model: PromptLookup(),
-    "self": lambda model: SelfSpeculative(exit_layer=2),
     "draft-model": lambda model: DraftModel(copy.deepcopy(model)),
     "medusa": lambda model: draftree.Medusa.fresh(model, heads=2),
 }

@@ -25,7 +25,6 @@ IDS, MASK = left_pad(prompts())
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "none": lambda model: None,
     "lookahead": lambda model: draftree.Lookahead(),
-    "jacobi": lambda model: draftree.Jacobi(),
     "medusa": lambda model: draftree.Medusa.fresh(model),
 }
 

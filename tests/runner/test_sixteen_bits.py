@@ -84,7 +84,7 @@ def test_types_that_are_no_float32_stay() -> None:
 def test_answers_are_those_of_32_bits(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = rounded(name, dtype), torch.tensor(prompts((9,)))
     small = open_runner(model, "cpu")
-    out = draftree.generate(model, ids, runner="cpu", drafter=draftree.Jacobi(), max_new_tokens=12)
+    out = draftree.generate(model, ids, runner="cpu", drafter=draftree.Lookahead(), max_new_tokens=12)
     with monkeypatch.context() as patch:
         patch.setattr(packed_weights, "in_16_bits", whole)
         other = copy.deepcopy(model)

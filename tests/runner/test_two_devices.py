@@ -16,8 +16,7 @@ from runner_driver import one_thread  # noqa: F401
 from test_early_pruning import randomised_head
 from zoo import build
 
-from draftree import LossyCALM
-from draftree.drafting import Drafter, Merge, SelfSpeculative
+from draftree.drafting import Drafter, Merge
 from draftree.engine import Engine, Request, SamplingParams
 from draftree.pruning import EarlyHead, EarlyPruning
 from draftree.shaping import Fixed
@@ -42,8 +41,6 @@ def spread(name: str, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def drafter_of(kind: str, model: Any, references: Any) -> Drafter | None:
-    if kind == "self-speculative":
-        return SelfSpeculative(exit_layer=2)
     if kind == "merge":
         return Merge([make(name, model) for name in ("hidden-transfer-one-layer", "bita", "hidden-transfer")])
     return make(kind, model) if kind in MAKERS else drafters(references)[kind]()
@@ -56,7 +53,7 @@ def check(requests: list[Request], expected: torch.Tensor) -> None:
         assert request.tokens == text.tolist()[: len(request.tokens)]
 
 
-KINDS = [*MAKERS, "self-speculative", "merge", "lookahead", "jacobi"]
+KINDS = [*MAKERS, "merge", "lookahead"]
 
 
 @pytest.mark.parametrize(("name", "kind"), crossed(FAMILIES, KINDS))
@@ -87,10 +84,3 @@ def test_trees_are_pruned_in_the_later_half() -> None:
         engine.run()
     check(requests, expected[:, ids.shape[1] :])
     assert sum(request.stats.pruned for request in requests) > 0
-
-
-def test_rows_do_not_leave_early() -> None:
-    model = copy.deepcopy(build("t5"))
-    add_hook_to_module(model, AlignDevicesHook(execution_device="cpu", io_same_device=True), append=True)
-    with pytest.raises(ValueError, match="several devices"):
-        Engine(model, runner="hooked", early_exit=LossyCALM())

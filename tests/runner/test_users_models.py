@@ -18,7 +18,6 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from zoo import MEMBERS, build, construct
 
 import draftree
-from draftree.drafting import SelfSpeculative
 from draftree.pruning import EarlyHead, EarlyPruning
 from draftree.runner import inspect_model
 from draftree.runner.target import CACHES
@@ -147,7 +146,6 @@ def test_layers_inside_of_others_that_name_no_argument(name: str) -> None:
     pruner = EarlyPruning(EarlyHead.fresh(model, layer=3), keep=3, top_k=10, always=True)
     for options in ({}, {"pruner": pruner}):
         assert torch.equal(answer(model, expected=text, **options), expected)
-    assert torch.equal(answer(model, drafter=SelfSpeculative(skip_attention=[1, 2], skip_mlp=[2])), expected)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

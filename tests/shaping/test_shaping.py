@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -106,7 +105,7 @@ def test_a_drafter_that_knows_nothing_costs_little(attaches: int, drafting: floa
 
 
 def test_rows_that_bring_no_draft_tokens_are_charged() -> None:
-    """As Jacobi's, whose rows cost the same where they bring no draft tokens at all."""
+    """Rows, as of lookahead windows, whose rows cost the same where they bring no draft tokens at all."""
 
     def seconds(rows: int) -> float:
         return 1.0 + 0.1 * rows
@@ -213,9 +212,9 @@ def test_threads_may_share_a_shape() -> None:
 # ------------------------------------------------------------------------------- options
 
 
-@pytest.mark.parametrize("options", [{"cost": "cheap"}, {"acceptance": "sure"}, {"max_nodes": 0}])
+@pytest.mark.parametrize("options", [{"cost": "cheap"}, {"max_nodes": 0}])
 def test_bad_options(options: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(options))} is"):
+    with pytest.raises((TypeError, ValueError), match=f"{next(iter(options))} is"):
         DynamicTree(**options)  # type: ignore[arg-type]
 
 
@@ -247,18 +246,6 @@ def answer(new: int) -> list[int]:
     request = engine.add(PROMPTS[0], SamplingParams(max_new_tokens=new))
     engine.run()
     return request.tokens
-
-
-@pytest.mark.parametrize("acceptance", ["calibrated", "by-rank", "product"])
-@pytest.mark.parametrize("cost", ["line", "measured"])
-def test_every_model_of_cost_and_acceptance_gives_the_same_text(acceptance: str, cost: str) -> None:
-    truth = answer(60)
-    shape = DynamicTree(cost=cost, acceptance=acceptance)
-    drafter = RandomTree({tuple(PROMPTS[0]): truth}, seed=1)
-    clock = itertools.count().__next__  # by which a step takes as long with many rows as with one
-    requests = [run(drafter, shape, 60, clock=clock) for _ in range(3)]
-    assert all(request.tokens == truth for request in requests)
-    assert max(request.stats.drafted for request in requests) > 0
 
 
 def test_nothing_accepted_leads_to_roots_alone() -> None:

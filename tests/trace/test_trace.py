@@ -26,7 +26,6 @@ from draftree.engine import Engine, Recorder, SamplingParams, generate
 from draftree.engine.recorder import Track
 from draftree.engine.request import Request
 from draftree.engine.stats import RequestStats
-from draftree.pruning import LossyCALM
 from draftree.shaping import Fixed
 from draftree.trace.counts import run_statistics
 from draftree.trace.file import Trace, read_trace, write_trace
@@ -60,7 +59,6 @@ CASES: dict[str, dict[str, Any]] = {
     "merged-pruned": {"drafter": merged, "pruner": lambda m: pruner(m, 1, top_k=30)},
     "draft-model": {"drafter": lambda m: drafters(references())["draft-model"]()},
     "typical": {"drafter": lambda m: make("medusa", m), "options": {"acceptance": draftree.LossyTypical()}},
-    "early-exit": {"drafter": lambda m: None, "options": {"early_exit": LossyCALM(threshold=0.5)}},
     "strict": {"drafter": lambda m: RandomTree(references(), seed=1), "options": {"strict": True}},
 }  # fmt: skip
 
@@ -76,7 +74,7 @@ def record(case: str, runner: str = "auto", node_budget: int = 12) -> tuple[Reco
         mask,
         drafter=what["drafter"](model),
         pruner=what["pruner"](model) if "pruner" in what else None,
-        shape=None if case in ("plain", "early-exit") else Fixed(node_budget),
+        shape=None if case == "plain" else Fixed(node_budget),
         runner=runner,
         max_new_tokens=NEW,
         recorder=recorder,

@@ -18,7 +18,6 @@ from zoo import MEMBERS, construct
 
 import draftree
 from draftree.training.align import align
-from draftree.training.early_exit import train_early_exit
 from draftree.training.run import train
 
 __all__ = ["zoo_data"]
@@ -72,8 +71,6 @@ def test_what_cannot_be_trained_whole_is_refused(
     large, data = zoo_data
     model = construct(MEMBERS["llama"])
     change(model)
-    with pytest.raises(ValueError, match=sentence):
-        train_early_exit(model, data, tmp_path / "out", 1, options=OPTIONS)
     with pytest.raises(ValueError, match=sentence):
         align(large, model, data, tmp_path / "out", options=OPTIONS)
     assert not (tmp_path / "out").exists(), "before any work"

@@ -367,7 +367,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path):
         (["--minutes", "0.0001"], "0.0001 minutes are too few"),
         (["--drafters", "medusas"], "Did you mean 'medusa'?"),
         (["--drafters", "lookahead"], "is always tried"),
-        (["--drafters", "jacobi"], "is nothing that tuning tries"),
+        (["--drafters", "grammar"], "is nothing that tuning tries"),
         (["--out", "choice.toml"], "name a .json file"),
         (["--model", "./no-such-folder"], "no model folder './no-such-folder'"),
         (["--max-new-tokens", "5000"], "context"),

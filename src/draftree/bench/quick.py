@@ -22,7 +22,7 @@ from draftree.progress import Watcher
 from draftree.prompts import Prompt
 
 METHODS = (
-    REFERENCE, COMPILED, PROMPT_LOOKUP, HOOKED, PLAIN, "prompt-lookup", "jacobi", SMALL, "self-speculative", COLD, WARM,
+    REFERENCE, COMPILED, PROMPT_LOOKUP, HOOKED, PLAIN, "prompt-lookup", SMALL, COLD, WARM,
     REFUSED,
 )  # fmt: skip
 

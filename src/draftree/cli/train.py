@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from draftree.cli import train_align, train_data, train_early_exit, train_methods, train_skip_set
+from draftree.cli import train_align, train_data, train_methods
 
 app = typer.Typer(name="train", help="Make training data and train drafters inside the model.", no_args_is_help=True)
 for verb in (
@@ -14,7 +14,5 @@ for verb in (
     train_methods.medusa,
     train_methods.early_head,
     train_align.align,
-    train_early_exit.early_exit,
-    train_skip_set.skip_set,
 ):
     app.command(verb.__name__.replace("_", "-"))(verb)

@@ -6,12 +6,10 @@ from draftree.drafting.bita import BiTA
 from draftree.drafting.draft_model import DraftModel
 from draftree.drafting.forced import GrammarDrafter
 from draftree.drafting.hidden_transfer import HiddenTransfer
-from draftree.drafting.jacobi import Jacobi
 from draftree.drafting.lookahead import Lookahead
 from draftree.drafting.medusa import Medusa
 from draftree.drafting.merge import Merge
 from draftree.drafting.prompt_lookup import PromptLookup
-from draftree.drafting.self_speculative import SelfSpeculative
 
 __all__ = [
     "Attachment",
@@ -21,12 +19,10 @@ __all__ = [
     "Drafter",
     "GrammarDrafter",
     "HiddenTransfer",
-    "Jacobi",
     "Lookahead",
     "Medusa",
     "Merge",
     "PromptLookup",
     "RequestState",
-    "SelfSpeculative",
     "Step",
 ]

@@ -40,7 +40,6 @@ HOMES = {
     "medusa": "draftree.drafting.medusa",
     "bita": "draftree.drafting.bita",
     "hidden-transfer": "draftree.drafting.hidden_transfer",
-    "self-speculative": "draftree.drafting.self_speculative",
     "early-head": "draftree.pruning.early_head",
 }
 NOT_DRAFTERS = ("early-head",)
@@ -170,7 +169,7 @@ def demo_drafter(method: str, model: Any) -> Any:
     """A trained drafter for the embedded model, without network.
 
     Args:
-        method: "bita", "hidden-transfer", "medusa", "self-speculative" or "draft-model".
+        method: "bita", "hidden-transfer", "medusa" or "draft-model".
         model: what `demo_model` returned.
 
     Raises:

@@ -12,7 +12,7 @@ from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
 from draftree.engine.recorder import Recorder
 from draftree.errors import check_kind, check_least, did_you_mean, whole
-from draftree.pruning import EarlyPruning, LossyCALM
+from draftree.pruning import EarlyPruning
 from draftree.runner import Runner
 from draftree.shaping import Shape
 
@@ -23,7 +23,6 @@ KINDS: tuple[tuple[str, type, str], ...] = (
     ("shape", Shape, "a shape object such as draftree.DynamicTree()"),
     ("acceptance", LossyRule, "None (lossless) or draftree.LossyTypical()"),
     ("pruner", EarlyPruning, "a pruner object such as draftree.EarlyPruning(head)"),
-    ("early_exit", LossyCALM, "None (lossless) or draftree.LossyCALM()"),
 )
 
 
@@ -44,7 +43,6 @@ class EngineConfig:
         reject_drafts: verify draft tokens but accept none; the worst case, for measurements.
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.
         recorder: keeps every step for `write_trace`; None keeps nothing.
-        early_exit: None runs every layer for every token; `LossyCALM` lets tokens leave early and CHANGES the text.
         closed: whether all requests are added before the first step, so that draft tokens for one that is done early
             anyway save no time.
         keep_prefixes: whether a slot keeps what it holds when its request is over, so that a prompt which begins alike
@@ -66,7 +64,6 @@ class EngineConfig:
     reject_drafts: bool = False
     acceptance: LossyRule | None = None
     recorder: Recorder | None = None
-    early_exit: LossyCALM | None = None
     closed: bool = False
     keep_prefixes: bool = False
     clock: Callable[[], float] = time.perf_counter
@@ -99,8 +96,6 @@ class EngineConfig:
             raise ValueError(
                 "pruner prunes a drafter's draft tokens, and drafter is None: pass a drafter, or no pruner."
             )
-        if self.early_exit is not None:
-            self._check_early_exit()
 
     @property
     def rule(self) -> LossyRule | None:
@@ -115,16 +110,3 @@ class EngineConfig:
                     f"{name} decides by its own thresholds what is drafted and what is kept, and {option} would change "
                     f"that: leave {option} out, or use {name}(lossless=True)."
                 )
-
-    def _check_early_exit(self) -> None:
-        if self.drafter is not None:
-            raise ValueError(
-                "LossyCALM emits a token a pass and verifies nothing, so it has no use for a drafter: leave one of "
-                "them out, or draft with SelfSpeculative(exit_layer=..), which changes no text."
-            )
-        if self.acceptance is not None:
-            raise ValueError(
-                "acceptance judges draft tokens, and with LossyCALM there are none: leave one of them out."
-            )
-        if self.strict:
-            raise ValueError("strict=True asks for the plain engine's text, which LossyCALM changes: choose one.")

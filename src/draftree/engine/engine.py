@@ -59,8 +59,6 @@ class Engine:
         self.runner: Runner = open_runner(model, config.runner)
         if config.strict:
             config = self.config = replace(config, strict=check_strict(self.runner))
-        if config.early_exit is not None:
-            config.early_exit.bind(self.runner)
         drafter = config.drafter
         pruner: Pruner | None = None
         shape: Shape | None = None
@@ -80,13 +78,12 @@ class Engine:
         encoder = self.runner.new_encoder(config.slots) if self.target.encoder_decoder else None
         track = None
         if config.recorder is not None:
-            lossy = config.rule if config.rule is not None else config.early_exit
-            about = about_engine(model, self.runner, drafter, shape, config.pruner, lossy, strict=config.strict)
+            about = about_engine(model, self.runner, drafter, shape, config.pruner, config.rule, strict=config.strict)
             track = config.recorder.track(about, drafter)
         self.loop = Loop(config, self.runner, self.cache, encoder, sizer, pruner, track)
         self.waiting: deque[Request] = deque()
         self._open: dict[Request, None] = {}  # those that are not over, also while they move from one list to another
-        keeps = config.keep_prefixes and not config.strict and config.early_exit is None and not offloaded(model)
+        keeps = config.keep_prefixes and not config.strict and not offloaded(model)
         self.scheduler = Scheduler(self.runner, self.cache, encoder, keeps=keeps)
         self._stepping = threading.Lock()
         self._turn = threading.RLock()  # of the streams: one steps, and the others find the tokens that this gave them

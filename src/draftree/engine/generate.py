@@ -21,7 +21,7 @@ from draftree.engine.options import Options, read_options, rules_for
 from draftree.engine.recorder import Recorder
 from draftree.engine.stats import RunStats
 from draftree.grammar import CompiledGrammar
-from draftree.pruning import EarlyPruning, LossyCALM
+from draftree.pruning import EarlyPruning
 from draftree.runner import Runner, Target, open_runner
 from draftree.runner.target import rows_of
 from draftree.shaping import Shape
@@ -64,7 +64,6 @@ def generate(
     runner: str | Runner = "auto",
     tokenizer: Any = None,
     recorder: Recorder | None = None,
-    early_exit: LossyCALM | None = None,
     grammar: Grammars = None,
     **options: Any,
 ) -> GenerateOutput:
@@ -93,7 +92,6 @@ def generate(
         runner: "auto", "hooked", "eager", "cpu", "cuda_graphs", "in_place", or a runner opened for the model.
         tokenizer: the model's; needed for `stop_strings` and for a grammar.
         recorder: keeps every step for `write_trace`.
-        early_exit: None, or `LossyCALM`, which lets tokens leave the layers early and CHANGES the text.
         grammar: what the answers may say, one for all or one for each; None for anything.
         options: any other option of Hugging Face's GenerationConfig. None of one of these is Hugging Face's None, while
             None of an argument above is 'not given': `eos_token_id=[]` is for no EOS, `top_k=0` for no top_k.
@@ -123,7 +121,6 @@ def generate(
             strict=strict,
             acceptance=acceptance,
             recorder=recorder,
-            early_exit=early_exit,
         )
         given = {name: value for name, value in named.items() if value is not None} | options
         read = read_options(target.model, generation_config, stopping_criteria, tokenizer, given)

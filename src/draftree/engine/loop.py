@@ -64,7 +64,7 @@ class Loop:
         self.sizer, self.pruner = sizer, pruner
         self.track = track
         # Rows attached to a pass are made on the model's device, of trees that lie there.
-        within = self.can.attaches or pruner is not None or config.early_exit is not None
+        within = self.can.attaches or pruner is not None
         self.device = runner.target.device if within else runner.plan_device
 
     def advance(self, first: int, requests: list[Request], *, closed: bool = False) -> None:
@@ -182,11 +182,8 @@ class Loop:
         turn = tree_pass(trunks, trees, starts, attachment, floors, limit, row_by_row=row_by_row)
         if self.config.reject_drafts and trees.width > 1:  # their -1 needs an embedding all the same
             turn.plan.tokens = turn.plan.tokens.clamp(min=0)
-        early_exit = self.config.early_exit
         if self.pruner is not None and turn.offset == 0 and trees.width > 1:
             turn.plan = self.pruner.enter(turn.plan, trees)
-        if early_exit is not None and turn.offset == 0:
-            turn.plan = early_exit.enter(turn.plan, plan.requests, len(self.target.layers))
         with self.runner.lock:
             return turn, self.runner.run(turn.plan, self.cache, first, self.encoder)
 

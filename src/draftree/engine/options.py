@@ -112,7 +112,6 @@ OURS = (
     "acceptance",
     "runner",
     "recorder",
-    "early_exit",
     "grammar",
 )
 

@@ -27,7 +27,7 @@ from draftree.engine.options import filler, refuse_other_methods
 from draftree.integrations.batched_processors import processors_by_request
 from draftree.integrations.caller import given_to_generate
 from draftree.integrations.model_inputs import check_inputs
-from draftree.pruning import EarlyPruning, LossyCALM
+from draftree.pruning import EarlyPruning
 from draftree.runner import Runner, open_runner
 from draftree.shaping import Shape
 
@@ -44,15 +44,13 @@ def custom_generate(
     streamer: Any = None,
     tokenizer: Any = None,
     recorder: Recorder | None = None,
-    early_exit: LossyCALM | None = None,
     grammar: Grammars = None,
     on_stats: Callable[[RunStats], None] | None = None,
 ) -> Callable[..., Any]:
     """A decoding loop for Hugging Face's `generate`, with all that `draftree.generate` takes and Hugging Face does not.
 
     Args:
-        drafter, pruner, shape, seed, strict, acceptance, runner, recorder, early_exit, grammar: as of
-            `draftree.generate`.
+        drafter, pruner, shape, seed, strict, acceptance, runner, recorder, grammar: as of `draftree.generate`.
         streamer: given here or to `generate`.
         tokenizer: needed for `generate(stop_strings=)` and for a grammar; Hugging Face drops `generate(tokenizer=)`
             likewise.
@@ -75,7 +73,6 @@ def custom_generate(
         strict=strict,
         acceptance=acceptance,
         recorder=recorder,
-        early_exit=early_exit,
     )
 
     def loop(

@@ -14,8 +14,6 @@
 #define HIDDEN
 #endif
 
-#define NO_ATTENTION 1 /* of what a layer skips */
-#define NO_MLP 2
 /* Where numbers are rounded to bfloat16, as a model of that type does in its `forward`; products round where their matrix says so. */
 #define ROUNDS 1 /* the results of norms, turns, activations, attention and sums */
 #define NORMS_ROUND_TWICE 2 /* also before they are multiplied by the weight */
@@ -31,7 +29,6 @@ typedef struct {
     int32_t hidden, kv_heads, groups, dim;
     int32_t wide; /* the norms on queries and keys take all heads at once */
     int32_t gelu; /* the MLP's activation is GELU by tanh; else SiLU */
-    int32_t skips; /* NO_ATTENTION: no keys and values are written then; NO_MLP */
     int32_t rounding; /* 0 in float32; else ROUNDS, and what of the others holds */
     int32_t window; /* positions that a row sees back, its own included; 0 for all */
     float scaling; /* of attention scores */

@@ -5,7 +5,7 @@
 
 #include "kernels.h"
 
-#define ABI 26 /* raised when a signature changes; draftree.native refuses a library of another number */
+#define ABI 27 /* raised when a signature changes; draftree.native refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define HELD_UP 1000000 /* nanoseconds; a share on several threads that takes so much longer than one thread would has waited */
 #define A_PASS 64 /* shares, about */
@@ -181,7 +181,7 @@ static void gate_rows(const Matrix *gate, const Matrix *up, const float *x, int6
 }
 
 /* From hidden states x [batch * rows, hidden] to rotated queries, and keys and values in the cache. */
-void layer_enter(const Layer *l, const Pass *p, const float *x, float *query, float *keys, float *values) {
+static void layer_enter(const Layer *l, const Pass *p, const float *x, float *query, float *keys, float *values) {
     int64_t rows = offset_of(p, p->batch);
     float *normed = p->scratch, *qkv = normed + rows * l->hidden;
     if (l->input_norm) layer_norm(x, l->input_norm, l->input_epsilon, rows, l->hidden, l->rounding, normed);
@@ -197,13 +197,12 @@ static void add_product(const Layer *l, const Pass *p, int64_t rows, const Matri
 }
 
 /* From the attention's result [batch * rows, heads * dim] behind the normed rows in the scratch, through output projection and
- * MLP; both are added to x [batch * rows, hidden] unless they are skipped. Rows before `first` stay as they are. */
+ * MLP; both are added to x [batch * rows, hidden]. Rows before `first` stay as they are. */
 static void leave(const Layer *l, const Pass *p, int64_t first, float *x) {
     int64_t all = offset_of(p, p->batch), rows = all - first, queries = (int64_t)l->kv_heads * l->groups * l->dim;
     float *normed = p->scratch, *gathered = normed + all * l->hidden, *attended = gathered + first * queries;
     x += first * l->hidden;
-    if (!(l->skips & NO_ATTENTION)) add_product(l, p, rows, &l->output, attended, l->behind_attention, normed, x);
-    if (l->skips & NO_MLP) return;
+    add_product(l, p, rows, &l->output, attended, l->behind_attention, normed, x);
     if (l->post_norm) layer_norm(x, l->post_norm, l->post_epsilon, rows, l->hidden, l->rounding, normed);
     gate_rows(&l->gate, &l->up, l->post_norm ? normed : x, rows, p, l->gelu, gathered);
     add_product(l, p, rows, &l->down, gathered, l->behind_mlp, normed, x);
@@ -220,12 +219,10 @@ void layer_run(const Layer *const *layers, int64_t count, const Pass *p, int64_t
         int64_t heads = (int64_t)l->kv_heads * l->groups, tiles = (l->groups * p->rows + LANES - 1) / LANES;
         int64_t first = i == count - 1 ? unread : 0;
         float *gathered = p->scratch + rows * l->hidden, *query = gathered + rows * (heads + 2 * l->kv_heads) * l->dim;
-        if (!(l->skips & NO_ATTENTION)) {
-            layer_enter(l, p, x, query, keys[i], values[i]);
-            Attending t = {l, p, query, keys[i], values[i], gathered, first, tiles, (2 * l->dim + longest + p->rows) * LANES};
-            int64_t work = rows * heads * (longest + p->rows) * l->dim;
-            spread(kernels.attending, &t, p->batch * l->kv_heads * tiles, p->threads, work);
-        }
+        layer_enter(l, p, x, query, keys[i], values[i]);
+        Attending t = {l, p, query, keys[i], values[i], gathered, first, tiles, (2 * l->dim + longest + p->rows) * LANES};
+        int64_t work = rows * heads * (longest + p->rows) * l->dim;
+        spread(kernels.attending, &t, p->batch * l->kv_heads * tiles, p->threads, work);
         leave(l, p, first, x);
     }
 }

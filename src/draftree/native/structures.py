@@ -32,7 +32,7 @@ class Layer(Structure):
         *((name, c_void_p) for name in ("input_norm", "post_norm", "query_norm", "key_norm")),
         *((name, c_void_p) for name in ("behind_attention", "behind_mlp", "partner")),
         *((name, c_float) for name in ("input_epsilon", "post_epsilon", "head_epsilon", "behind_epsilon")),
-        *((name, c_int32) for name in ("hidden", "kv_heads", "groups", "dim", "wide", "gelu", "skips", "rounding")),
+        *((name, c_int32) for name in ("hidden", "kv_heads", "groups", "dim", "wide", "gelu", "rounding")),
         ("window", c_int32),
         *((name, c_float) for name in ("scaling", "cap")),
     )

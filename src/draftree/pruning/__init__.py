@@ -1,7 +1,6 @@
-"""Leaving inside the pass: nodes that an early head holds unlikely; and, lossy, tokens whose states have settled."""
+"""Pruning inside the pass: an early head drops unlikely nodes."""
 
-from draftree.pruning.calm import LossyCALM
 from draftree.pruning.early import EarlyPruning
 from draftree.pruning.early_head import EarlyHead, demo_early_head
 
-__all__ = ["EarlyHead", "EarlyPruning", "LossyCALM", "demo_early_head"]
+__all__ = ["EarlyHead", "EarlyPruning", "demo_early_head"]

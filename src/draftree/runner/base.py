@@ -30,7 +30,6 @@ class Runner(ABC):
     name: ClassVar[str]
     packs: ClassVar[bool] = False  # whether rows beyond a plan's `sizes` cost nothing
     copies: ClassVar[bool] = True  # whether it computes with anything but the model's own weights as they are
-    leaves: ClassVar[bool] = False  # whether rows may leave any model that it drives in mid-stack (`Plan.leaves`)
     inference: ClassVar[bool] = False  # whether its passes run in torch's inference mode
     independent_rows: bool = False  # whether no bit of a row depends on the other rows of its pass
 

@@ -13,8 +13,6 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from draftree.runner.layout.skip import Skip
-
 Described = TypeVar("Described", "Surgery", "Plan")
 
 
@@ -90,12 +88,6 @@ class Plan:
         row_by_row: in recorded passes each row attends over its context and its branch alone, as it would in a pass
             of its own. Slower; makes 16-bit results independent of the other rows. The runner `cpu` does so always.
         sizes: real rows of each request, the first ones, where nothing but these matters; None where all are.
-        skip: what all rows leave out, for drafts by the model itself. Where they leave out attention their columns hold
-            nothing, so only passes that leave out the same may read them, and they are never kept.
-        leaves: called behind each layer but the last, with the number of layers that have run and the states [B, N, d]
-            before and behind it: True makes all rows leave the stack there. The layers that are left make their keys
-            and values of the leaving states and do nothing else; so does the model's head (CALM). LOSSY. Not to be
-            combined with surgeries, taps or `skip`.
     """
 
     tokens: Tensor
@@ -109,9 +101,7 @@ class Plan:
     rope_floor: tuple[int, ...] = ()
     row_by_row: bool = False
     last_logit_row: int | None = None
-    skip: Skip | None = None
     sizes: tuple[int, ...] | None = None
-    leaves: Callable[[int, Tensor, Tensor], bool] | None = None
 
     @classmethod
     def causal(cls, tokens: Tensor, first: int = 0, **more: Any) -> Plan:
@@ -150,8 +140,6 @@ class Plan:
             or self.row_by_row
             or self.embeddings is not None
             or self.prefix_rows is not None
-            or self.skip is not None
-            or self.leaves is not None
         )
 
     def to(self, device: torch.device) -> Plan:

@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 from draftree.drafting.base import Drafter
 from draftree.runner.step_cost import StepCost
 from draftree.shaping.base import Shape, Sizer
-from draftree.shaping.cost_line import CostLine
 from draftree.shaping.learned import Learned
 from draftree.shaping.sizer import DynamicSizer
 from draftree.shaping.step_times import StepTimes
@@ -20,39 +19,29 @@ from draftree.shaping.step_times import StepTimes
 if TYPE_CHECKING:
     from draftree.pruning.pruner import Pruner
 
-COSTS = ("measured", "line")
-ACCEPTANCES = ("calibrated", "by-rank", "product")
-
 
 class DynamicTree(Shape):
     """Sizes every step's trees by expected tokens and the cost of a step (ProPD, section 4.2).
 
     Args:
         max_nodes: most draft tokens per request.
-        cost: what a step costs: "measured", a curve that the steps themselves keep true; "line", ProPD's straight line
-            through their times; or a `StepCost` that is taken as it is.
-        acceptance: how likely draft tokens are accepted: "calibrated", by how often such of the drafter's own
-            probabilities were; "by-rank", by depth, rank and whether the parent lies on the best path; "product",
-            ProPD's product of each depth's shares.
+        cost: the cost of a step, taken as it is; None measures it, and the steps themselves keep it true.
 
     Raises:
-        ValueError: an option out of range.
+        TypeError, ValueError: an option of another kind or out of range.
 
     One object may serve several engines and threads: what is learned about the drafter is shared, under a lock.
     """
 
-    def __init__(self, max_nodes: int = 64, cost: StepCost | str = "measured", acceptance: str = "calibrated") -> None:
+    def __init__(self, max_nodes: int = 64, cost: StepCost | None = None) -> None:
         if max_nodes < 1:
             raise ValueError(f"max_nodes is {max_nodes}: give 1 or more, or use no drafter at all.")
-        if isinstance(cost, str) and cost not in COSTS:
-            raise ValueError(f"cost is {cost!r}: choose {' or '.join(COSTS)}, or give a StepCost.")
-        if acceptance not in ACCEPTANCES:
-            raise ValueError(f"acceptance is {acceptance!r}: choose {', '.join(ACCEPTANCES)}.")
-        self.max_nodes, self.acceptance = max_nodes, acceptance
-        self.measures = isinstance(cost, str)
-        self._line = cost == "line"
-        self._given = None if isinstance(cost, str) else cost
-        self._learned = Learned(acceptance)
+        if cost is not None and not isinstance(cost, StepCost):
+            raise TypeError(f"cost is a {type(cost).__name__}: give a StepCost, or None to measure it.")
+        self.max_nodes = max_nodes
+        self.measures = cost is None
+        self._given = cost
+        self._learned = Learned()
         self._times: WeakKeyDictionary[StepCost, StepTimes] = WeakKeyDictionary()  # by what was measured
         self._lock = threading.Lock()
 
@@ -79,6 +68,5 @@ class DynamicTree(Shape):
             if times is None:
                 # A copy, as the values of a dictionary by weak keys must not hold these.
                 base = known if self._given is not None else known.for_batch()
-                first = CostLine(base) if self._line else base
-                times = self._times[known] = StepTimes(first, learns=self.measures)
+                times = self._times[known] = StepTimes(base, learns=self.measures)
         return DynamicSizer(self._learned, times, drafter, pruner, max_nodes=self.max_nodes, packed=packed)

@@ -7,7 +7,6 @@ import threading
 from typing import Any
 
 from draftree.drafting.acceptance_statistics import FADING_OWN, AcceptanceStatistics
-from draftree.shaping.by_rank import ByRank
 from draftree.shaping.modes import Modes
 
 GAIN_FIRST = 0.5  # accepted draft tokens a step, before any was seen
@@ -15,13 +14,11 @@ FIRST_TREE = 4.0  # draft tokens of a request's largest recent tree, before any
 
 
 class Learned:
-    """What is known of a drafter's draft tokens, over all requests and engines; `acceptance` as of `DynamicTree`."""
+    """What is known of a drafter's draft tokens, over all requests and engines."""
 
-    def __init__(self, acceptance: str) -> None:
+    def __init__(self) -> None:
         self.lock = threading.RLock()  # held while any of it is read or changed
         self.ledger = AcceptanceStatistics()  # counts of all requests
-        # ProPD's model in its place, if chosen.
-        self.by_rank = None if acceptance == "calibrated" else ByRank(conditional=acceptance == "by-rank")
         self.modes: Modes | None = None  # what drafting brought; None before the first engine says which ways there are
         self.gain = GAIN_FIRST  # accepted draft tokens a step
 

@@ -8,7 +8,6 @@ rows that a drafter inside the model attaches, is set against what it brings, fo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -88,10 +87,6 @@ class DynamicSizer(Sizer):
         if trees.width == 1:
             return replace(plan, trees=trees, attach_to=1 if attached else None)
         with self._learned.lock:
-            by_rank = self._learned.by_rank
-            if by_rank is not None:
-                by_rank.remember(plan.requests, trees)
-                trees = by_rank.weighed(trees)
             logp = _draft_tokens(trees)
             falling = all(a >= b for own in logp for a, b in pairwise(own))
             chances = self._chances(plan, logp if falling else [sorted(own, reverse=True) for own in logp])
@@ -117,8 +112,6 @@ class DynamicSizer(Sizer):
         self._learn()
         with self._learned.lock:
             self._states.pop(request.id, None)
-            if self._learned.by_rank is not None:
-                self._learned.by_rank.forget(request)
 
     def _budget(self, state: OfRequest, way: int, batch: int) -> float:
         """Draft tokens that the drafter may propose: more than were worth it lately, so that trees can grow."""
@@ -161,8 +154,6 @@ class DynamicSizer(Sizer):
 
     def _chances(self, plan: StepPlan, logp: Sequence[Sequence[float]]) -> list[list[float]]:
         """The probabilities that draft tokens of these log-probabilities are accepted, by tree."""
-        if self._learned.by_rank is not None:
-            return [[math.exp(p) for p in own] for own in logp]
         found = []
         for request, own in zip(plan.requests, logp, strict=True):
             state = self._states[request.id]
@@ -273,9 +264,7 @@ class DynamicSizer(Sizer):
         """Tell the ledgers which draft tokens were verified, and which of them accepted."""
         trees = plan.trees
         assert trees is not None
-        if self._learned.by_rank is not None:
-            self._learned.by_rank.compare(plan.requests)
-        elif trees.width > 1:
+        if trees.width > 1:
             for request, logp, path in zip(plan.requests, _draft_tokens(trees), outcome.accepted, strict=True):
                 if logp:
                     cells = cells_of(logp)

@@ -1,4 +1,4 @@
-"""Options of trainings and of the search for a skip set; the command line takes its options from here.
+"""Options of trainings; the command line takes its options from here.
 
 What an option means is said where it is declared, as `Annotated[type, meaning]`. Nothing here imports torch, so that
 `draftree train --help` answers at once.
@@ -18,7 +18,7 @@ RECIPE = "recipe.json"  # written last: the result is whole then
 CHECKPOINTS, RUN = "checkpoints", "run.json"  # made before anything else, the one in the other
 REPLACED = "replaced.json"  # in the former: the recipe of the result that lies there until the run has one
 OTHERS = ("config.json", "draftree_config.json")  # of models and drafters
-WHOLE = ("align", "early-exit")  # methods whose result is a whole model; of the others it is a drafter
+WHOLE = ("align",)  # methods whose result is a whole model; of the others it is a drafter
 EPOCHS = 4.0
 
 
@@ -63,31 +63,6 @@ class TrainOptions:
     def recorded(self) -> dict[str, Any]:
         """All of them but `resume` and `force`, which change nothing in the result."""
         return _values(self, TrainOptions)
-
-
-@dataclass(frozen=True, slots=True)
-class SearchOptions:
-    """Options of a search for what `SelfSpeculative` leaves out.
-
-    Raises:
-        ValueError: a value out of range.
-    """
-
-    texts: Annotated[int, "Recorded texts to search on; as many others check it."] = 16
-    places: Annotated[int, "Places of each text from which chains are drafted, from the answer's first on."] = 48
-    num_draft_tokens: Annotated[int, "Longest chain."] = 6
-    width: Annotated[int, "Parts tried in a round, the most promising ones; the first round tries all."] = 4
-    seconds: Annotated[float, "Time limit of the search."] = 600
-    max_length: Annotated[int | None, "Leave out texts with more tokens."] = None
-    force: Annotated[bool, "Replace a finished result in --out."] = False
-
-    def __post_init__(self) -> None:
-        check_positive(self, *self.recorded())
-        check_least(1, num_draft_tokens=self.num_draft_tokens)
-
-    def recorded(self) -> dict[str, Any]:
-        """All of them but `force`, by name."""
-        return _values(self, SearchOptions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """One training run in its folder: the folder is taken, the trainer runs, the result, a recipe and a curve are left.
 
-Drafters, aligned small models and early-exit models are all trained by such a run; they differ in what is trained and
+Drafters and aligned small models are trained by such a run; they differ in what is trained and
 in how it is saved.
 """
 

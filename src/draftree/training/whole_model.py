@@ -1,23 +1,22 @@
 """Objectives that train a whole model by its own forward pass, on answers that a model has given.
 
 Unlike the objectives of drafters these drive no runner: the model is a stock one, and what comes out is a stock model
-again. `draftree train align` and `draftree train early-exit` train with them.
+again. `draftree train align` trains with them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftree.errors import brief
 from draftree.files import replacing_files
-from draftree.runner import anatomy_of
 from draftree.runner.target import inspect_model
 from draftree.runner.weights.packed import packed
 from draftree.runner.weights.torchao import has_eight_bits
@@ -61,48 +60,6 @@ class AlignObjective(Objective):
                 held[name] = tensor.clone()
             seen.add(tensor.data_ptr())
         return held
-
-
-class EarlyExitObjective(AlignObjective):
-    """Weighted cross entropy of a model's head behind several of its layers, with every token of the answers.
-
-    Args:
-        model: as of `AlignObjective`, in evaluation mode.
-        weights: of the exits, by the layers run; the rest up to 1 is the whole model's. The first exit is reported.
-
-    Attributes:
-        places: two, the exit's next token and the whole model's.
-    """
-
-    learning_rate: ClassVar[float] = 3e-4
-    places: tuple[int, ...] = (1, 1)
-
-    def __init__(self, model: Any, weights: dict[int, float]) -> None:
-        super().__init__(model)
-        self.exits = weights
-        self._layers = inspect_model(model).layers
-        self._anatomy = anatomy_of(model)
-
-    def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        states: dict[int, Tensor] = {}
-
-        def note(run: int) -> Any:
-            def hook(module: Any, args: Any, output: Any) -> None:
-                states[run] = output[0] if isinstance(output, tuple) else output
-
-            return hook
-
-        with ExitStack() as stack:
-            for run in self.exits:
-                stack.callback(self._layers[run - 1].register_forward_hook(note(run)).remove)
-            loss, logits = super().measure(batch)
-        loss = (1 - sum(self.exits.values())) * loss
-        exits = [
-            self._anatomy.finish(self._anatomy.head(self._anatomy.close(states[run])))[:, :-1] for run in self.exits
-        ]
-        for weight, own in zip(self.exits.values(), exits, strict=True):
-            loss = loss + weight * cross_entropy(own, *_answers_in(batch))
-        return loss, [exits[0], *logits]
 
 
 def check_trainable(model: Any) -> None:

@@ -10,7 +10,6 @@ bfloat16 model are rounded to its type where its `forward` rounds, so that they 
 
 from __future__ import annotations
 
-import copy
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_int64, c_void_p
@@ -25,7 +24,6 @@ from draftree.native.structures import Layer, Pass
 from draftree.runner.eager.layer import Angles
 from draftree.runner.eager.parts import Norm, Parts
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.layout.skip import Omitted
 from draftree.runner.plan import Segment
 from draftree.runner.positions import Rotation
 from draftree.runner.weights.packed import LANES, Packed, scratch_for
@@ -55,7 +53,6 @@ class CompiledLayer:
         self, library: ctypes.CDLL, parts: Parts, window: int | None, rotation: Rotation, dtype: torch.dtype
     ) -> None:
         self.parts = parts
-        self._enter = library.layer_enter
         self._packed = [Packed(linears) for linears in parts.products()]
         self.in_place = any(packed.in_place for packed in self._packed)
         self.copied = sum(packed.nbytes for packed in self._packed)  # bytes of weights
@@ -71,20 +68,13 @@ class CompiledLayer:
             *(optional_address(weight, torch.float32) for weight in self._weights),
             optional_address(self._partner, torch.int32),
             *(0.0 if norm is None else norm.epsilon for norm in (*norms[:3], norms[4])),
-            *(hidden, kv, groups, dim, parts.wide, parts.activation != "silu", 0, rounding_of(norms, dtype)),
+            *(hidden, kv, groups, dim, parts.wide, parts.activation != "silu", rounding_of(norms, dtype)),
             *(min(window or 0, NO_END), parts.scaling, parts.cap or 0.0),
         )
         queries = kv * groups * dim
         self.scratch = hidden + max(matrices[0].stride + queries, 2 * matrices[2].stride)  # floats a row
         self.widest = max(matrix.inputs for matrix in matrices)
         self.weights = sum(matrix.inputs * matrix.stride for matrix in matrices)  # in a row's products
-
-    def without(self, parts: Omitted) -> CompiledLayer:
-        """See `eager.layer.TensorLayer.without`; the weights are shared."""
-        lesser = copy.copy(self)
-        lesser._described = Layer.from_buffer_copy(self._described)
-        lesser._described.skips = int(parts)
-        return lesser
 
     @property
     def moved(self) -> bool:
@@ -99,28 +89,13 @@ class CompiledLayer:
             for name, place in zip(MATRICES, at, strict=True):
                 getattr(self._described, name).panels = place
 
-    def enter(self, x: Tensor, angles: CompiledAngles, index: int) -> None:
-        """Keys and values of rows x [B, n, d] into layer `index` of the cache, and nothing else."""
-        self.follow()
-        kv, groups, dim = self.parts.heads
-        keys, values = angles.cache.stores(index, kv, (dim, dim), x)
-        query = x.new_empty(x.shape[0], kv, groups * x.shape[1], dim)
-        self._enter(self._described, angles.described, *(address(t, torch.float32) for t in (x, query, keys, values)))
-
 
 class CompiledStack:
-    """Layers of a model of type `dtype`, to be run in stretches: all of them, or those with the given `numbers`."""
+    """The layers of a model of type `dtype`, to be run in stretches."""
 
-    def __init__(
-        self,
-        library: ctypes.CDLL,
-        layers: Sequence[CompiledLayer],
-        dtype: torch.dtype,
-        numbers: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, library: ctypes.CDLL, layers: Sequence[CompiledLayer], dtype: torch.dtype) -> None:
         self._run = library.layer_run
         self.layers, self.dtype = layers, dtype
-        self.numbers = range(len(layers)) if numbers is None else numbers
         self.scratch = max(layer.scratch for layer in layers)
         self.widest = max(layer.widest for layer in layers)
         self.dim = max(layer.parts.heads.dim for layer in layers)
@@ -146,7 +121,7 @@ class CompiledStack:
     def stores(self, cache: SlotCache, like: Tensor, first: int = 0, last: int | None = None) -> tuple[Any, Any]:
         """Where a cache has the keys and the values of layers [first, last), by default of all: arrays of addresses."""
         found = []
-        for number, layer in zip(self.numbers[first:last], self.layers[first:last], strict=True):
+        for number, layer in enumerate(self.layers[first:last], first):
             kv, _, dim = layer.parts.heads
             found.append(cache.stores(number, kv, (dim, dim), like))
         return store_addresses(found)

@@ -5,7 +5,6 @@ Layers whose rows turn by the same angles go through in one call (`CompiledStack
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from itertools import groupby
 from typing import Any
 
@@ -19,7 +18,6 @@ from draftree.runner.eager.product import may_copy
 from draftree.runner.eager.rows import SegmentRows
 from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.layout.skip import Skip
 from draftree.runner.masks import LayerKind
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.surgery import logit_slice
@@ -114,12 +112,6 @@ class CpuRunner(EagerRunner):
         logits[real] = made
         return PassResult(logits[:, logit_slice(plan, segment)], [segment], {}, self)
 
-    def _stack(self, skip: Skip) -> CompiledStack:
-        if skip == Skip():
-            return self.stack
-        numbers, layers = super()._stack(skip)
-        return CompiledStack(self._library, layers, self.target.dtype, numbers)
-
     def _own(self, x: Tensor) -> Tensor:
         return x.float()
 
@@ -130,14 +122,12 @@ class CpuRunner(EagerRunner):
         unread = plan.first_logit_row if plan.plain and plan.batch == 1 else 0  # a prompt's, but for its last one
         return CpuRows(self.stack, unread, self.tables, segment, plan, cache, first, x)
 
-    def _advance(self, x: Tensor, stack: CompiledStack, first: int, last: int, rows: CpuRows) -> Tensor:  # type: ignore[override]
-        numbers = stack.numbers
-        of_stack = range(bisect_left(numbers, first), bisect_left(numbers, last))
-        kinds = {i: self.target.kinds[numbers[i]] for i in of_stack}
-        for _, group in groupby(of_stack, key=lambda i: self.tables.name(kinds[i])):
+    def _advance(self, x: Tensor, first: int, last: int, rows: CpuRows) -> Tensor:  # type: ignore[override]
+        kinds = self.target.kinds
+        for _, group in groupby(range(first, last), key=lambda i: self.tables.name(kinds[i])):
             some = list(group)
-            unread = rows.unread if numbers[some[-1]] == len(self._layers) - 1 else 0
-            stack.run(some[0], some[-1] + 1, x, rows.angles(kinds[some[0]]), unread)
+            unread = rows.unread if some[-1] == len(self._layers) - 1 else 0
+            self.stack.run(some[0], some[-1] + 1, x, rows.angles(kinds[some[0]]), unread)
         return x
 
     @torch.inference_mode()

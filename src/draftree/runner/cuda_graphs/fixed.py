@@ -59,7 +59,7 @@ class FixedSlots:
         self._normed = x, norm, normed
 
     def normed(self, x: Tensor, norm: Norm | None) -> Tensor | None:
-        """The norm of x, if it is what was kept last; None if not, as where a layer between the two is skipped."""
+        """The norm of x, if it is what was kept last; None if not."""
         if self._normed is None:
             return None
         kept_x, kept_norm, normed = self._normed

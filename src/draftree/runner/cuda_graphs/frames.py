@@ -17,7 +17,6 @@ from torch import Tensor
 
 from draftree.runner.cuda_graphs.capture import Capture
 from draftree.runner.kv.cache import BLOCK
-from draftree.runner.layout.skip import Skip
 from draftree.runner.plan import Segment
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # rows of a request
@@ -79,7 +78,6 @@ class Frame(NamedTuple):
         taps: layers in between whose incoming states are returned.
         injects: whether some rows enter as embeddings.
         heads: how many neighbouring rows get logits, a bucket; 0 for none.
-        skip: what all rows leave out; None for nothing.
         row_by_row: whether each row attends in the arithmetic of a pass of its own.
         leading: whether torch attends and the requests are in the first slots, which are read where they lie; others
             are gathered for it.
@@ -94,7 +92,6 @@ class Frame(NamedTuple):
     taps: tuple[int, ...]
     injects: bool
     heads: int
-    skip: Skip | None
     row_by_row: bool
     leading: bool = False
 

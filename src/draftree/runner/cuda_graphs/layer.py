@@ -10,7 +10,6 @@ from draftree.runner.cuda_graphs.products import Linear, gated_product, product,
 from draftree.runner.eager.layer import Angles, TensorHead, TensorLayer
 from draftree.runner.eager.parts import Norm
 from draftree.runner.eager.product import StockProduct
-from draftree.runner.layout.skip import Omitted
 
 
 class KernelLayer(TensorLayer):
@@ -40,20 +39,15 @@ class KernelLayer(TensorLayer):
         query = rotate_and_store(query, key, value, *rotation, slots.slots, slots.starts, slots.stores(index), groups)
         return query, *slots.band(index)
 
-    def leave(self, x: Tensor, mixed: Tensor | None, angles: Angles) -> Tensor:
+    def leave(self, x: Tensor, mixed: Tensor, angles: Angles) -> Tensor:
         """See `TensorLayer.leave`; the attention's result may also be [B, n, kv * groups * dim]."""
-        slots, omits_mlp = angles.cache, Omitted.MLP in self.omitted
+        slots = angles.cache
         behind_attention, behind_mlp = self.parts.behind
         before_mlp = self.parts.norms[1]
-        if mixed is None:
-            entering = _norm(before_mlp, x)
-        else:
-            if mixed.dim() == 4:
-                mixed = self.parts.heads.side_by_side(mixed)
-            more = _output_in_parts(self._output, mixed, behind_attention, slots.by_torch)
-            x, entering = _add_norm(x, more, None if omits_mlp else before_mlp)
-        if omits_mlp:
-            return x
+        if mixed.dim() == 4:
+            mixed = self.parts.heads.side_by_side(mixed)
+        more = _output_in_parts(self._output, mixed, behind_attention, slots.by_torch)
+        x, entering = _add_norm(x, more, before_mlp)
         more = _output_in_parts(self._down, self._gated(entering, slots.by_torch), behind_mlp, slots.by_torch)
         x, normed = _add_norm(x, more, self._next_norm)
         slots.keep_normed(x, self._next_norm, normed)

@@ -39,7 +39,6 @@ from draftree.runner.eager.attention import attend
 from draftree.runner.eager.layer import TensorHead, TensorLayer
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.pool import StorePool
-from draftree.runner.layout.skip import Skip
 from draftree.runner.plan import PassResult, Plan, Scorer, Segment
 from draftree.runner.surgery import logit_slice, operate
 from draftree.runner.target import Target
@@ -123,15 +122,14 @@ class CapturedPasses:
         self.recorded = 0  # recordings made so far
 
     def takes(self, plan: Plan, cache: SlotCache, first: int) -> bool:
-        """Whether such passes are recorded: not of too many rows, and no rows that may leave the stack early."""
+        """Whether such passes are recorded: not of too many rows."""
         rows = plan.width + plan.appended
         bucket = bucket_of(rows)
         if bucket is None:
             return False
         columns = cache.prefix_length + max(cache.lengths[first : first + plan.batch]) + bucket
         return (
-            plan.leaves is None
-            and (plan.row_by_row or (bucket <= MOST_ROWS and plan.batch * bucket <= MOST_IN_ALL))
+            (plan.row_by_row or (bucket <= MOST_ROWS and plan.batch * bucket <= MOST_IN_ALL))
             and (columns <= MOST_EXACT or not by_torch(plan.batch * bucket, plan.row_by_row))
             and rows + plan.visible.shape[2] - plan.width <= MOST_COVERED
         )
@@ -235,7 +233,6 @@ class CapturedPasses:
             tuple(sorted(tap for tap in set(plan.taps) if layers[0] < tap < layers[1] or tap == layers[0] == 0)),
             own is not None,
             heads,
-            plan.skip,
             plan.row_by_row,
             leading=first == 0 and not kernel_attends,
         )
@@ -307,11 +304,6 @@ class CapturedPasses:
         if len(self._columns) < frame.band:  # earlier recordings keep what they were made with
             self._columns = torch.arange(frame.band, device=leaving.device)
         columns = self._columns[: frame.band]
-        skip, count = frame.skip or Skip(), len(self._model.layers)
-        layers = {
-            i: self._model.layers[i].without(skip.at(i)) if skip.at(i) else self._model.layers[i]
-            for i in skip.kept(count)
-        }
         head_rows = torch.arange(frame.heads, device=leaving.device)
         tables = model.tables.reach(frame.band + BEYOND, dtype, leaving.device)
         slots = FixedSlots(frame, inputs.slots, inputs.starts, keys_and_values)
@@ -328,8 +320,7 @@ class CapturedPasses:
             for number in range(*frame.layers):
                 if number in taps:
                     taps[number].copy_(x)
-                if number in layers:
-                    x = attend(layers[number], x, number, rows, model.target.kinds[number], model.cap)
+                x = attend(model.layers[number], x, number, rows, model.target.kinds[number], model.cap)
             leaving.copy_(x)
             if logits is not None:
                 if frame.heads < frame.rows:

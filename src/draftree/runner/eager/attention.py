@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from draftree.runner.layout.skip import Omitted
 from draftree.runner.masks import LayerKind
 
 
@@ -48,8 +47,6 @@ class Attention(NamedTuple):
 def attend(layer: Any, x: Tensor, index: int, rows: Rows, kind: LayerKind, cap: float | None) -> Tensor:
     """The whole of a layer: its first half, attention, its second half; may change and return x [B, n, d]."""
     angles = rows.angles(kind)
-    if Omitted.ATTENTION in layer.omitted:
-        return layer.leave(x, None, angles)
     query, keys, values = layer.enter(x, angles, index)
     heads = Attention(layer.parts.heads.groups, layer.parts.scaling, cap)
     return layer.leave(x, rows.mix(heads, query, keys, values, kind), angles)

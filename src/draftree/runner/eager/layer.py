@@ -5,7 +5,6 @@ Any device and dtype. `cpu.layers` has whole layers in C, for float32 and bfloat
 
 from __future__ import annotations
 
-import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from draftree.runner.eager.parts import ACTIVATIONS, Norm, Parts, normed
 from draftree.runner.eager.product import StockProduct
-from draftree.runner.layout.skip import Omitted
 from draftree.runner.positions import Rotation
 
 
@@ -37,18 +35,12 @@ class TensorLayer:
     """See the module; `product` is the way of multiplying."""
 
     def __init__(self, parts: Parts, product: type[StockProduct]) -> None:
-        self.parts, self.omitted = parts, Omitted(0)
+        self.parts = parts
         self._qkv = product(parts.qkv)
         self._output = product([parts.output])
         self._gate_up = product(parts.gate_up)
         self._down = product([parts.down])
         self._activation = ACTIVATIONS[parts.activation]
-
-    def without(self, parts: Omitted) -> TensorLayer:
-        """This layer with `parts` left out; without its attention it is not entered, only left."""
-        lesser = copy.copy(self)
-        lesser.omitted = parts
-        return lesser
 
     def enter(self, x: Tensor, angles: Angles, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """From hidden states to queries, with keys and values put into the cache.
@@ -85,16 +77,10 @@ class TensorLayer:
         key, value = qk[:, :, queries:].transpose(1, 2), qkv[:, :, queries + kv :].transpose(1, 2)
         return query.reshape(batch, kv, groups * n, dim), key, value
 
-    def leave(self, x: Tensor, mixed: Tensor | None, angles: Angles) -> Tensor:
-        """From the attention's result [B, kv, groups * n, dim] to the layer's; may change and return x [B, n, d].
-
-        None of an attention that is left out.
-        """
+    def leave(self, x: Tensor, mixed: Tensor, angles: Angles) -> Tensor:
+        """From the attention's result [B, kv, groups * n, dim] to the layer's; may change and return x [B, n, d]."""
         behind_attention, behind_mlp = self.parts.behind
-        if mixed is not None:
-            x = x + normed(behind_attention, self._output(self.parts.heads.side_by_side(mixed)))
-        if Omitted.MLP in self.omitted:
-            return x
+        x = x + normed(behind_attention, self._output(self.parts.heads.side_by_side(mixed)))
         gate, up = self._gate_up(normed(self.parts.norms[1], x)).chunk(2, -1)
         return x + normed(behind_mlp, self._down(self._activation(gate) * up))
 

@@ -7,8 +7,7 @@ runners of `cpu` and `cuda_graphs` are this one with other layers; models that d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,24 +21,11 @@ from draftree.runner.eager.parts import FAMILIES, Norm, Parts, known_shape, logi
 from draftree.runner.eager.product import FusedProduct, StockProduct, may_copy
 from draftree.runner.eager.rows import SegmentRows
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.layout.skip import Skip
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.surgery import logit_slice, operate
 from draftree.runner.target import Target
 from draftree.runner.weights.packed import PackedLinear, linear_bytes, packed
 from draftree.runner.weights.torchao import has_eight_bits
-
-
-class Stack(NamedTuple):
-    """Layers that a pass goes through, all of them or some.
-
-    Attributes:
-        numbers: of the layers in the model, ascending; their keys and values are kept under these.
-        layers: in that order.
-    """
-
-    numbers: Sequence[int]
-    layers: list[Any]
 
 
 class EagerRunner(Runner):
@@ -50,7 +36,6 @@ class EagerRunner(Runner):
     """
 
     name = "eager"
-    leaves = True
     fuses = True  # linears that read the same rows, into one product with copies of their weights
     reads_8_bits = False  # weights that torchao keeps so, see `eight_bits`
     inference = True  # a tenth faster; safe since no stock module runs that could keep a tensor
@@ -110,7 +95,6 @@ class EagerRunner(Runner):
         surgeries = {s.layer: s for s in plan.surgeries}
         segment = Segment(0, None, plan.positions, plan.visible, plan.prefix_rows)
         segments, hidden = [segment], {}
-        stack = self._stack(plan.skip or Skip())
         x = self._enter(plan)
         rows = self._rows(segment, plan, cache, first, x)
         stops = sorted({*surgeries, *plan.taps, count} - {0})
@@ -122,7 +106,7 @@ class EagerRunner(Runner):
                 rows = self._rows(segment, plan, cache, first, x)
             if i in plan.taps:
                 hidden[i] = self._of_model(x).clone()  # layers may add to x in place
-            x = self._advance(x, stack, i, stop, rows) if plan.leaves is None else self._leave(x, stack, rows, plan)
+            x = self._advance(x, i, stop, rows)
         if count in plan.taps:
             hidden[count] = self._of_model(x)
         return PassResult(self._head(x[:, logit_slice(plan, segment)]), segments, hidden, self)
@@ -146,30 +130,11 @@ class EagerRunner(Runner):
         """What the layers share in a segment whose rows enter as x [B, n, d]."""
         return SegmentRows(self.tables, segment, plan, cache, first, x)
 
-    def _advance(self, x: Tensor, stack: Stack, first: int, last: int, rows: SegmentRows) -> Tensor:
-        """The model's layers [first, last) on x [B, n, d], which may be changed, as far as they are in the stack."""
-        for number, layer in zip(*stack, strict=True):
-            if first <= number < last:
-                x = attend(layer, x, number, rows, self.target.kinds[number], self._cap)
+    def _advance(self, x: Tensor, first: int, last: int, rows: SegmentRows) -> Tensor:
+        """Run the model's layers [first, last) on x [B, n, d], which may be changed."""
+        for number in range(first, last):
+            x = attend(self._layers[number], x, number, rows, self.target.kinds[number], self._cap)
         return x
-
-    def _leave(self, x: Tensor, stack: Stack, rows: SegmentRows, plan: Plan) -> Tensor:
-        """Layers on x [B, n, d] as long as the plan says, then keys and values alone."""
-        assert plan.leaves is not None
-        count = len(self._layers)
-        for i in range(count):
-            before = self._of_model(x).clone()  # layers may add to x in place
-            x = self._advance(x, stack, i, i + 1, rows)
-            if i + 1 < count and plan.leaves(i + 1, before, self._of_model(x)):
-                for later in range(i + 1, count):
-                    self._layers[later].enter(x, rows.angles(self.target.kinds[later]), later)
-                break
-        return x
-
-    def _stack(self, skip: Skip) -> Any:
-        """The layers of a pass that leaves out `skip`; weights are shared."""
-        numbers = skip.kept(len(self._layers))
-        return Stack(numbers, [self._layers[i].without(skip.at(i)) if skip.at(i) else self._layers[i] for i in numbers])
 
     # ---------------------------------------------------------------- behind the layers
 

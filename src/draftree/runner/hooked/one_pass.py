@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from draftree.runner.hooked.bypass import Bypass, named_arguments, signature_of
 from draftree.runner.hooked.families import Family, family_of, replaced
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.masks import PassMasks
@@ -94,8 +93,8 @@ class HookedPass:
 
     # ---------------------------------------------------------------- the call
 
-    def run(self, bypass: Bypass) -> PassResult:
-        """Pass the rows through the model; `bypass` leaves parts of it out where the plan says so."""
+    def run(self) -> PassResult:
+        """Pass the rows through the model."""
         plan, target = self.plan, self.target
         ids_name = "decoder_input_ids" if target.encoder_decoder else "input_ids"
         arguments: dict[str, Any] = {ids_name: plan.tokens, "use_cache": True, "return_dict": True}
@@ -108,10 +107,6 @@ class HookedPass:
         if self.stock.takes_positions:
             arguments["position_ids"] = plan.positions
         with ExitStack() as stack:
-            if plan.skip is not None:
-                stack.enter_context(bypass.without(plan.skip))
-            if plan.leaves is not None:
-                stack.enter_context(bypass.leaving(plan.leaves, self.cache))
             self._hook(stack)
             logits = target.model(**arguments).logits
         if not self.cut:  # the model multiplies by the head's weight itself
@@ -311,3 +306,26 @@ def outer_rotary_modules(target: Target) -> Sequence[nn.Module]:
     inside = {id(m) for layer in target.layers for m in layer.modules()}
     modules = target.decoder.modules()
     return [m for m in modules if "rotary" in type(m).__name__.lower() and id(m) not in inside]
+
+
+def signature_of(module: nn.Module) -> inspect.Signature:
+    """Of a module's `forward`; of one that hands on whatever it is given, such as steering puts around a layer, that
+    of the first module in it which names its arguments.
+    """
+    for part in module.modules():
+        signature = inspect.signature(type(part).forward)
+        if sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in signature.parameters.values()) > 1:  # `self` is one
+            return signature
+    return inspect.signature(type(module).forward)
+
+
+def named_arguments(
+    signature: inspect.Signature, module: nn.Module, args: Any, kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Arguments of a call of `module.forward` by name, in the signature's order; those not given are left out."""
+    named = dict(signature.bind(module, *args, **kwargs).arguments)
+    named.pop("self")
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            named |= named.pop(name, {})
+    return named

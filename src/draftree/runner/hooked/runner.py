@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftree.runner.base import Runner, lock_of
-from draftree.runner.hooked.bypass import Bypass
 from draftree.runner.hooked.model_layout import ModelLayout, anatomy_of
 from draftree.runner.hooked.one_pass import HookedPass, StockModel
 from draftree.runner.kv.cache import GradientCache, SlotCache
@@ -29,8 +27,6 @@ class HookedRunner(Runner):
         super().__init__(target)
         self.lock = lock_of(target.model)
         self._stock = StockModel.of(target)
-        # Held weakly: a runner in a circle would keep the weights of a model that is gone until garbage is collected.
-        self.bypass = Bypass(target, partial(HookedRunner._one_row, weakref.proxy(self)))
 
     def _one_row(self, cache: SlotCache | None = None, taps: tuple[int, ...] = ()) -> PassResult:
         """Pass one row through the model, for those that watch."""
@@ -88,6 +84,6 @@ class HookedRunner(Runner):
             raise ValueError(f"'{self.target.model_type}' has an encoder: pass its EncoderState as `encoder`.")
         with self.lock:  # whoever looks at the model meanwhile must not take a pass's hooks for the user's
             cache.open(first, plan.batch, plan.width + plan.appended, bare=plan.bare)
-            result = HookedPass(self._stock, plan, cache, first, encoder).run(self.bypass)
+            result = HookedPass(self._stock, plan, cache, first, encoder).run()
         result.runner = self
         return result

@@ -1,8 +1,7 @@
-"""Training for early exits: the model's own head learns to read the output of its first layers.
+"""Train a copy of a model so that its own head reads the output of its first layers (BiLD, sections 4.4 and 7.2.1).
 
-A copy of the whole model is trained, its first layers and head too, so what comes out is another model with other
-texts. Two losses: the mean of the exit's and the model's own (BiLD, sections 4.4 and 7.2.1), or of all layers, the
-later the heavier (CALM; BiLD, section 7.2.1). The result is a stock Hugging Face folder.
+The whole copy is trained, so its texts are others than the model's. The loss is the mean of the exit's and the model's
+own. The result is a stock Hugging Face folder.
 """
 
 from __future__ import annotations
@@ -10,32 +9,62 @@ from __future__ import annotations
 import copy
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from draftree.drafting.folder import base_of
+from draftree.runner import anatomy_of
 from draftree.runner.target import inspect_model
+from draftree.training.objective import cross_entropy
 from draftree.training.options import TrainOptions
-from draftree.training.rows import read_data
+from draftree.training.rows import Batch, read_data
 from draftree.training.session import Session
 from draftree.training.trainer import Report
-from draftree.training.whole_model import EarlyExitObjective, check_trainable, in_float32, save_model
+from draftree.training.whole_model import AlignObjective, check_trainable, in_float32, save_model
 
 
-def exit_weights(exit_layer: int, layers: int, *, every_layer: bool) -> dict[int, float]:
-    """Layers run -> weight of the loss there: a half for the exit, or i / (1 + .. + L) for every layer i, it first.
+class EarlyExitObjective(AlignObjective):
+    """The mean of two cross entropies with every token of the answers: of the exit, and of the whole model.
 
-    Raises:
-        ValueError: an exit that the model does not have.
+    Args:
+        model: as of `AlignObjective`, in evaluation mode.
+        exit_layer: n, layers that the exit runs.
+
+    Attributes:
+        places: two, the exit's next token and the whole model's.
     """
+
+    learning_rate: ClassVar[float] = 3e-4
+    places: tuple[int, ...] = (1, 1)
+
+    def __init__(self, model: Any, exit_layer: int) -> None:
+        super().__init__(model)
+        self._exit = inspect_model(model).layers[exit_layer - 1]
+        self._anatomy = anatomy_of(model)
+
+    def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """See `Objective.measure`; logits are [B, T - 1, V]."""
+        states: list[Tensor] = []
+
+        def note(module: Any, args: Any, output: Any) -> None:
+            states.append(output[0] if isinstance(output, tuple) else output)
+
+        handle = self._exit.register_forward_hook(note)
+        try:
+            loss, logits = super().measure(batch)
+        finally:
+            handle.remove()
+        anatomy = self._anatomy
+        own = anatomy.finish(anatomy.head(anatomy.close(states[0])))[:, :-1]
+        return (loss + cross_entropy(own, *self.truths(batch)[0])) / 2, [own, *logits]
+
+
+def check_exit(exit_layer: int, layers: int) -> None:
+    """Raise a ValueError for an exit that a model of so many layers does not have."""
     if not 1 <= exit_layer < layers:
         raise ValueError(f"exit_layer is {exit_layer} and the model has {layers} layers: give 1 to {layers - 1}.")
-    if not every_layer:
-        return {exit_layer: 0.5}
-    total = layers * (layers + 1) / 2
-    order = [exit_layer, *(run for run in range(1, layers) if run != exit_layer)]
-    return {run: run / total for run in order}
 
 
 def train_early_exit(
@@ -44,7 +73,6 @@ def train_early_exit(
     out: Path,
     exit_layer: int,
     *,
-    every_layer: bool = False,
     tokenizer: Any = None,
     options: TrainOptions | None = None,
     report: Report = print,
@@ -59,7 +87,6 @@ def train_early_exit(
         data: a data set of `draftree train data`, made by this model.
         out: folder to write.
         exit_layer: n, layers that the exit runs.
-        every_layer: train every layer to be read (for `LossyCALM`), not this one alone.
         tokenizer: saved with the model; None for none.
         options: of the run.
         report: gets lines of progress.
@@ -71,15 +98,15 @@ def train_early_exit(
     options = options or TrainOptions()
     target = inspect_model(model)
     check_trainable(model)
-    weights = exit_weights(exit_layer, len(target.layers), every_layer=every_layer)
+    check_exit(exit_layer, len(target.layers))
     torch.manual_seed(options.seed)
     rows = read_data(data, target, options.max_length)
     base = base_of(target.model)
-    settings = {"exit_layer": exit_layer, "every_layer": every_layer}
+    settings = {"exit_layer": exit_layer}
     made_of = {"method": "early-exit", "settings": settings}
     trained = copy.deepcopy(target.model).eval()
     with in_float32(trained):
-        objective = EarlyExitObjective(trained, weights).train()  # which may refuse the model
+        objective = EarlyExitObjective(trained, exit_layer).train()  # which may refuse the model
         session = Session(out, made_of, rows, options, target.device, objective.learning_rate)
         scored = session.fit(objective, None, report)
     trained.eval()

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from draftree.drafting.base import ByRequest, RequestState
 from draftree.tree import TokenTree, follow
@@ -77,14 +75,6 @@ class ByRank:
                 path.append(path[parent] * min(max(float(self.shares[place]), LEAST), 1.0))
             worth[b, 1 : len(path)] = path[1:]
         return worth
-
-    def weighed(self, trees: TokenTree) -> TokenTree:
-        """The trees with these probabilities for their drafter's own, so that the best nodes are the best by them."""
-        worth = self.worth(trees)
-        worth[:, 0] = 1.0
-        with np.errstate(divide="ignore"):
-            logp = torch.from_numpy(np.log(worth).astype(np.float32))
-        return replace(trees, logp=logp.to(trees.device))
 
     def remember(self, requests: Sequence[RequestState], trees: TokenTree) -> None:
         """Keep each request's tree until its text has come."""

@@ -1,9 +1,8 @@
-"""The first layers of a model as a small model of their own: the early-exit pair of BiLD, and no weight twice.
+"""The first layers of a model as a small model: the early-exit pair of BiLD, and a self-speculative drafter.
 
-What comes out is a stock Hugging Face model with fewer layers, whose parameters are those of the large one: embedding,
-first layers, final norm and head. It can be the small model of BiLD or DraftModel, be saved, or be trained together
-with the large one (`draftree train early-exit`). SelfSpeculative(exit_layer=n) drafts the same without a cache of its
-own.
+`early_exit_model` returns a stock Hugging Face model with fewer layers on the parameters of the large one: embedding,
+first layers, final norm and head. It can be the small model of BiLD or DraftModel, or be trained together with the
+large one (`benchmarks.drafters.exit_training`).
 """
 
 from __future__ import annotations
@@ -14,16 +13,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from draftree.drafting import DraftModel
 from draftree.runner.target import inspect_model
 
 COUNTS = ("num_decoder_layers", "decoder_layers")  # what encoder-decoders call the number of decoder layers
 
 
 def early_exit_model(model: Any, layers: int) -> Any:
-    """A stock model of the first `layers` layers of `model`, on the same parameters.
+    """Return a stock model of the first `layers` layers of `model`, on the same parameters.
 
     An encoder-decoder keeps its whole encoder; its decoder is shortened. Whatever changes the one model's weights
-    changes the other's. Logits are those of `Plan.skip` with `Skip.behind(layers, ..)`.
+    changes the other's.
 
     Args:
         model: a Hugging Face causal language model or encoder-decoder, as loaded.
@@ -69,3 +69,21 @@ def _share(module: nn.Module, theirs: nn.Module, name: str) -> None:
     for key, value in vars(module).items():  # tensors that are neither
         if isinstance(value, torch.Tensor):
             setattr(module, key, getattr(theirs, key))
+
+
+class SelfSpeculative(DraftModel):
+    """Drafts with the first layers of the target itself, and a KV cache of their own.
+
+    Early-exit self-speculation (Elhoushi et al., 2024), the baseline of BiTA's Table 2 and Hidden Transfer's Table 1.
+    It drafts a chain of six tokens with the second likeliest token at each place.
+
+    Args:
+        model: the target, as of `early_exit_model`.
+        exit_layer: layers of it that draft; None for half of them.
+    """
+
+    name = method = "self-speculative"
+
+    def __init__(self, model: Any, exit_layer: int | None = None) -> None:
+        layers = exit_layer or max(len(inspect_model(model).layers) // 2, 1)
+        super().__init__(early_exit_model(model, layers), depth=6, branching=2, beam=1)

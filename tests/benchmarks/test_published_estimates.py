@@ -1,18 +1,20 @@
-"""ProPD's acceptance model: shares by depth and rank are found, and the product that the paper takes is told apart."""
+"""ProPD's published estimates: shares by depth and rank, and the line through the times of steps."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import random
-import time
 
 import numpy as np
 import pytest
 import torch
-from tree_paths import children_of, from_arrays, path_of
+from tree_paths import path_of
 
+from benchmarks.shapes.by_rank import ByRank
+from benchmarks.shapes.cost_line import CostLine
 from draftree.drafting import RequestState
-from draftree.shaping.by_rank import DEPTHS, RANKS, ByRank
+from draftree.runner.step_cost import StepCost
 from draftree.tree import TokenTree
 
 ON = ([0.6, 0.2, 0.1], [0.7, 0.1, 0.05])  # shares of the ranks of two depths, below the best path
@@ -91,58 +93,6 @@ def test_figure_6_of_the_paper(conditional: bool) -> None:
     assert worth[place[b, e]] == pytest.approx(0.06)
 
 
-def slow_places(tree: TokenTree, b: int) -> list[tuple[int, int, bool]]:
-    """Depth, rank and whether the parent lies on the best path, node by node."""
-    found: list[tuple[int, int, bool]] = []
-    for node in range(1, tree.sizes[b]):
-        chain = [node]
-        while chain[-1] > 0:
-            chain.append(int(tree.parents[b, chain[-1]]))
-        ranks = []
-        for child, parent in itertools.pairwise(chain):
-            siblings = sorted(children_of(tree, b, parent), key=lambda n: (-float(tree.logp[b, n]), n))
-            ranks.append(siblings.index(child))
-        found.append((len(ranks), ranks[0], not any(ranks[1:])))
-    return found
-
-
-def random_tree(rng: random.Random, size: int) -> TokenTree:
-    parents = [rng.randrange(max(-1, i - 4), i) for i in range(size)]
-    logp: list[float] = []
-    for parent in parents:
-        logp.append((logp[parent] if parent >= 0 else 0.0) - rng.choice([0.1, 0.5, 0.5, 2.0]))
-    return from_arrays([rng.randrange(3) for _ in parents], parents, logp, root=9)
-
-
-def test_places_in_any_batch() -> None:
-    """Against a walk node by node: ragged trees, deeper and wider than the places told apart, ties among siblings."""
-    rng = random.Random(4)
-    model = ByRank()
-    shares = model.shares
-    for _ in range(40):
-        trees = TokenTree.stack([random_tree(rng, rng.choice([0, 1, 6, 40])) for _ in range(rng.randrange(1, 5))])
-        worth = model.worth(trees)
-        for b in range(trees.batch):
-            assert worth[b, 0] == 0
-            assert (worth[b, trees.sizes[b] :] == 0).all()
-            for node, (depth, rank, best) in enumerate(slow_places(trees, b), 1):
-                parent = int(trees.parents[b, node])
-                share = shares[0 if best else 1, min(depth, DEPTHS) - 1, min(rank, RANKS - 1)]
-                assert worth[b, node] == pytest.approx((worth[b, parent] if parent else 1.0) * max(share, 1e-4))
-
-
-def test_trees_are_cut_by_these_probabilities() -> None:
-    model = ByRank()
-    model.shares[0, :2, :2] = [[0.2, 0.1], [0.9, 0.0]]
-    tree = TokenTree.from_paths(9, [[1, 2], [3]], [[-0.1, -5.0], [-0.2]])
-    assert sorted(tree.best(2).tokens[0].tolist()) == [1, 3, 9]
-    weighed = model.weighed(tree)
-    assert weighed.logp[0].exp().tolist() == pytest.approx([1.0, 0.2, 0.18, 0.1])
-    assert sorted(weighed.best(2).tokens[0].tolist()) == [1, 2, 9]
-    ragged = model.weighed(TokenTree.stack([tree, TokenTree.roots(torch.tensor([9]))]))
-    assert ragged.logp[1].tolist() == [0.0, *[-torch.inf] * 3]
-
-
 @pytest.mark.parametrize("conditional", [True, False])
 def test_it_waits_for_text_and_forgets(conditional: bool) -> None:
     model, tree = ByRank(conditional=conditional), full_tree()
@@ -181,15 +131,78 @@ def test_a_rank_that_was_not_offered_is_no_miss() -> None:
     assert after[1:] == pytest.approx(before[1:])
 
 
-def test_a_tree_of_64_nodes_costs_microseconds() -> None:
-    rng = random.Random(1)
-    trees = [random_tree(rng, 64) for _ in range(50)]
-    model = ByRank()
-    spent = []
-    for _ in range(20):
-        begin = time.thread_time()
-        for tree in trees:
-            model.worth(tree)
-        spent.append((time.thread_time() - begin) / len(trees))
-    print(f"{1e6 * min(spent):.0f} us")
-    assert min(spent) < 300e-6
+# ---------------------------------------------------------------- times
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_closed_form_is_the_weighted_fit(seed: int) -> None:
+    rng = random.Random(seed)
+    line = CostLine(alpha=0.3, fading=0.05)
+    averages: dict[int, float] = {}
+    last: dict[int, int] = {}
+    for step in range(1, 60):
+        rows = rng.choice([1, 4, 9, 16, 33])
+        seconds = (2.0 + 0.1 * rows) * rng.uniform(0.9, 1.1)
+        before = averages.get(rows, float(line.of(rows)) if len(averages) > 1 else seconds)
+        line.observe(rows, seconds)
+        averages[rows] = 0.7 * before + 0.3 * seconds
+        last[rows] = step
+        if len(averages) < 2:
+            continue
+        weights = [math.exp(-0.05 * (step - last[n])) for n in averages]
+        # numpy weighs residuals, not their squares
+        b1, b0 = np.polyfit(list(averages), list(averages.values()), 1, w=np.sqrt(weights))
+        if b1 > 0:
+            assert line.line == pytest.approx((b0, b1), rel=1e-6)
+            assert line.of([2, 50]) == pytest.approx(b0 + b1 * np.array([2, 50]))
+    assert line.rows.tolist() == sorted(averages)
+    assert line.seconds == pytest.approx(line.of(line.rows))
+
+
+def test_it_follows_a_change_of_speed() -> None:
+    """32 steps after all steps have become twice as slow, the line is within 5 % of them at the sizes in use."""
+    line = CostLine()
+    sizes = (8, 16)
+    for step in range(100):
+        line.observe(sizes[step % 2], 1.0 + 0.05 * sizes[step % 2])
+    assert line.of(12) == pytest.approx(1.6)
+    for step in range(32):
+        line.observe(sizes[step % 2], 2 * (1.0 + 0.05 * sizes[step % 2]))
+    assert line.of(12) == pytest.approx(3.2, rel=0.05)
+    assert line.of(1) == pytest.approx(2.1, rel=0.1)
+
+
+def test_sizes_not_seen_for_long_weigh_less() -> None:
+    line = CostLine(fading=0.05)
+    for rows, seconds in ((1, 1.0), (64, 9.0), (8, 1.2), (16, 1.4)):
+        line.observe(rows, seconds)
+    early = abs(line.of(16) - 1.4)
+    for _ in range(200):
+        line.observe(8, 1.2)
+        line.observe(16, 1.4)
+    assert abs(line.of(16) - 1.4) < 0.01 * early
+    for _ in range(20_000):  # all others' weights underflow, and the line goes through the one that is left
+        line.observe(8, 1.5)
+    assert line.of(8) == pytest.approx(1.5)
+    assert 0 <= line.line[1] < 0.03
+
+
+def test_seeded_or_from_nothing() -> None:
+    curve = StepCost((1, 8, 64), (1.0, 1.7, 7.3))  # on a line
+    line = CostLine(curve)
+    assert line.of([1, 8, 64, 100]) == pytest.approx(curve.of([1, 8, 64, 100]))
+    assert line.table[3:6] == pytest.approx(curve.of([3, 4, 5]))
+    line.observe(8, 3.0)
+    assert line.table[8] > 1.75  # the table does not stay behind
+    nothing = CostLine()
+    assert nothing.table[1:4].tolist() == [1.0, 1.0, 1.0]
+    nothing.observe(4, 0.02)
+    assert nothing.of([1, 64]).tolist() == [0.02, 0.02]
+    nothing.observe(8, 0.03)
+    assert nothing.of([4, 8, 12]) == pytest.approx([0.02, 0.03, 0.04])
+
+
+@pytest.mark.parametrize("options", [{"alpha": 0.0}, {"alpha": 1.5}, {"fading": -0.1}, {"fading": math.nan}])
+def test_what_is_out_of_range(options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(options))} is"):
+        CostLine(**options)

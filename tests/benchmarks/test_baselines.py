@@ -1,4 +1,4 @@
-"""Jacobi: trajectories against whole readings of the same texts, the pool, and when rows are attached."""
+"""The papers' baselines: Jacobi trajectories against whole passes over the same texts, its pool, and early exits."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import pytest
 import torch
 from generate_driver import NEW, SHAPES, hf, prompts, same
 from tree_paths import path_of
-from zoo import build
+from zoo import MEMBERS, build, construct
 
-from draftree.drafting import Jacobi, RequestState, Step
+from benchmarks.drafters.early_exit import SelfSpeculative, early_exit_model
+from benchmarks.drafters.jacobi import Jacobi, Pool
+from draftree.drafting import RequestState, Step
 from draftree.drafting.base import Place, StepPlan
-from draftree.drafting.jacobi import Pool
 from draftree.engine import Engine, SamplingParams, generate
-from draftree.pruning import EarlyPruning, demo_early_head
-from draftree.runner import EagerRunner, inspect_model
+from draftree.runner import EagerRunner, inspect_model, pack_weights
+from draftree.runner.hooked.runner import HookedRunner
 from draftree.shaping import Fixed
 from draftree.tree import TokenTree
 
@@ -169,31 +170,8 @@ def test_pools_are_bounded() -> None:
     assert len(pool) == 3
 
 
-@pytest.mark.parametrize(
-    "options", [{"window": 0}, {"ngram": 2}, {"guesses": 0}, {"window": 127, "ngram": 3}, {"ngram": -1}]
-)
-def test_options(options: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="give at"):
-        Jacobi(**options)
-
-
-def test_the_window_stays_where_unlikely_draft_tokens_leave_the_pass(demo: Any) -> None:
-    """Early pruning drops rows by the nodes that they look ahead of; the window looks ahead of the root."""
-    ids = demo.tokenizer("Write a Python function that adds two numbers.", return_tensors="pt").input_ids
-    plain = generate(demo.model, ids, max_new_tokens=48)
-    pruner = EarlyPruning(demo_early_head(demo.model), top_k=5, always=True)
-    lengths = []
-    for given in (None, pruner):
-        drafter = Jacobi(8, 4, 8)
-        out = generate(demo.model, ids, drafter=drafter, pruner=given, shape=Fixed(24), max_new_tokens=48)
-        same(out.sequences, plain.sequences)
-        lengths.append(out.stats.acceptance_length)
-    assert out.stats.total.pruned > 0
-    assert lengths[1] > 0.8 * lengths[0] > 1
-
-
-def test_what_a_scope_says_is_drafted_for_nobody_else() -> None:
-    """Of the n-grams of a shared pool, those of requests with a cache_salt are left out."""
+def test_a_cache_salt_keeps_ngrams_out_of_the_shared_pool() -> None:
+    """n-grams of a request with a cache salt stay in its own pool."""
     drafter = Jacobi(4, 4, 6, from_prompt=True, shared=True)
     engine = Engine(build("llama"), drafter=drafter, shape=Fixed(9))
     for cache_salt, known in (("tenant", False), (None, True)):
@@ -201,3 +179,45 @@ def test_what_a_scope_says_is_drafted_for_nobody_else() -> None:
         engine.run()
         assert drafter._shared is not None
         assert ((9, 3, 17) in drafter._shared.behind(5)) is known
+
+
+# ---------------------------------------------------------------- early exits
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "t5"])
+@torch.no_grad()
+def test_an_early_exit_model_runs_the_first_layers(name: str) -> None:
+    """Its logits are those of the whole model whose later layers add nothing; it shares the parameters."""
+    model = build(name)
+    small, target = early_exit_model(model, 2), inspect_model(model)
+    ids = torch.tensor([[5, 9, 3, 0, 7, 11, 4]])
+    given = {"input_ids": ids, "decoder_input_ids": ids} if target.encoder_decoder else {"input_ids": ids}
+    hidden: list[torch.Tensor] = []
+
+    def keep(module: Any, args: Any, output: Any) -> None:
+        hidden.append(output[0] if isinstance(output, tuple) else output)
+
+    handle = target.layers[1].register_forward_hook(keep)
+    model(**given)
+    handle.remove()
+    expected = HookedRunner(target).logits(hidden[0])
+    torch.testing.assert_close(small(**given).logits, expected, rtol=0, atol=1e-5)
+    own = dict(model.named_parameters())
+    assert all(own[key] is parameter for key, parameter in small.named_parameters())
+
+
+def test_self_speculation_drafts_and_changes_no_text() -> None:
+    model = build("llama")
+    ids = torch.tensor(prompts((13,)))
+    out = generate(model, ids, drafter=SelfSpeculative(model, 2), shape=Fixed(8), max_new_tokens=NEW)
+    same(out.sequences, hf(model, ids))
+    assert out.stats.total.drafted > 0
+
+
+def test_what_has_no_early_exit_is_refused() -> None:
+    with pytest.raises(ValueError, match="give 1 to 3"):
+        early_exit_model(build("llama"), 4)
+    packed = construct(MEMBERS["llama"])
+    pack_weights(packed)
+    with pytest.raises(ValueError, match="take the early layers of the model as it was loaded"):
+        early_exit_model(packed, 2)
