@@ -206,7 +206,7 @@ def _at(case: Case, model: Any, row: int, prefix: list[int]) -> tuple[PrefixChoo
     prompt = case.prompts[row]
     if case.encoder_decoder:
         start = [int(model.generation_config.decoder_start_token_id)]
-        rules = _rules(case, row, [start])
+        params = _rules(case, row, [start])
         with torch.no_grad():
             decoded = torch.tensor([start + prefix])
             logits = model(input_ids=torch.tensor([prompt]), decoder_input_ids=decoded).logits[0, -1]
@@ -214,11 +214,11 @@ def _at(case: Case, model: Any, row: int, prefix: list[int]) -> tuple[PrefixChoo
     else:
         ids, mask = padded(case)
         seen = torch.tensor([prompt]) if case.through == "engine" else ids[row : row + 1]
-        rules = _rules(case, row, seen.tolist(), None if case.through == "engine" else mask[row : row + 1])
+        params = _rules(case, row, seen.tolist(), None if case.through == "engine" else mask[row : row + 1])
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([prompt + prefix])).logits[0, -1]
     generator = torch.Generator().manual_seed(case.seed + row)
-    chooser = PrefixChooser(seen, rules.processors, generator, rules.sample)
+    chooser = PrefixChooser(seen, params.processors, generator, params.sample)
     for token in prefix:
         chooser._noisy(torch.zeros(1, logits.shape[-1]), 0)
         chooser.push(token)

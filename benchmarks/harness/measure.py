@@ -86,13 +86,13 @@ def measure_parts(
     groups = [[tasks[i] for i in group] for group in groups_of(tasks, batch)]
     if not groups:
         raise ValueError(f"{len(tasks)} prompts do not fill a batch of {batch}: give more prompts, or a smaller batch.")
-    rules = SamplingParams(setup["max_new_tokens"], eos_token_ids(setup.model) if stop else ())
+    params = SamplingParams(setup["max_new_tokens"], eos_token_ids(setup.model) if stop else ())
     for way in ways:
         if way.ask is None and way.engine is None:
             given = {"drafter": way.drafter, "shape": way.shape, "capacity": CAPACITY, **way.options}
             way.engine = Engine(setup.model, slots=batch, **given)
         if ready:
-            _answer(way, max(groups, key=lambda group: max(len(task.ids) for task in group)), rules)
+            _answer(way, max(groups, key=lambda group: max(len(task.ids) for task in group)), params)
     setup.watcher.stage("measuring", len(groups) * len(ways) * rounds)
     rows: list[dict[str, Any]] = []
     given_out = time.monotonic()
@@ -101,7 +101,7 @@ def measure_parts(
             first = (turn * len(groups) + number) % len(ways)
             for way in [*ways[first:], *ways[:first]]:
                 facts = {"way": way.name, "round": turn, "group": number, "set": group[0].prompt.set}
-                rows.append(facts | _answer(way, group, rules))
+                rows.append(facts | _answer(way, group, params))
                 setup.watcher.step()
             if time.monotonic() - given_out > PART:
                 yield _sorted(rows, ways)
@@ -116,13 +116,13 @@ def _sorted(rows: Sequence[dict[str, Any]], ways: Sequence[Way]) -> pd.DataFrame
     return pd.DataFrame(rows).sort_values(by, key=lambda c: c.map(order) if c.name == "way" else c)
 
 
-def _answer(way: Way, group: Sequence[Task], rules: SamplingParams) -> dict[str, Any]:
+def _answer(way: Way, group: Sequence[Task], params: SamplingParams) -> dict[str, Any]:
     if way.ask is not None:
         return _answer_without_engine(way.ask, group)
     engine = way.engine
     assert engine is not None
     begin = time.perf_counter()
-    requests = [engine.add(task.ids, rules) for task in group]
+    requests = [engine.add(task.ids, params) for task in group]
     engine.step()
     while engine.busy and not all(request.output or request.error for request in requests):
         engine.step()  # further parts of long prompts
@@ -131,7 +131,7 @@ def _answer(way: Way, group: Sequence[Task], rules: SamplingParams) -> dict[str,
     row["prompt_tokens"] = before.emitted
     spent, passes = 0.0, 0
     with rows_of_passes(engine.runner) as rows:
-        while len(engine.running) == len(group) or (engine.busy and rules.eos_token_ids):
+        while len(engine.running) == len(group) or (engine.busy and params.eos_token_ids):
             begin = time.perf_counter()
             engine.step()
             spent += time.perf_counter() - begin

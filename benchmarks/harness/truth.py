@@ -85,8 +85,8 @@ def look_on(setup: Setup, prompts: Sequence[Sequence[int]], onlooker: Onlooker) 
     new = setup["max_new_tokens"]
     capacity = max(len(ids) for ids in prompts) + new + 64
     engine = Engine(setup.model, drafter=onlooker, shape=OnlyRoots(), slots=SLOTS, capacity=capacity)
-    rules = SamplingParams(new, eos_token_ids(setup.model))
-    requests = [engine.add(ids, rules) for ids in prompts]
+    params = SamplingParams(new, eos_token_ids(setup.model))
+    requests = [engine.add(ids, params) for ids in prompts]
     engine.run()
     for request in requests:
         if request.error is not None:

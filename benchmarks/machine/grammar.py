@@ -97,8 +97,8 @@ def by_engine(engine: Engine, setup: Setup, name: str, task: Task) -> dict[str, 
     forget(setup.tokenizer)
     with timed() as spent:
         began = time.perf_counter()
-        rules = SamplingParams(setup["max_new_tokens"], eos_token_ids(setup.model), grammar=compiled(setup, name))
-        request = engine.add(task.ids, rules)
+        params = SamplingParams(setup["max_new_tokens"], eos_token_ids(setup.model), grammar=compiled(setup, name))
+        request = engine.add(task.ids, params)
         engine.run()
         seconds = time.perf_counter() - began
     if request.error is not None:

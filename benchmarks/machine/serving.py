@@ -93,13 +93,13 @@ def table(found: dict[tuple[str, str], list[dict[str, Any]]], differing: int) ->
 
 def alone(setup: Setup, drafter: Drafter | None, *, one: bool) -> dict[str, Any]:
     """The engine with one prompt after another, or all at once."""
-    rules = SamplingParams(setup["max_new_tokens"], eos_token_ids=eos_token_ids(setup.model))
+    params = SamplingParams(setup["max_new_tokens"], eos_token_ids=eos_token_ids(setup.model))
     engine = Engine(setup.model, drafter=drafter, slots=setup["slots"], keep_prefixes=True)
     with engine:
         began = time.perf_counter()
         requests = []
         for task in setup.tasks:
-            requests.append(engine.add(task.ids, rules))
+            requests.append(engine.add(task.ids, params))
             if one:
                 engine.run()
         engine.run()

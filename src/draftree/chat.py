@@ -127,8 +127,8 @@ class Chat:
                     f"The dialogue has {len(ids)} tokens and the model reads {target.max_positions}: reset it, or say "
                     "less."
                 )
-        rules = self._rules(ids, most)
-        request = self.engine.add(ids, replace(rules, drafting=drafting))
+        params = self._rules(ids, most)
+        request = self.engine.add(ids, replace(params, drafting=drafting))
         self.messages = turns
         self.requests.append(request)
         return request

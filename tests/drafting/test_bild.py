@@ -77,7 +77,7 @@ def ours(name: str, models: tuple[Any, Any], rows: Sequence[Sequence[int]], slot
     made = []
     for row in rows:
         prompt, source = start_of(name, row)
-        rules = SamplingParams(
+        params = SamplingParams(
             max_new_tokens=NEW,
             eos_token_ids=tuple(ends),
             sample=seed is not None,
@@ -85,7 +85,7 @@ def ours(name: str, models: tuple[Any, Any], rows: Sequence[Sequence[int]], slot
             processors=LogitsProcessorList(processors),
         )
         encoder_input = None if source is None else torch.tensor(source)
-        made.append(engine.add(prompt, rules, encoder_input=encoder_input))
+        made.append(engine.add(prompt, params, encoder_input=encoder_input))
     engine.run()
     assert all(request.error is None for request in made)
     return made
@@ -210,14 +210,14 @@ def test_speculative_sampling_with_a_fixed_window_is_a_draft_model(name: str) ->
     prompt, source = start_of(name, prompts((9,))[0])
     encoder_input = None if source is None else torch.tensor(source)
     large, small = pair(name, ())  # an end token ends a draft
-    rules = SamplingParams(max_new_tokens=NEW)
+    params = SamplingParams(max_new_tokens=NEW)
     alone = Engine(large)
-    plain = alone.add(prompt, rules, encoder_input=encoder_input)
+    plain = alone.add(prompt, params, encoder_input=encoder_input)
     alone.run()
     for window in (3, 10):
         drafter = DraftModel(small, depth=window, branching=1, confidence=0)
         engine = Engine(large, drafter=drafter, shape=Fixed(window))
-        request = engine.add(prompt, rules, encoder_input=encoder_input)
+        request = engine.add(prompt, params, encoder_input=encoder_input)
         while engine.busy:
             before, room = request.stats.drafted, request.context.room
             engine.step()
@@ -267,8 +267,8 @@ def test_unreviewed_ends_have_log_probabilities_where_they_are_asked_for() -> No
         found = []
         for logprobs in (None, 0):
             engine = Engine(build("llama"), drafter=BiLD(small, 0.0, None, final_review=False))
-            rules = SamplingParams(40, (eos, eos + 1, eos + 2), logprobs=logprobs)
-            found.append(engine.add(prompts()[0], rules))
+            params = SamplingParams(40, (eos, eos + 1, eos + 2), logprobs=logprobs)
+            found.append(engine.add(prompts()[0], params))
             engine.run()
         assert found[0].tokens == found[1].tokens
         assert all(emitted.scores is not None for emitted in found[1].output)

@@ -77,13 +77,13 @@ def test_a_failing_request_leaves_the_others_running(where: str, kind: type[Rand
         if len(request[0].output) == 4:
             raise TrapError
 
-    rules = {
+    params = {
         "criteria": SamplingParams(max_new_tokens=NEW, criteria=StoppingCriteriaList([TrapCriteria()])),
         "processor": SamplingParams(max_new_tokens=NEW, processors=LogitsProcessorList([TrapProcessor()])),
         "callback": SamplingParams(max_new_tokens=NEW),
     }[where]
     others = [engine.add(PROMPTS[n], SamplingParams(max_new_tokens=NEW)) for n in (0,)]
-    request.append(engine.add(PROMPTS[1], rules, on_token=trap if where == "callback" else None))
+    request.append(engine.add(PROMPTS[1], params, on_token=trap if where == "callback" else None))
     others += [engine.add(PROMPTS[n], SamplingParams(max_new_tokens=NEW)) for n in (2, 3)]
     engine.run()
     assert [r.tokens for r in others] == [REFERENCES[tuple(PROMPTS[n])] for n in (0, 2, 3)]

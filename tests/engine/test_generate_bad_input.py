@@ -215,7 +215,7 @@ def test_an_engine_that_refuses_a_prompt_goes_on() -> None:
     engine = Engine(build("llama"), drafter=drafter, shape=Fixed(4))
     good = engine.add([5, 6, 7], SamplingParams(max_new_tokens=5))
     engine.step()
-    for prompt, rules in (
+    for prompt, params in (
         ([], SamplingParams()),
         ([97], SamplingParams()),
         ([5, -2], SamplingParams()),
@@ -226,7 +226,7 @@ def test_an_engine_that_refuses_a_prompt_goes_on() -> None:
         ([5], SamplingParams(max_new_tokens=0)),
     ):
         with pytest.raises(ValueError, match=r"prompt|max_new_tokens"):
-            engine.add(prompt, rules)
+            engine.add(prompt, params)
     assert list(drafter.live) == [good.context.id]
     engine.run()
     assert good.finish_reason == "length"

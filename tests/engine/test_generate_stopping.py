@@ -315,7 +315,7 @@ def test_none_of_an_argument_of_generate_is_not_given() -> None:
     prompt = prompts(LENGTHS[:1])[0]
     given = {"do_sample": True, "seed": 3, "max_new_tokens": None, "top_k": None}
     request = Engine(model).add(prompt, **given)
-    assert (request.rules.max_new_tokens, len(request.rules.processors)) == (5, 1)
+    assert (request.params.max_new_tokens, len(request.params.processors)) == (5, 1)
 
 
 def test_finish_reasons() -> None:
@@ -323,13 +323,13 @@ def test_finish_reasons() -> None:
     engine = Engine(build(MODEL), drafter=RandomTree(references), shape=Fixed(8))
     prompt = ids[0].tolist()
     reasons = []
-    for rules in (
+    for params in (
         SamplingParams(max_new_tokens=8),
         SamplingParams(max_new_tokens=30, eos_token_ids=(answer[3],)),
         SamplingParams(max_new_tokens=30, criteria=StoppingCriteriaList([Noted(1)])),
         SamplingParams(max_new_tokens=1, eos_token_ids=(answer[0],)),
     ):
-        request = engine.add(prompt, rules)
+        request = engine.add(prompt, params)
         engine.run()
         reasons.append(request.finish_reason)
     assert reasons == ["length", "eos", "stop", "eos"]

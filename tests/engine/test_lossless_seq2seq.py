@@ -120,8 +120,8 @@ def test_small_encoder_decoders_and_single_branches(name: str, sampled: bool) ->
     ids, mask = left_pad(prompts((19, 7, 12, 5)))
     ids, mask = ids.flip(1), mask.flip(1)
     options: dict[str, object] = SAMPLED | {"seed": SEED} if sampled else VARIED
-    rules = options | {"eos_token_id": list(range(3, 12)), "max_new_tokens": NEW}
-    expected = generate(build(name), ids, mask, **rules).sequences
+    params = options | {"eos_token_id": list(range(3, 12)), "max_new_tokens": NEW}
+    expected = generate(build(name), ids, mask, **params).sequences
     single = Lookahead(decoding_length=8, branch_length=6, mode="single")
     for row in expected:
         single.warm([row[2:14].tolist()])
@@ -132,7 +132,7 @@ def test_small_encoder_decoders_and_single_branches(name: str, sampled: bool) ->
         ("chain", DraftModel(small, depth=4, branching=1, confidence=0), SHAPES["dynamic"]()),
         ("bild", BiLD(small, 0.1, lossless=True), None),
     ):
-        out = generate(build(name), ids, mask, drafter=drafter, shape=shape, **rules)
+        out = generate(build(name), ids, mask, drafter=drafter, shape=shape, **params)
         same(out.sequences, expected, f"{name} with {kind}")
         drafting += out.stats.total.accepted > 0
     assert drafting > 1

@@ -18,10 +18,10 @@ from draftree.engine.request import Request
 PROMPT = [5, 6, 7, 8, 9, 10, 5, 6, 7]
 
 
-def answer(model: Any, drafter: Any, rules: SamplingParams, prompt: list[int] = PROMPT) -> Request:
+def answer(model: Any, drafter: Any, params: SamplingParams, prompt: list[int] = PROMPT) -> Request:
     shape = None if drafter is None else draftree.Fixed(8)  # however long steps take
     with Engine(model, drafter=drafter, shape=shape, slots=2) as engine:
-        request = engine.add(prompt, rules)
+        request = engine.add(prompt, params)
         engine.run()
     return request
 

@@ -113,9 +113,9 @@ def test_any_traffic_gets_the_texts_of_requests_alone(family: str, keep: bool, d
                 ids, source = prompt(turn, rng.randrange(1, 12), rng.choice([*fronts, []])), None
                 if engine.target.encoder_decoder:
                     source = prompt(turn + 99, 7)
-                rules = SamplingParams(rng.randrange(1, 12), cache_salt=rng.choice([None, "other"]))
+                params = SamplingParams(rng.randrange(1, 12), cache_salt=rng.choice([None, "other"]))
                 encoder = None if source is None else torch.tensor(source)
-                asked.append((engine.add(ids, rules, encoder_input=encoder), ids, source))
+                asked.append((engine.add(ids, params, encoder_input=encoder), ids, source))
             if asked and rng.random() < 0.1:
                 engine.cancel(rng.choice(asked)[0])
             if engine.busy:
@@ -126,7 +126,7 @@ def test_any_traffic_gets_the_texts_of_requests_alone(family: str, keep: bool, d
         for request, ids, source in asked:
             with Engine(model, slots=1) as plain:
                 encoder = None if source is None else torch.tensor(source)
-                expected = plain.add(ids, SamplingParams(request.rules.max_new_tokens), encoder_input=encoder)
+                expected = plain.add(ids, SamplingParams(request.params.max_new_tokens), encoder_input=encoder)
                 plain.run()
             assert request.tokens == expected.tokens[: len(request.tokens)]
             assert request.finish_reason == "cancelled" or request.tokens == expected.tokens

@@ -1,4 +1,4 @@
-"""An engine's doors: options in place of rules, streams in several threads and in asyncio, and breaking them off."""
+"""An engine's doors: options in place of params, streams in several threads and in asyncio, and breaking them off."""
 
 from __future__ import annotations
 
@@ -70,15 +70,15 @@ def test_what_requests_share_stands_beside_options() -> None:
         plain = engine.add(ROWS[0], max_new_tokens=NEW, **own)
         drafted = engine.add(ROWS[0] * 2, max_new_tokens=NEW)
         engine.run()
-    assert {name: getattr(plain.rules, name) for name in own} == own
-    assert plain.rules.eos_token_ids == drafted.rules.eos_token_ids == (2,)
+    assert {name: getattr(plain.params, name) for name in own} == own
+    assert plain.params.eos_token_ids == drafted.params.eos_token_ids == (2,)
     assert plain.stats.drafted == 0 < drafted.stats.drafted
     assert len(plain.output[0].scores.likeliest) == 2
 
 
 def test_wrong_options() -> None:
     with Engine(build("llama")) as engine:
-        with pytest.raises(TypeError, match="add got rules and the option 'max_new_tokens'"):
+        with pytest.raises(TypeError, match="add got params and the option 'max_new_tokens'"):
             engine.add([5], SamplingParams(), max_new_tokens=3)
         with pytest.raises(TypeError, match="Did you mean 'temperature'"):
             engine.add([5], temperatur=1)
@@ -90,9 +90,9 @@ def test_wrong_options() -> None:
 
 
 def test_rules_take_lists() -> None:
-    rules = SamplingParams(4, processors=[MinLengthLogitsProcessor(99, 2)], criteria=[MaxTimeCriteria(99.0)])
+    params = SamplingParams(4, processors=[MinLengthLogitsProcessor(99, 2)], criteria=[MaxTimeCriteria(99.0)])
     with Engine(build("llama")) as engine:
-        request = engine.add(ROWS[0], rules)
+        request = engine.add(ROWS[0], params)
         engine.run()
     assert len(request.tokens) == 4
 

@@ -53,7 +53,7 @@ def test_answers_that_are_over_keep_no_cache_of_guidance(demo: Any) -> None:
     with Chat(demo.model, demo.tokenizer, max_new_tokens=6, guidance_scale=1.4) as chat:
         for text in TURNS:
             list(chat.send(text))
-        guides = [request.rules.processors[0] for request in chat.requests]
+        guides = [request.params.processors[0] for request in chat.requests]
         assert [guide.unconditional_context for guide in guides] == [None] * 3
         assert all(request.context.chooser is None for request in chat.requests)
 
@@ -63,10 +63,10 @@ def test_seeds_at_their_end_and_none(demo: Any) -> None:
     with Chat(demo.model, demo.tokenizer, seed=2**64 - 1, **options) as chat:
         for text in TURNS:
             list(chat.send(text))
-        assert [request.rules.seed for request in chat.requests] == [2**64 - 1, 0, 1]
+        assert [request.params.seed for request in chat.requests] == [2**64 - 1, 0, 1]
     with Chat(demo.model, demo.tokenizer, seed=None, **options) as chat:
         list(chat.send(TURNS[0]))
-        assert chat.requests[0].rules.seed is None
+        assert chat.requests[0].params.seed is None
     with pytest.raises(TypeError, match="seed is 'one'"):
         Chat(demo.model, demo.tokenizer, seed="one", **options)  # type: ignore[arg-type]
 

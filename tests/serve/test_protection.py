@@ -231,10 +231,10 @@ def test_whoever_goes_away_frees_the_slot(server: Running) -> None:
 def test_whoever_goes_away_while_it_is_taken_in_leaves_nothing_behind(demo: Any) -> None:
     """As Ray's replicas have it, whose callers go at any moment: the thread goes on, and nothing runs for nobody."""
     with serving(*demo) as server:
-        rules = SamplingParams(max_new_tokens=1900)
+        params = SamplingParams(max_new_tokens=1900)
 
         async def ask(pause: float) -> None:
-            answers = Answers([Part([5, 6], rules)], 60, server.worker.cancel, whole=False)
+            answers = Answers([Part([5, 6], params)], 60, server.worker.cancel, whole=False)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(server.worker.start(answers), pause)
 

@@ -48,7 +48,7 @@ def make(job: Job) -> Peer:
         drafting["suffix"] = {"method": "suffix", "num_speculative_tokens": DRAFTED}
 
     ends = list(job.ends)
-    rules = vllm.SamplingParams(temperature=0.0, max_tokens=job.new, stop_token_ids=ends, detokenize=False)
+    params = vllm.SamplingParams(temperature=0.0, max_tokens=job.new, stop_token_ids=ends, detokenize=False)
 
     def way(speculative: dict[str, Any] | None) -> Ask:
         options = {"max_model_len": CONTEXT, "skip_tokenizer_init": True, "speculative_config": speculative}
@@ -56,7 +56,7 @@ def make(job: Job) -> Peer:
 
         def ask(prompts: list[Ids]) -> list[Ids]:
             given = [{"prompt_token_ids": ids} for ids in prompts]
-            results = engine.generate(given, rules, use_tqdm=False)
+            results = engine.generate(given, params, use_tqdm=False)
             return [list(result.outputs[0].token_ids) for result in results]
 
         return ask

@@ -25,7 +25,7 @@ class Acceptance:
         """Per request, the node at which a lossy rule lets its text end without a pass; None where it does not."""
         if self.rule is None or trees.width == 1:
             return [None] * len(requests)
-        return [self.rule.closes(trees, b, request.rules.eos_token_ids) for b, request in enumerate(requests)]
+        return [self.rule.closes(trees, b, request.params.eos_token_ids) for b, request in enumerate(requests)]
 
     def close(self, requests: list[Request], trees: TokenTree, ends: Sequence[int | None]) -> list[AcceptedPath]:
         """The paths of a step without a pass: every text ends in its draft tokens, at the node of `ends`."""
@@ -71,7 +71,7 @@ class Acceptance:
 
         `scored` has what the model says after the tree's nodes; None where no pass was made.
         """
-        path, count = AcceptedPath(), request.rules.logprobs
+        path, count = AcceptedPath(), request.params.logprobs
         if request.finish_reason is not None:  # cancelled by another request's callback
             return path
         try:

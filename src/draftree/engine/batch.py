@@ -28,7 +28,7 @@ class Row:
     """One request of a batch."""
 
     prompt: list[int]  # token ids
-    rules: SamplingParams  # of the request
+    params: SamplingParams  # of the request
     padded_prompt: Tensor  # LongTensor [1, L], what logits processors and streamers see as the prompt
     # encoder_input, encoder_states: see `Engine.add`.
     encoder_input: Tensor | None = None
@@ -130,7 +130,7 @@ def run_batch(
     def put(emitted: Emitted) -> None:
         streamer.put(torch.tensor([emitted.token], dtype=torch.long, device="cpu"))
 
-    length = max(len(row.prompt) + row.rules.max_new_tokens for row in rows) + 64
+    length = max(len(row.prompt) + row.params.max_new_tokens for row in rows) + 64
     slots = min(len(rows), MOST_SLOTS)
     capacity = min(length, MOST_COLUMNS // slots)
     with Engine(model, replace(config, slots=slots, capacity=capacity, closed=True)) as engine:
@@ -141,7 +141,7 @@ def run_batch(
             requests.append(
                 engine.add(
                     row.prompt,
-                    row.rules,
+                    row.params,
                     padded_prompt=row.padded_prompt,
                     encoder_input=row.encoder_input,
                     encoder_states=row.encoder_states,

@@ -95,7 +95,7 @@ class Engine:
     def add(
         self,
         prompt: Sequence[int],
-        rules: SamplingParams | None = None,
+        params: SamplingParams | None = None,
         *,
         padded_prompt: Tensor | None = None,
         encoder_input: Tensor | None = None,
@@ -107,36 +107,36 @@ class Engine:
 
         Args:
             prompt: token ids; for encoder-decoders the decoder's start.
-            rules: how to choose and when to stop, whatever the model's own generation config says; None for options.
+            params: how to choose and when to stop, whatever the model's own generation config says; None for options.
             padded_prompt: LongTensor [1, L], what logits processors see as the prompt (default: `prompt`).
             encoder_input: LongTensor [L], what the encoder of an encoder-decoder reads.
             encoder_states: [L, d], the encoder's output where it is known already.
             on_token: called with every token as it is emitted.
-            options: where no rules are given, those of `generate` (`max_new_tokens`, `do_sample`, `grammar` with
+            options: without params, those of `generate` (`max_new_tokens`, `do_sample`, `grammar` with
                 `tokenizer`, ..) and, as of `SamplingParams`, those in
                 `options.OF_A_REQUEST` (`drafting`, `cache_salt`, ..).
 
         Raises:
             RuntimeError: the engine is closed.
-            TypeError: rules and options, or an option that does not exist.
+            TypeError: params and options, or an option that does not exist.
             ValueError: an empty prompt, ids outside the vocabulary, a request beyond the model's context, or a model
                 that was changed since the engine was made (looked at while no request runs).
         """
         if self.closed:
             raise RuntimeError("The engine is closed: make a new one.")
-        if rules is not None and options:
-            raise TypeError(f"add got rules and the option {next(iter(options))!r}: put it into the rules.")
-        check_added(prompt, rules, SamplingParams)
+        if params is not None and options:
+            raise TypeError(f"add got params and the option {next(iter(options))!r}: put it into the params.")
+        check_added(prompt, params, SamplingParams)
         prompt = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
         check_encoder_side(self.target, encoder_input, encoder_states)
-        rules = rules or rules_of(self.target, prompt, options, encoder_input, padded_prompt)
+        params = params or rules_of(self.target, prompt, options, encoder_input, padded_prompt)
         if self.config.rule is not None:
-            self.config.rule.check(rules.processors)
-        check_prompt(prompt, rules.max_new_tokens, self.target.vocab_size, self.target.max_positions)
-        check_grammar(rules.grammar, rules.eos_token_ids, self.target.vocab_size)
+            self.config.rule.check(params.processors)
+        check_prompt(prompt, params.max_new_tokens, self.target.vocab_size, self.target.max_positions)
+        check_grammar(params.grammar, params.eos_token_ids, self.target.vocab_size)
         request = Request(
             prompt,
-            rules,
+            params,
             device=self.target.device,
             padded_prompt=padded_prompt,
             encoder_input=encoder_input,

@@ -171,7 +171,7 @@ def _rows(
     criteria = criteria_by_request(options.criteria, len(prompts))
     rows = []
     for b, prompt in enumerate(prompts):
-        rules = rules_for(
+        params = rules_for(
             target.model,
             options,
             max_new_tokens=new,
@@ -182,7 +182,7 @@ def _rows(
             grammar=grammars[b],
             criteria=criteria[b],
         )
-        rows.append(Row(prompt, rules, padded[b : b + 1], sources[b]))
+        rows.append(Row(prompt, params, padded[b : b + 1], sources[b]))
     return rows, texts
 
 

@@ -16,7 +16,7 @@ from draftree.grammar import CompiledGrammar
 from draftree.runner.target import rows_of
 
 
-def check_added(prompt: Any, rules: Any, kind: type) -> None:
+def check_added(prompt: Any, params: Any, kind: type) -> None:
     """Refuse a text where token ids belong, and what is no `kind` of rules.
 
     Raises:
@@ -24,9 +24,9 @@ def check_added(prompt: Any, rules: Any, kind: type) -> None:
     """
     if isinstance(prompt, str):
         raise TypeError("The prompt is a text, and an engine takes token ids: give tokenizer(text).input_ids.")
-    if rules is not None and not isinstance(rules, kind):
+    if params is not None and not isinstance(params, kind):
         raise TypeError(
-            f"The rules are a {type(rules).__name__}: give draftree.SamplingParams(...) or options by name."
+            f"The params are a {type(params).__name__}: give draftree.SamplingParams(...) or options by name."
             " Example: max_new_tokens=64."
         )
 

@@ -83,7 +83,7 @@ class Loop:
         marks.append(clock())
         ends = self.acceptance.ends(requests, trees)
         # Without a pass where the model has nothing to decide and nobody asks for what it says of the tokens.
-        if None not in ends and all(request.rules.logprobs is None for request in requests):
+        if None not in ends and all(request.params.logprobs is None for request in requests):
             self._account(requests, trees, self.acceptance.close(requests, trees, ends), None, marks)
             return
         turn, result = self._verify(first, plan, self._unread(first, plan.requests), bare=alone)
@@ -250,7 +250,7 @@ class Loop:
             stats.count(path.drafted_by, trees.sizes[b] - 1, passed=len(marks) > len(STAGES))
             for stage, begin, end in zip(STAGES, marks, marks[1:], strict=False):
                 stats.seconds[stage] += (end - begin) * share
-            if request.rules.keep_trees:
+            if request.params.keep_trees:
                 request.trees.append(self._tree_of(trees, b, path))
         if self.track is not None:
             self.track.step(requests, trees, left, paths, marks)
@@ -282,9 +282,9 @@ def _check_roots(plan: StepPlan, contexts: Sequence[RequestState]) -> None:
 
 def _within_rules(plan: StepPlan, requests: list[Request]) -> StepPlan:
     """The plan with no more draft tokens than the requests' own rules allow."""
-    if all(request.rules.node_budget is None for request in requests):
+    if all(request.params.node_budget is None for request in requests):
         return plan
-    mosts = [request.rules.node_budget for request in requests]
+    mosts = [request.params.node_budget for request in requests]
     budgets = [n if most is None else min(n, most) for n, most in zip(plan.budgets, mosts, strict=True)]
     return replace(plan, budgets=budgets)
 

@@ -1,4 +1,4 @@
-"""From Hugging Face's generation options to an engine's rules, one set per request.
+"""From Hugging Face's generation options to an engine's params, one set per request.
 
 Options keep Hugging Face's names, meaning and defaults, so that the same arguments give the same text here and there.
 An option of other decoding methods (beams, assistants, contrastive search) is refused, never ignored.

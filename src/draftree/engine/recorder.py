@@ -94,16 +94,16 @@ class Track:
         yield {"kind": "run", "run": number} | self.about | {"sources": list(names)}
         requests = {request.id: request for step in self._steps for request in step.requests}
         for request in requests.values():
-            rules, context = request.rules, request.context
+            params, context = request.params, request.context
             yield {
                 "kind": "request",
                 "run": number,
                 "request": request.id,
                 "prompt": context.tokens[: context.prompt_length],
                 "source": None if request.context.source is None else request.context.source.tolist(),
-                "max_new_tokens": rules.max_new_tokens,
-                "sample": rules.sample,
-                "seed": rules.seed,
+                "max_new_tokens": params.max_new_tokens,
+                "sample": params.sample,
+                "seed": params.seed,
                 "finish_reason": request.finish_reason,
             }
         yield from steps

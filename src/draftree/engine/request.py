@@ -1,4 +1,4 @@
-"""A request: its prompt, its rules, its output so far, and when it is over."""
+"""A request: its prompt, its params, its output so far, and when it is over."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Request:
     def __init__(
         self,
         prompt: Sequence[int],
-        rules: SamplingParams,
+        params: SamplingParams,
         *,
         device: torch.device,
         padded_prompt: Tensor | None = None,
@@ -160,7 +160,7 @@ class Request:
         encoder_states: Tensor | None = None,
         on_token: Callable[[Emitted], None] | None = None,
     ) -> None:
-        self.rules = rules
+        self.params = params
         self.state = State.WAITING
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
@@ -170,13 +170,13 @@ class Request:
             next(_ids),
             list(prompt),
             len(prompt),
-            rules.max_new_tokens,
-            rules.drafting,
+            params.max_new_tokens,
+            params.drafting,
             encoder_input,
-            prediction=rules.prediction,
-            cache_salt=rules.cache_salt,
-            grammar=None if rules.grammar is None else rules.grammar.begin(),
-            eos_token_ids=rules.eos_token_ids,
+            prediction=params.prediction,
+            cache_salt=params.cache_salt,
+            grammar=None if params.grammar is None else params.grammar.begin(),
+            eos_token_ids=params.eos_token_ids,
         )
         self.encoder_states = encoder_states
         self.reused = 0
@@ -186,25 +186,25 @@ class Request:
         if prefix is None:
             prefix = torch.tensor([list(prompt)], dtype=torch.long, device=device)
         self.context.chooser = self._make_chooser(prefix)
-        self._criteria = Asked(rules.criteria, prefix) if rules.criteria else None
+        self._criteria = Asked(params.criteria, prefix) if params.criteria else None
 
     def _make_chooser(self, prefix: Tensor) -> PrefixChooser | None:
-        rules, grammar, processors = self.rules, self.context.grammar, self.rules.processors
+        params, grammar, processors = self.params, self.context.grammar, self.params.processors
         if grammar is not None:
             own = GrammarProcessor(grammar, prefix.shape[1])
             processors = with_grammar(processors, own)
-        if not rules.sample and not processors:
+        if not params.sample and not processors:
             return None
         generator = None
-        if rules.sample and rules.seed is not None:
-            generator = torch.Generator(prefix.device).manual_seed(rules.seed)
-        return PrefixChooser(prefix, processors, generator, rules.sample)
+        if params.sample and params.seed is not None:
+            generator = torch.Generator(prefix.device).manual_seed(params.seed)
+        return PrefixChooser(prefix, processors, generator, params.sample)
 
     def let_go(self) -> None:
         """The request is over: keep what it said, and nothing that is only there to choose tokens."""
         self.state = State.FINISHED
         self.context.chooser = self._criteria = None
-        for processor in self.rules.processors:
+        for processor in self.params.processors:
             if hasattr(processor, "unconditional_context"):  # of guidance: a KV cache of its own
                 processor.unconditional_context = None
 
@@ -220,7 +220,7 @@ class Request:
 
     def emit(self, token: int, source: str | None, scores: TokenScores | None = None) -> bool:
         """Add a token; return whether the text ends with it."""
-        rules, context = self.rules, self.context
+        params, context = self.params, self.context
         context.tokens.append(token)
         context.room -= 1
         emitted = Emitted(token, source, scores)
@@ -230,7 +230,7 @@ class Request:
                 self._on_token(emitted)
         # Criteria may count calls: they are called for every token, also where EOS or the length ends the text.
         stop = self._criteria is not None and self._criteria.ask(token)
-        if token in rules.eos_token_ids:
+        if token in params.eos_token_ids:
             self.finish_reason = "eos"
         elif context.room <= 0:
             self.finish_reason = "length"

@@ -182,7 +182,7 @@ class Scheduler:
         request.context.place = None
         held = self.cache.lengths[last]
         if self.keeps and held:
-            kept = Kept(request.context.tokens[:held], request.rules.cache_salt, next(self._clock))
+            kept = Kept(request.context.tokens[:held], request.params.cache_salt, next(self._clock))
             for other in [other for other, shorter in self._kept.items() if _holds(kept, shorter)]:
                 del self._kept[other]
             self._kept[last] = kept
@@ -205,11 +205,11 @@ class Scheduler:
 
     def _take_over(self, request: Request, slot: int) -> int:
         """Bring what is known of a prompt into the free `slot`; return how many tokens that is."""
-        prompt, cache_salt = request.context.tokens[:-1], request.rules.cache_salt
+        prompt, cache_salt = request.context.tokens[:-1], request.params.cache_salt
         held = {
             i: running.context.tokens[: self.cache.lengths[i]]
             for i, running in enumerate(self.running)
-            if running.rules.cache_salt == cache_salt
+            if running.params.cache_salt == cache_salt
         }
         held |= {i: kept.tokens for i, kept in self._kept.items() if kept.cache_salt == cache_salt}
         common = {i: _common(tokens, prompt) for i, tokens in held.items()}

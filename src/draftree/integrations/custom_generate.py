@@ -131,7 +131,7 @@ def custom_generate(
             seeds = seeds_of(sample, seed, count)
             rows = []
             for b, prompt in enumerate(prompts):
-                rules = SamplingParams(
+                params = SamplingParams(
                     max_new_tokens=new,
                     eos_token_ids=eos,
                     sample=sample,
@@ -143,7 +143,7 @@ def custom_generate(
                 source = states = None
                 if target.encoder_decoder:
                     source, states = _source(inputs_tensor, b, count, model_kwargs), _states(b, model_kwargs)
-                rows.append(Row(prompt, rules, input_ids[b : b + 1], source, states))
+                rows.append(Row(prompt, params, input_ids[b : b + 1], source, states))
             sequences, stats = run_batch(
                 model,
                 replace(config, runner=opened),

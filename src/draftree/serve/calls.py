@@ -168,7 +168,7 @@ class CallReader:
             raise ApiError("node_budget bounds draft tokens, and nothing drafts: leave it out.", "draftree.node_budget")
         parts = []
         for seed in seeds(body, body.tries):
-            rules = make_rules(
+            params = make_rules(
                 self.target,
                 self.tokenizer,
                 self._options,
@@ -183,7 +183,7 @@ class CallReader:
             )
             skip = body.skip_special_tokens is not False
             include, least = bool(body.include_stop_str_in_output), body.min_tokens or 0
-            parts.append(Part(prompt, rules, body.stops, include, skip, isinstance(body, Completion), least))
+            parts.append(Part(prompt, params, body.stops, include, skip, isinstance(body, Completion), least))
         return parts
 
     def _room(self, body: Sampling, prompt: list[int], most: int | None) -> int:

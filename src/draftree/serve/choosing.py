@@ -1,4 +1,4 @@
-"""From the fields of a request to an engine's rules, by the way that `draftree.generate` takes."""
+"""From the fields of a request to an engine's params, by the way that `draftree.generate` takes."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def make_rules(
         raise ApiError(str(error)) from None
     seed = seed if sample else None
     read = torch.tensor([list(prompt)], dtype=torch.long, device=target.device)
-    rules = rules_for(
+    params = rules_for(
         target.model,
         checked,
         max_new_tokens=max_new_tokens,
@@ -157,8 +157,8 @@ def make_rules(
             grammar = constraint.grammar.compile(tokenizer, target.vocab_size, own_ends, body.min_tokens)
     front = [*_bias(body, target.vocab_size), *_penalties(body, len(prompt))]
     return replace(
-        rules,
-        processors=LogitsProcessorList([*front, *rules.processors]),
+        params,
+        processors=LogitsProcessorList([*front, *params.processors]),
         grammar=grammar,
         drafting=body.own.drafter != "off",
         node_budget=body.own.node_budget,

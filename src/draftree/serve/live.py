@@ -47,7 +47,7 @@ class Live:
             delta.emitted.append(emitted)
             piece, text = self.read(emitted.token)
             texts.append(text)
-            if part.rules.keep_trees or part.rules.logprobs is not None:
+            if part.params.keep_trees or part.params.logprobs is not None:
                 delta.pieces.append(piece)
             if self.stops.found is not None:
                 break

@@ -48,7 +48,7 @@ class Part:
 
     Attributes:
         prompt: token ids.
-        rules: of the engine.
+        params: of the engine.
         stops: strings that end it.
         include_stop: whether the text keeps the string that ended it.
         skip_special_tokens: leave EOS and the like out of the text.
@@ -63,7 +63,7 @@ class Part:
     """
 
     prompt: Sequence[int]
-    rules: SamplingParams
+    params: SamplingParams
     stops: Sequence[str] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True

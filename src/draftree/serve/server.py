@@ -157,7 +157,7 @@ class Server:
         Raises:
             ApiError: the queue is full, the server is stopping, or the engine refuses a prompt.
         """
-        cache_salt = answers.parts[0].rules.cache_salt
+        cache_salt = answers.parts[0].params.cache_salt
         try:
             self.worker.make_sure_of_room(len(answers.parts))
             for drafter in self._tries:

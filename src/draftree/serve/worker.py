@@ -179,7 +179,7 @@ class Worker:
             self.make_sure_of_room(len(answers.parts))
             for part in answers.parts:
                 part.added = now
-                part.request = self.engine.add(part.prompt, part.rules)
+                part.request = self.engine.add(part.prompt, part.params)
             live = [Live(answers, i, self.tokenizer) for i in range(len(answers.parts))]
         except Exception as error:
             self._drop(answers)

@@ -163,8 +163,8 @@ def _ask(
             source = torch.tensor(prompt, device=target.device, dtype=torch.long)
             start = [decoder_start(target.model.generation_config)]
         new = most if limit is None else min(most, limit - len(start))
-        rules = SamplingParams(max_new_tokens=new, eos_token_ids=eos_token_ids(target.model))
-        request = engine.add(start, rules, encoder_input=source)
+        params = SamplingParams(max_new_tokens=new, eos_token_ids=eos_token_ids(target.model))
+        request = engine.add(start, params, encoder_input=source)
         yield request
         if request.error is not None:
             raise request.error

@@ -98,4 +98,4 @@ class Replica:
 
     def _keep(self, part: Part) -> None:
         if part.request is not None and part.request.tokens:
-            self._learned.append((part.request.rules.cache_salt, list(part.request.tokens)))
+            self._learned.append((part.request.params.cache_salt, list(part.request.tokens)))
