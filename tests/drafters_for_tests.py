@@ -145,7 +145,7 @@ class InModel(RandomTree):
             assert states is not None
             return torch.randn(states.shape[1], self.prefix_length, states.shape[3], generator=generator).to(states)
 
-        return [(like(keys), like(values)) for keys, values in zip(cache._keys, cache._values, strict=True)]
+        return [(like(keys), like(values)) for keys, values in zip(cache.keys, cache.values, strict=True)]
 
     def begin(self, request: RequestState) -> None:
         super().begin(request)

@@ -20,7 +20,6 @@ import draftree.runner
 from draftree.runner import CudaGraphRunner, Runner
 from draftree.runner.cuda_graphs import runner as graph_runner
 from draftree.runner.cuda_graphs.capture import Capture
-from draftree.runner.cuda_graphs.passes import CapturedPasses
 
 aten = torch.ops.aten
 ASKING = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.is_nonzero, aten._unique2, aten.equal}
@@ -102,14 +101,14 @@ def record_on(monkeypatch: pytest.MonkeyPatch, kind: Callable[[], Capture] = Tap
     monkeypatch.setattr(draftree.runner, "_runners", weakref.WeakKeyDictionary())
 
 
-def passes(runner: Runner) -> CapturedPasses:
-    """The recorded passes of a runner."""
+def passes(runner: Runner) -> CudaGraphRunner:
+    """Return the runner as the one that records."""
     assert isinstance(runner, CudaGraphRunner)
-    return runner._captured
+    return runner
 
 
 def tape(runner: Runner) -> Tape:
-    """What records them."""
+    """Return what records the passes of a runner."""
     found = passes(runner)._capture
     assert isinstance(found, Tape)
     return found

@@ -17,7 +17,6 @@ from draftree.drafting.base import RequestState
 from draftree.engine import Engine, Request, SamplingParams
 from draftree.engine.request import State
 from draftree.runner import CudaGraphRunner, inspect_model
-from draftree.runner.kv import cache as kv_cache
 
 KINDS = [torch.OutOfMemoryError, KeyboardInterrupt]
 
@@ -66,7 +65,7 @@ def test_a_cache_that_cannot_grow_stays_as_it_is(
             with pytest.raises(error):
                 engine.run()
         assert isinstance(long.error, error)
-        assert len({store.shape[2] for store in engine.cache.stores_and_notes[0]}) == 1
+        assert len({store.shape[2] for store in engine.cache.keys}) == 1
         after = answer(engine, [*first, *more])
         assert after.reused == len(first)
         assert after.tokens == alone
@@ -123,12 +122,12 @@ def test_slots_change_whole_or_not_at_all_where_memory_runs_out(demo: Any, monke
         engine.add(ids(2, 30), SamplingParams(30))
         for _ in range(3):
             engine.step()
-        before = [store.clone() for store in engine.cache.stores_and_notes[0]]
+        before = [store.clone() for store in engine.cache.keys]
         with monkeypatch.context() as patch:
             patch.setattr(torch, "empty_like", failing(torch.empty_like, 1, torch.OutOfMemoryError))
             with pytest.raises(torch.OutOfMemoryError):
                 engine.cache.exchange(0, 1)
-        assert all(map(torch.equal, before, engine.cache.stores_and_notes[0]))
+        assert all(map(torch.equal, before, engine.cache.keys))
 
 
 def test_prompts_of_other_lengths_that_change_places_half_way(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +158,7 @@ def test_running_requests_keep_their_source_where_a_larger_one_finds_no_memory(m
                 late = engine.add([0], SamplingParams(4), encoder_input=torch.arange(3, 90).repeat(4)[:300])
                 with monkeypatch.context() as patch:
                     at = len(engine.target.layers) + 1  # the first of the values
-                    patch.setattr(kv_cache, "with_room", failing(kv_cache.with_room, at, RuntimeError))
+                    patch.setattr(torch.Tensor, "new_zeros", failing(torch.Tensor.new_zeros, at, RuntimeError))
                     engine.step()
                 assert isinstance(late.error, RuntimeError)
             engine.run()

@@ -119,12 +119,11 @@ def test_single_rows_of_many_requests_are_rows_that_attend_alone() -> None:
     plan = replace(Plan.causal(torch.zeros(300, 1, dtype=torch.long, device="cpu")), row_by_row=True)
     cache = runner.new_cache(300, 8)
     runner.run(plan, cache)
-    (frames,) = cache.notes.values()
-    (frame,) = frames
+    (frame,) = cache.recordings
     stores = [(torch.zeros(300, 1, 8, 1, device="cpu"),) * 2]
     zeros = torch.zeros(frame.batch, dtype=torch.long, device="cpu")
-    assert not FixedSlots(frame, zeros, zeros, stores).by_torch
-    loose = FixedSlots(frame._replace(row_by_row=False), zeros, zeros, stores)
+    assert not FixedSlots(frame, zeros, zeros, zeros, stores).by_torch
+    loose = FixedSlots(frame._replace(row_by_row=False), zeros, zeros, zeros, stores)
     assert loose.by_torch
 
 
@@ -133,7 +132,7 @@ def test_single_rows_of_many_requests_are_rows_that_attend_alone() -> None:
 def test_a_row_that_attends_alone_is_the_last_that_it_reads(prefix: int, rows: int) -> None:
     """A kernel reads a row's columns in its order, up to the row itself: also where it does not see a deep prefix."""
     index = {"dtype": torch.long, "device": "cpu"}
-    frame = Frame(2, rows, 256, rows, prefix, (0, 1), (), injects=False, heads=1, skip=None, row_by_row=True)
+    frame = Frame(2, rows, 256, rows, prefix, (0, 1), (), injects=False, heads=1, row_by_row=True)
     starts = torch.tensor([prefix + 40, prefix + 7], **index)
     visible = torch.eye(rows, dtype=torch.bool, device="cpu").expand(2, -1, -1).clone()
     visible[:, :, 0] = True  # siblings below the first row
@@ -142,7 +141,7 @@ def test_a_row_that_attends_alone_is_the_last_that_it_reads(prefix: int, rows: i
     numbers = torch.zeros(2, rows, **index)
     nothing = torch.zeros(2, rows, dtype=torch.bool, device="cpu")
     inputs = PassInputs(starts, starts, starts, numbers, numbers, numbers[0, :1], visible, on_prefix, nothing)
-    slots = FixedSlots(frame, starts, starts, [])
+    slots = FixedSlots(frame, starts, starts, torch.arange(rows, **index), [])
     fixed: Any = FixedRows(frame, inputs, torch.arange(256, **index), slots, {}, None, torch.float32, None)  # type: ignore[arg-type]
     order, own = fixed._order()
     for b, r in itertools.product(range(2), range(rows)):

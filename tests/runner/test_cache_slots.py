@@ -145,7 +145,7 @@ def test_growing_loses_nothing_of_requests_that_pass_one_after_another() -> None
     cache.update(_states(first, KEY_DIM), _states(first, VALUE_DIM), 0)
     cache.open(1, 1, 9)  # grows, and nothing of the first has been committed
     cache.update(_states(second, KEY_DIM), _states(second, VALUE_DIM), 0)
-    keys = cache.stores_and_notes[0][0]
+    keys = cache.keys[0]
     assert keys is not None
     assert torch.equal(keys[:1, :, :4], _states(first, KEY_DIM))
     assert torch.equal(keys[1:, :, :9], _states(second, KEY_DIM))

@@ -59,7 +59,7 @@ def test_requests_that_pad_a_batch_are_seen_by_nobody(name: str, first: int) -> 
 
 
 def stores(run: Run) -> list[Any]:
-    return [held for held in (*run.cache._keys, *run.cache._values) if held is not None]
+    return [held for held in (*run.cache.keys, *run.cache.values) if held is not None]
 
 
 def test_rows_and_states_of_a_padded_batch() -> None:
@@ -91,15 +91,15 @@ def test_no_cache_grows_for_what_pads(lengths: tuple[int, ...]) -> None:
     expected, found = (run.step(trees).logits for run in runs)
     assert difference(found, expected) < 2e-5
     assert runs[1].cache.capacity == 256
-    (frame,) = (frame for frame in runs[1].cache.notes[passes(runners[1])._key] if frame.batch > 1)
+    (frame,) = (frame for frame in runs[1].cache.recordings if frame.batch > 1)
     assert frame.batch == (6 if min(lengths) < 100 else 5)
 
 
 def test_inputs_begin_where_kernels_expect_them() -> None:
     """Triton compiles a kernel anew for what does not begin at a multiple of 16 bytes."""
     for batch, rows in itertools.product((1, 2, 3, 6), (1, 2, 64)):
-        frame = Frame(batch, rows, 256, rows, 0, (0, 4), (), injects=False, heads=1, skip=None, row_by_row=False)
-        packed, inputs = Buffers(CallAgain(), torch.device("cpu")).packed(frame)
+        frame = Frame(batch, rows, 256, rows, 0, (0, 4), (), injects=False, heads=1, row_by_row=False)
+        packed, inputs, *_ = Buffers(CallAgain(), torch.device("cpu")).packed(frame)
         for held in (inputs.slots, inputs.starts, inputs.begins, inputs.ids):
             assert (held.data_ptr() - packed.data_ptr()) % 16 == 0
 

@@ -114,7 +114,7 @@ def test_known_encoder_states_take_the_encoders_place(monkeypatch: pytest.Monkey
     ran.admit(0, source)
     monkeypatch.setattr(type(model.get_encoder()), "forward", None)  # it must not run again
     given.admit(0, None, states=states)
-    for ours, theirs in zip(given._keys + given._values, ran._keys + ran._values, strict=True):
+    for ours, theirs in zip(given.keys + given.values, ran.keys + ran.values, strict=True):
         assert torch.equal(ours, theirs)
 
 

@@ -15,9 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from draftree.runner.kv.cache import SlotCache
-from draftree.runner.plan import Segment
-
 CUDA = torch.cuda.is_available()
 if find_spec("triton") is None or not (CUDA or os.environ.get("TRITON_INTERPRET")):
     pytest.skip("there is no CUDA device with Triton, and no TRITON_INTERPRET=1", allow_module_level=True)
@@ -287,31 +284,3 @@ def test_a_row_attends_alike_among_others_and_in_wider_bands(dtype: torch.dtype)
         row = kernels.attend(query[b : b + 1, :, 2:3], keys, values, mask[b : b + 1, 2:3],
                              slots[b : b + 1], starts[b : b + 1] + 5, *scale)  # fmt: skip
         assert torch.equal(row[0, 0], whole[b, 2])
-
-
-@pytest.mark.parametrize(("kv", "dim"), [(2, 20), (1, 128)])
-def test_accepted_rows_move_as_torch_moves_them(kv: int, dim: int, dtype: torch.dtype) -> None:
-    """In all layers or some, of requests that move many columns, few or none, beside slots that stay as they are."""
-    columns: Any = pytest.importorskip("draftree.runner.cuda_graphs.columns")
-    columns.check(kv, dim, dtype, torch.device(DEVICE))
-    caches = [kind(3, 5, 256) for kind in (columns.KernelCache, SlotCache)]
-    like = random(dtype, 1)
-    for layer in range(3):
-        given = random(dtype, 2, 5, kv, 256, dim)
-        for cache in caches:
-            for store, held in zip(cache.stores(layer, kv, (dim, dim), like), given, strict=True):
-                store.copy_(held)
-    rows = [[0, 1, 2], [0, 3, 4, 9], [2], [1, *range(3, 60, 2)]]
-    for cache in caches:
-        cache.lengths = [3, 60, 1, 100, 7]
-        cache.open(1, 4, 64)
-        positions, seen = torch.zeros(4, 64), torch.zeros(4, 64, 64)
-        left = torch.tensor([[row for row in range(64) if row not in (6, 8)]] * 4)
-        cache.commit(rows, [Segment(0, None, positions, seen), Segment(2, left, positions, seen)])
-        cache.keep(0, 1, [1])
-        cache.keep(4, 20, [3, 40])
-    assert caches[0].lengths == caches[1].lengths
-    for layer in range(3):
-        ours, expected = (cache.stores(layer, kv, (dim, dim), like) for cache in caches)
-        for held, store in zip(ours, expected, strict=True):
-            assert torch.equal(held, store)

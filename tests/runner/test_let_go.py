@@ -46,7 +46,7 @@ def no_collection() -> Iterator[None]:
         ("llama", "cpu", "trie"),
         ("llama", "cpu", "medusa"),
         ("llama", "eager", "none"),
-        ("llama", "hooked", "self"),
+        ("llama", "hooked", "lookup"),
         ("llama", "cuda_graphs", "none"),
         ("llama", "cuda_graphs", "draft-model"),
         ("gpt2", "auto", "trie"),

@@ -168,7 +168,7 @@ def ragged_batch(runner: Runner, model: Any) -> float:
 def deep_prefix(runner: Runner, model: Any) -> float:
     """Chosen rows see keys and values that nobody else sees, whatever their siblings are."""
     probe = Run(runner).prefill()
-    shapes = [(k.shape[1], k.shape[3], v.shape[3]) for k, v in zip(probe.cache._keys, probe.cache._values, strict=True)]
+    shapes = [(k.shape[1], k.shape[3], v.shape[3]) for k, v in zip(probe.cache.keys, probe.cache.values, strict=True)]
     generator = torch.Generator().manual_seed(9)
     prefix = [
         (torch.randn(h, 3, dk, generator=generator), torch.randn(h, 3, dv, generator=generator)) for h, dk, dv in shapes

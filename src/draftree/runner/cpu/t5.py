@@ -112,8 +112,7 @@ class _Decoder:
         states, normed = torch.empty(2, rows, hidden, dtype=torch.float32, device="cpu")
         logits = torch.empty(plan.batch, end - begin, self._head.described.outputs, dtype=torch.float32, device="cpu")
         layers = (T5Layer * len(self._layers))(*self._layers)
-        cross_keys, cross_values, _ = encoder.stores_and_notes
-        for layer, key, value in zip(layers, cross_keys, cross_values, strict=True):
+        for layer, key, value in zip(layers, encoder.keys, encoder.values, strict=True):
             assert key is not None
             assert value is not None
             layer.keys, layer.values = address(key, torch.float32), address(value, torch.float32)

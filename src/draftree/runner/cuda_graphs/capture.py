@@ -1,15 +1,14 @@
-"""Recording work on a device once and replaying it without asking Python again: CUDA graphs behind one interface.
+"""CUDA graphs behind one interface: work on a device is recorded once and replayed without Python.
 
-A recorded function reads and writes tensors that stay where they are; whoever replays it fills the ones it reads and
-looks at the ones it writes. `CallAgain` records nothing and calls the function anew: so all that surrounds a graph runs
-on any device, tests included.
+A recorded function reads and writes tensors that stay in place. The caller of a replay fills its inputs and reads its
+outputs. `CallAgain` records nothing and calls the function, so that the code around graphs runs on any device.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
-import weakref
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,63 +20,53 @@ from torch import Tensor
 
 log = logging.getLogger("draftree.runner")
 
-ROOM = 2**30  # bytes that must be free to record, which cannot use the memory that the allocator keeps for later
+FREE = 2**30  # bytes that must be free to record, since a graph's pool cannot use the allocator's cached blocks
 
 
 class Capture(ABC):
-    """Makes replays of functions that take nothing, return nothing and always do the same operations.
+    """Records functions without arguments or results that always do the same operations.
 
     Attributes:
-        costly: whether recording takes so long that it is only worth it for what is done more than once.
+        costly: whether recording takes so long that it only pays for work that is done more than once.
     """
 
     costly = False
 
     @abstractmethod
     def record(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """A function that does the work of `fn` again, on the tensors it used. To record, `fn` may be called or not."""
+        """Return a function that repeats the work of `fn` on the same tensors; recording may call `fn` or not."""
 
     def once(self, fn: Callable[[], None]) -> None:
         """Do the work of `fn` without recording it."""
         fn()
 
     def staging(self, words: int) -> Tensor:
-        """LongTensor [words] on the CPU, to be sent from."""
+        """Return a LongTensor [words] of zeros on the CPU, to be sent from."""
         return torch.zeros(words, dtype=torch.long, device="cpu")
 
-    def keep_order(self) -> None:
-        """Let the device begin the work to come after the work before, from whatever thread and stream that came."""
-
     def wait_until_sent(self) -> None:
-        """Wait until the staging tensor that was sent last may be written over."""
+        """Wait until the staging tensor that was sent last may be overwritten."""
 
     def send(self, staged: Tensor, to: Tensor) -> None:
         """Copy a staging tensor to the device, in the order of the device's work."""
         to.copy_(staged)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of device memory that the recordings themselves took."""
-        return 0
-
 
 class CallAgain(Capture):
-    """Records nothing: calls the function again."""
+    """Records nothing: a replay calls the function."""
 
     def record(self, fn: Callable[[], None]) -> Callable[[], None]:
+        """See `Capture.record`."""
         return fn
 
 
-# Streams whose capture is gone. Each has a workspace of 32 MiB from cuBLAS, which a new one would get as well.
-_free_streams: dict[torch.device, list[Any]] = {}
-
-
-def _give_back(device: torch.device, streams: list[Any]) -> None:
-    _free_streams[device] += streams
+# All recordings on a device use one stream, one after the other: cuBLAS holds a workspace of 32 MiB for each stream.
+_streams: dict[torch.device, Any] = {}
+_recording = threading.Lock()
 
 
 class CudaCapture(Capture):
-    """CUDA graphs that share one pool of memory: one is replayed at a time, so what one leaves there is for the next.
+    """CUDA graphs that share one memory pool, since one graph is replayed at a time.
 
     Args:
         device: a CUDA device.
@@ -87,39 +76,29 @@ class CudaCapture(Capture):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._streams: list[Any] = []  # the one in use; a list, so that the finalizer gives back what is in it then
         self._sent = torch.cuda.Event()
-        self._taken = 0
-        self._last: Any = None  # the stream that was used last
-        self._begin()
-        weakref.finalize(self, _give_back, device, self._streams).atexit = False
-
-    def _begin(self) -> None:
-        """Take a stream and a pool."""
-        free = _free_streams.setdefault(self._device, [])
-        self._streams[:] = [free.pop() if free else torch.cuda.Stream(self._device)]
         self._pool = torch.cuda.graph_pool_handle()
-        self._keeper: Any = None  # a graph of next to nothing: a pool whose graphs are all gone cannot be used again
+        self._keeper: Any = None  # an almost empty graph: a pool that has lost all its graphs cannot be used again
 
     def record(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """See `Capture.record`. What cannot be recorded, for want of memory say, is called anew each time."""
-        with torch.cuda.device(self._device):
-            here, (stream,) = torch.cuda.current_stream(self._device), self._streams
+        """See `Capture.record`. Work that cannot be recorded, for lack of memory say, is repeated without a graph."""
+        with _recording, torch.cuda.device(self._device):
+            if self._device not in _streams:
+                _streams[self._device] = torch.cuda.Stream(self._device)
+            here, stream = torch.cuda.current_stream(self._device), _streams[self._device]
             stream.wait_stream(here)
-            if torch.cuda.mem_get_info(self._device)[0] < ROOM:
+            if torch.cuda.mem_get_info(self._device)[0] < FREE:
                 torch.cuda.empty_cache()
-            before = torch.cuda.memory_reserved(self._device)
             try:
                 with torch.cuda.stream(stream):
                     graph = self._recorded(fn)
             except RuntimeError as why:
                 log.warning("A pass is not recorded, and slower than it could be: %s", str(why).splitlines()[0])
-                self._streams.clear()  # it may still be recording
+                del _streams[self._device]  # it may still be recording
                 torch.cuda.empty_cache()
-                self._begin()
+                self._pool, self._keeper = torch.cuda.graph_pool_handle(), None
                 return partial(self.once, fn)
             here.wait_stream(stream)
-            self._taken += max(0, torch.cuda.memory_reserved(self._device) - before)
 
         def replay() -> None:
             with torch.cuda.device(self._device):
@@ -135,12 +114,8 @@ class CudaCapture(Capture):
             self._keeper = self._graph(nothing.zero_)
         return self._graph(fn)
 
-    def once(self, fn: Callable[[], None]) -> None:
-        with torch.cuda.device(self._device):
-            fn()
-
     def _graph(self, fn: Callable[[], Any]) -> Any:
-        """The work of `fn` as a graph: not by `torch.cuda.graph`, which empties the allocator's cache at each use."""
+        """Return the work of `fn` as a graph. `torch.cuda.graph` would empty the allocator's cache at each use."""
         graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
         gc.disable()  # graphs of dropped models must not be destroyed while another is recorded
         try:
@@ -158,29 +133,25 @@ class CudaCapture(Capture):
                 gc.enable()
         return graph
 
-    def keep_order(self) -> None:
-        here = torch.cuda.current_stream(self._device)
-        if self._last is not None and self._last != here:
-            here.wait_stream(self._last)
-        self._last = here
+    def once(self, fn: Callable[[], None]) -> None:
+        """See `Capture.once`."""
+        with torch.cuda.device(self._device):
+            fn()
 
     def staging(self, words: int) -> Tensor:
-        """See `Capture.staging`: pinned, so that sending does not wait for the device."""
+        """See `Capture.staging`. The memory is pinned, so that sending does not wait for the device."""
         return torch.zeros(words, dtype=torch.long, pin_memory=True, device="cpu")
 
     def wait_until_sent(self) -> None:
+        """See `Capture.wait_until_sent`."""
         self._sent.synchronize()
 
     def send(self, staged: Tensor, to: Tensor) -> None:
+        """See `Capture.send`."""
         to.copy_(staged, non_blocking=True)
         self._sent.record(torch.cuda.current_stream(self._device))
 
-    @property
-    def nbytes(self) -> int:
-        """See `Capture.nbytes`: what the pool has taken from the device so far."""
-        return self._taken
-
 
 def capture_for(device: torch.device) -> Capture:
-    """CUDA graphs where the device has them."""
+    """Return CUDA graphs where the device has them."""
     return CudaCapture(device) if device.type == "cuda" else CallAgain()

@@ -1,85 +1,82 @@
-"""What the layers of a recorded pass share: angles, masks and slots, made on the device from the pass's inputs.
+"""One recorded pass: the layers' angles, masks and slots, made on the device from the pass's inputs.
 
-The same numbers as those of `layout.masks` and `kv.cache`, which may take new shapes with every pass and read values
-back from the device; here nothing is read back, and no shape depends on anything but the frame.
+The numbers are those of `masks` and `kv.cache`. Those may take new shapes with every pass and read values back from the
+device. Here nothing is read back, and every shape follows from the frame.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from draftree.runner.cuda_graphs.frames import Frame, PassInputs, by_torch
-from draftree.runner.eager.attention import Attention
-from draftree.runner.eager.layer import Angles
+from draftree.runner.cuda_graphs.frames import Buffers, Frame, Packed, PassInputs, by_torch
+from draftree.runner.eager.angles import AngleTables
+from draftree.runner.eager.attention import Attention, attend
+from draftree.runner.eager.layer import Angles, TensorHead, TensorLayer
 from draftree.runner.eager.parts import Norm
 from draftree.runner.kv.cache import finite
 from draftree.runner.masks import LayerKind, limits
 from draftree.runner.positions import Rotation
+from draftree.runner.target import Target
 
 GATHERED = 16  # rows whose own keys and values are gathered at a time, as they take memory
+BEYOND = 1024  # token positions past a band that its rows may have
+
+Stores = list[tuple[Tensor, Tensor]]  # keys and values of every layer, each [slots, heads, capacity, dim]
 
 
 class FixedSlots:
-    """Stands in for the cache in the layers: writes at the columns given, returns a band of columns.
+    """Stands in for the cache in the layers of one pass: writes at given KV positions, returns a band of them.
 
     Args:
         frame: the pass's shape.
         slots: LongTensor [B], each request's slot.
-        starts: LongTensor [B], the column at which its rows begin.
-        stores: keys and values of every layer, each [slots, heads, capacity, dim].
+        starts: LongTensor [B], the KV position at which its rows begin.
+        row: LongTensor [R], 0, 1, ...
+        stores: keys and values of every layer.
 
     Attributes:
         by_torch: see the function of this name.
     """
 
-    def __init__(self, frame: Frame, slots: Tensor, starts: Tensor, stores: list[tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, frame: Frame, slots: Tensor, starts: Tensor, row: Tensor, stores: Stores) -> None:
         self.slots, self.starts = slots, starts
         self.by_torch = by_torch(frame.batch * frame.rows, frame.row_by_row)
         self._normed: tuple[Tensor, Norm | None, Tensor] | None = None
-        self._stores = stores
-        self._band = frame.band
-        self._row = torch.arange(frame.rows, device=starts.device)
-        self._column = starts[:, None] + self._row
-
-    def begin(self) -> None:
-        """A pass begins: its rows are written from `starts` on."""
-        self._column, self._normed = self.starts[:, None] + self._row, None
-
-    def end(self) -> None:
-        """A pass ends: its recording is not to keep what the last layer left for a next one."""
-        self._normed = None
+        self._stores, self._band = stores, frame.band
+        self._places = starts[:, None] + row
 
     def keep_normed(self, x: Tensor, norm: Norm | None, normed: Tensor) -> None:
         """Keep the norm of the states x that leave a layer, which was computed along with them, for the next layer."""
         self._normed = x, norm, normed
 
     def normed(self, x: Tensor, norm: Norm | None) -> Tensor | None:
-        """The norm of x, if it is what was kept last; None if not."""
+        """Return the norm of x, if it was kept last; None otherwise."""
         if self._normed is None:
             return None
         kept_x, kept_norm, normed = self._normed
         return normed if kept_x is x and kept_norm is norm else None
 
     def stores(self, index: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, each [slots, heads, capacity, dim]."""
+        """Return keys and values of a layer, each [slots, heads, capacity, dim]."""
         return self._stores[index]
 
     def band(self, index: int) -> tuple[Tensor, Tensor]:
-        """Their first columns, which are read."""
+        """Return their first KV positions, which are read."""
         keys, values = self._stores[index]
         return keys[:, :, : self._band], values[:, :, : self._band]
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """As `SlotCache.update`, of rows [B, heads, R, dim]."""
+        """Write rows [B, heads, R, dim]; see `SlotCache.update`."""
         key_states, value_states = finite(key_states), finite(value_states)
         held_keys, held_values = self._stores[layer_idx]
-        held_keys[self.slots[:, None], :, self._column] = key_states.transpose(1, 2)
-        held_values[self.slots[:, None], :, self._column] = value_states.transpose(1, 2)
+        held_keys[self.slots[:, None], :, self._places] = key_states.transpose(1, 2)
+        held_values[self.slots[:, None], :, self._places] = value_states.transpose(1, 2)
         return self.band(layer_idx)
 
 
@@ -89,7 +86,7 @@ class FixedRows:
     Args:
         frame: the pass's shape.
         inputs: its inputs.
-        columns: LongTensor [K], 0, 1, ...
+        kv_positions: LongTensor [K], 0, 1, ...
         slots: where keys and values go.
         tables: of angles, see `AngleTables.reach`.
         rotation: which entries turn with which.
@@ -101,7 +98,7 @@ class FixedRows:
         self,
         frame: Frame,
         inputs: PassInputs,
-        columns: Tensor,
+        kv_positions: Tensor,
         slots: FixedSlots,
         tables: dict[str | None, tuple[Tensor, Tensor]],
         rotation: Rotation,
@@ -109,9 +106,8 @@ class FixedRows:
         kernel: Callable[..., Tensor] | None,
     ) -> None:
         self._kernel = kernel
-        self._frame, self._inputs, self._columns = frame, inputs, columns
+        self._frame, self._inputs, self._kv_positions = frame, inputs, kv_positions
         self._slots, self._turning, self._dtype = slots, (tables, rotation), dtype
-        slots.begin()
         self._angles: dict[str | None, Angles] = {}
         self._masks: dict[LayerKind, Tensor] = {}
         self._folded: dict[tuple[LayerKind, int], Tensor] = {}
@@ -119,7 +115,7 @@ class FixedRows:
         self._ordered: tuple[Tensor, Tensor] | None = None
 
     def angles(self, kind: LayerKind) -> Any:
-        """The angles in layers of that kind."""
+        """Return the angles in layers of that kind."""
         tables, rotation = self._turning
         name = None if None in tables else kind.name
         if name not in self._angles:
@@ -128,7 +124,7 @@ class FixedRows:
         return self._angles[name]
 
     def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
-        """The attention of queries [B, kv, groups * R, dim] in a layer of that kind; a kernel's as [B, R, width].
+        """Return the attention of queries [B, kv, groups * R, dim] in such a layer; a kernel's as [B, R, width].
 
         Keys and values are those of all slots, [slots, kv, K, dim].
         """
@@ -137,7 +133,7 @@ class FixedRows:
             order, starts = self._order() if row_by_row else (None, self._inputs.starts)
             mask = self._additive(kind)[:, 0]
             return self._kernel(query, keys, values, mask, slots, starts, heads.groups, heads.scaling, order)
-        if self._frame.leading and self._frame.batch <= len(keys):  # what pads reads anything, and nobody reads that
+        if self._frame.leading and self._frame.batch <= len(keys):  # results of padding are not read
             keys, values = keys[: self._frame.batch], values[: self._frame.batch]
         else:
             keys, values = keys.index_select(0, slots), values.index_select(0, slots)
@@ -146,9 +142,10 @@ class FixedRows:
         return heads(query, keys, values, self.mask(kind, heads.groups))
 
     def _mix_row_by_row(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
-        """The same, each row in the arithmetic of a pass of its own: its branch's columns follow the context.
+        """Do the same, each row in the arithmetic of a pass of its own: its branch follows the context.
 
-        Other branches' columns between them would change the order of sums. They go behind, where masks hide them.
+        KV positions of other branches between them would change the order of sums. They go behind, where masks hide
+        them.
         """
         batch, kv, _, dim = query.shape
         rows, band = self._frame.rows, self._frame.band
@@ -171,15 +168,15 @@ class FixedRows:
         return mixed.view(batch, kv, heads.groups * rows, dim)
 
     def _order(self) -> tuple[Tensor, Tensor]:
-        """Each row's columns [B, R, K], those of other branches behind all others, and its own place there [B, R]."""
+        """Return each row's KV positions [B, R, K], those of other branches last, and its own place there [B, R]."""
         if self._ordered is None:
-            others = (self._columns >= self._inputs.begins[:, None])[:, None] & ~self.seen
-            order = torch.where(others, self._columns + self._frame.band, self._columns).argsort(-1)
+            others = (self._kv_positions >= self._inputs.begins[:, None])[:, None] & ~self.seen
+            order = torch.where(others, self._kv_positions + self._frame.band, self._kv_positions).argsort(-1)
             self._ordered = order, (~others).sum(-1) - 1
         return self._ordered
 
     def mask(self, kind: LayerKind, groups: int) -> Tensor:
-        """The additive mask repeated for every query head of a group: [B, 1, groups * R, K]."""
+        """Return the additive mask repeated for every query head of a group: [B, 1, groups * R, K]."""
         key = kind, groups
         if key not in self._folded:
             mask = self._additive(kind)
@@ -187,7 +184,7 @@ class FixedRows:
         return self._folded[key]
 
     def _additive(self, kind: LayerKind) -> Tensor:
-        """[B, 1, R, K]; layers that nothing is cut off from share one."""
+        """Return the mask [B, 1, R, K]; layers whose window cuts nothing off share one."""
         if not limits(kind, self._frame.band):
             kind = LayerKind()
         if kind not in self._masks:
@@ -201,24 +198,24 @@ class FixedRows:
 
     @property
     def seen(self) -> Tensor:
-        """BoolTensor [B, R, K]: visibility without any window."""
+        """Visibility without any window, BoolTensor [B, R, K]."""
         if self._seen is None:
             frame, inputs = self._frame, self._inputs
-            place = self._columns - inputs.begins[:, None]  # [B, K], a column's index in `visible`
+            place = self._kv_positions - inputs.begins[:, None]  # [B, K], index in `visible`
             index = place.clamp(0, frame.covered - 1)[:, None].expand(-1, frame.rows, -1)
             shown = inputs.visible.gather(2, index) & (place < frame.covered)[:, None]
             seen = (place < 0)[:, None] | shown
             if frame.prefix:
-                seen = torch.where(self._columns < frame.prefix, inputs.on_prefix[..., None], seen)
+                seen = torch.where(self._kv_positions < frame.prefix, inputs.on_prefix[..., None], seen)
             self._seen = seen
         return self._seen
 
     def _near(self, kind: LayerKind) -> Tensor:
-        """BoolTensor [B, R, K]: what window or chunk let through; a deep prefix is never cut."""
+        """Return what window or chunk let through, BoolTensor [B, R, K]; a deep prefix is never cut off."""
         frame, inputs = self._frame, self._inputs
-        row = self._columns - inputs.starts[:, None]
+        row = self._kv_positions - inputs.starts[:, None]
         own = inputs.positions.gather(1, row.clamp(0, frame.rows - 1))
-        context = (self._columns - frame.prefix).expand_as(row)
+        context = (self._kv_positions - frame.prefix).expand_as(row)
         key = torch.where(row >= 0, own, context)[:, None]
         query = inputs.positions[..., None]
         near = torch.ones_like(self.seen)
@@ -227,3 +224,109 @@ class FixedRows:
         if kind.chunk is not None:
             near = near & (query // kind.chunk == key // kind.chunk)
         return near | (key < 0)
+
+
+# ---------------------------------------------------------------- recordings
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The modules and settings that passes are recorded from. It does not refer to the runner that owns recordings.
+
+    Attributes:
+        target: the model.
+        layers, head, embedding: its modules as they are run.
+        tables: its rotary angles.
+        cap: of attention scores; None for none.
+        kernel: of attention; None for torch's.
+    """
+
+    target: Target
+    layers: Sequence[TensorLayer]
+    head: TensorHead
+    embedding: Any
+    tables: AngleTables
+    cap: float | None
+    kernel: Callable[..., Tensor] | None
+
+
+class Outputs(NamedTuple):
+    """Buffers of what a pass returns, and of what enters it.
+
+    Attributes:
+        entering: [B, R, d], states or embeddings that enter; None where only tokens do.
+        leaving: [B, R, d], states behind the last layer.
+        taps: by layer, states [B, R, d] that enter it.
+        logits: [B, H, V], of all rows or of those from `head_start` on; None for none.
+    """
+
+    entering: Tensor | None
+    leaving: Tensor
+    taps: dict[int, Tensor]
+    logits: Tensor | None
+
+
+@dataclass(slots=True)
+class Recording:
+    """A pass through some layers that is recorded, or will be.
+
+    Attributes:
+        packed: memory of its inputs. They have to be filled in before recording too, which may do the work: rows
+            without inputs would overwrite the context.
+        buffers: memory of its outputs.
+        work: the function that is recorded; it holds all memory that a replay reads.
+        replay: repeats the work; None before it is recorded.
+        has_run: whether the work was done without recording it.
+    """
+
+    packed: Packed
+    buffers: Outputs
+    work: Callable[[], None]
+    replay: Callable[[], None] | None = None
+    has_run: bool = False
+
+
+def recording_of(frame: Frame, model: Recorded, stores: Stores, buffers: Buffers, kv_positions: Tensor) -> Recording:
+    """Return what passes of `frame` do, not recorded yet.
+
+    Args:
+        frame: the pass's shape.
+        model: what is run.
+        stores: keys and values of every layer.
+        buffers: memory of inputs and outputs.
+        kv_positions: LongTensor of at least K numbers 0, 1, ...
+    """
+    target, take, dtype = model.target, buffers.take, model.target.dtype
+    packed, shape = buffers.packed(frame), (frame.batch, frame.rows, target.hidden_size)
+    out = Outputs(
+        take("entering", shape, dtype) if frame.injects else None,
+        take("leaving", shape, dtype),
+        {tap: take(f"tap {tap}", shape, dtype) for tap in frame.taps},
+        take("logits", (frame.batch, frame.heads, target.vocab_size), dtype) if frame.heads else None,
+    )
+    inputs, head_rows = packed.inputs, kv_positions[: frame.heads]
+    tables = model.tables.reach(frame.band + BEYOND, dtype, kv_positions.device)
+
+    def enter() -> Tensor:
+        if frame.layers[0] > 0:
+            assert out.entering is not None
+            return out.entering
+        x: Tensor = model.embedding(inputs.ids)
+        return x if out.entering is None else torch.where(inputs.injected[..., None], out.entering, x)
+
+    def work() -> None:
+        slots = FixedSlots(frame, inputs.slots, inputs.starts, kv_positions[: frame.rows], stores)
+        band = kv_positions[: frame.band]
+        rows = FixedRows(frame, inputs, band, slots, tables, model.tables.rotation, dtype, model.kernel)
+        x = enter()
+        for number in range(*frame.layers):
+            if number in out.taps:
+                out.taps[number].copy_(x)
+            x = attend(model.layers[number], x, number, rows, target.kinds[number], model.cap)
+        out.leaving.copy_(x)
+        if out.logits is not None:
+            if frame.heads < frame.rows:
+                x = x.index_select(1, (inputs.head_start + head_rows).clamp(max=frame.rows - 1))
+            out.logits.copy_(model.head(x))
+
+    return Recording(packed, out, work)

@@ -1,15 +1,16 @@
-"""Passes of fixed shapes: how many rows and columns, and the inputs of a pass in buffers that stay in place.
+"""The shapes of recorded passes, and their inputs in buffers that stay in place.
 
-A recorded pass can be replayed only with the same shapes and the same memory. So numbers of rows are rounded up to
-buckets, those of requests too, and the columns that attention reads to bands. Rows that pad a bucket see themselves and
-the context, no real row sees them, and their keys and values lie behind those of the real rows, where nothing is kept.
-All that differs between two passes of a frame lies in one packed tensor, which takes one copy to the device.
+A recorded pass can be replayed only with the same shapes and the same memory. So the number of rows is rounded up to
+buckets, the number of requests to powers of two and three quarters of them, and the KV positions that attention reads
+to bands. Rows that pad a bucket see themselves and the context, and no real row sees them. Their keys and values lie
+behind those of the real rows, where nothing is kept. All inputs of a pass lie in one packed tensor, so that one copy
+brings them to the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,25 +21,24 @@ from draftree.runner.kv.cache import BLOCK
 from draftree.runner.plan import Segment
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # rows of a request
-MOST_ROWS = 512  # of a request in passes that are recorded, unless each row has to attend alone
+MOST_ROWS = 512  # of a request in recorded passes, unless each row has to attend alone
 MOST_IN_ALL = 2048  # rows of all requests: more keep a device busy by themselves, and a recording keeps their memory
-MOST_EXACT = (
-    4096  # columns up to which passes by torch's attention are recorded: each number of blocks is a frame there
-)
-MOST_COVERED = 2048  # most columns that a frame's `visible` covers
-MOST_ADDED = 64  # rows of requests that pad a batch: so many take next to no time
+MOST_EXACT = 4096  # KV positions up to which passes by torch's attention are recorded: each block more is a frame there
+MOST_COVERED = 2048  # most KV positions that a frame's `visible` covers
+MOST_ADDED = 64  # rows of requests that pad a batch: so many take almost no time
 MOST_KERNEL_ROWS = 128  # rows of all requests up to which draftree's kernels are as fast as torch's
 
 
 def bucket_of(rows: int) -> int | None:
-    """The smallest bucket that holds so many rows; None where they are too many."""
+    """Return the smallest bucket that holds so many rows; None where they are too many."""
     return next((bucket for bucket in BUCKETS if rows <= bucket), None)
 
 
 def batch_of(batch: int, rows: int) -> int:
-    """How many requests of so many rows a recording is made for: a power of two, or three quarters of one.
+    """Return the number of requests in the recording for `batch` requests of so many rows.
 
-    So rounding up takes no pass over one of the bounds of rows in all. Where it would add many rows, it is not done.
+    It is a power of two or three quarters of one, so that rounding crosses none of the bounds of rows in all. A number
+    that would add many rows stays as it is.
     """
     above = 1 << (batch - 1).bit_length()
     rounded = above * 3 // 4 if batch <= above * 3 // 4 else above
@@ -46,20 +46,20 @@ def batch_of(batch: int, rows: int) -> int:
 
 
 def by_torch(rows: int, row_by_row: bool) -> bool:
-    """Whether torch's products and attention are faster for so many rows in all; these may depend on each other."""
+    """Return whether torch's products and attention, in which rows may depend on each other, are the faster ones."""
     return rows > MOST_KERNEL_ROWS and not row_by_row
 
 
-def band_of(columns: int, capacity: int, *, exact: bool) -> int:
-    """Columns that attention reads where `columns` are needed: two sizes for each doubling, and at most `capacity`.
+def band_of(needed: int, capacity: int, *, exact: bool) -> int:
+    """Return the number of KV positions that attention reads: two sizes for each doubling, and at most `capacity`.
 
-    With `exact` as many as are needed, in whole blocks: torch may sum otherwise over another number of columns, and
-    that must not hang on the capacity, which other requests have a part in.
+    With `exact` it is `needed` in whole blocks: torch may sum otherwise over another number of positions, and that must
+    not depend on the capacity, which other requests have a part in.
     """
     if exact:
-        return -(-columns // BLOCK) * BLOCK
+        return -(-needed // BLOCK) * BLOCK
     band = BLOCK
-    while band < columns:
+    while band < needed:
         step = 1 << (band.bit_length() - 1)
         band += step // 2 if step > BLOCK else BLOCK
     return min(band, capacity)
@@ -71,15 +71,15 @@ class Frame(NamedTuple):
     Attributes:
         batch: requests, B, see `batch_of`.
         rows: of each of them, R, a bucket.
-        band: columns that attention reads, K.
-        covered: columns that `visible` covers, T: rows of the pass, and committed columns before them.
-        prefix: columns of the deep prefix.
+        band: KV positions that attention reads, K.
+        covered: KV positions that `visible` covers, T: rows of the pass, and committed positions before them.
+        prefix: KV positions of the deep prefix.
         layers: the first layer, and the one behind the last.
         taps: layers in between whose incoming states are returned.
         injects: whether some rows enter as embeddings.
         heads: how many neighbouring rows get logits, a bucket; 0 for none.
         row_by_row: whether each row attends in the arithmetic of a pass of its own.
-        leading: whether torch attends and the requests are in the first slots, which are read where they lie; others
+        leading: whether torch attends and the requests are in the first slots, which are read in place; other slots
             are gathered for it.
     """
 
@@ -101,25 +101,41 @@ class PassInputs(NamedTuple):
 
     Attributes:
         slots: [B], of the requests.
-        starts: [B], the column at which each request's rows begin.
-        begins: [B], the first column that `visible` covers.
+        starts: [B], the KV position at which each request's rows begin.
+        begins: [B], the first KV position that `visible` covers.
         ids: [B, R], tokens.
         positions: [B, R].
+        head_start: [1], the first row that gets logits.
         visible: bool [B, R, T].
         on_prefix: bool [B, R], rows that see the deep prefix.
-        head_start: [1], the first row that gets logits.
         injected: bool [B, R], rows that enter as embeddings.
     """
 
-    slots: Tensor
-    starts: Tensor
-    begins: Tensor
-    ids: Tensor
-    positions: Tensor
-    head_start: Tensor
-    visible: Tensor
-    on_prefix: Tensor
-    injected: Tensor
+    slots: Any
+    starts: Any
+    begins: Any
+    ids: Any
+    positions: Any
+    head_start: Any
+    visible: Any
+    on_prefix: Any
+    injected: Any
+
+
+class Packed(NamedTuple):
+    """The inputs of one frame, on the device and where they are prepared on the CPU.
+
+    Attributes:
+        there: packed tensor on the device.
+        inputs: its parts, tensors.
+        staged: packed tensor on the CPU, of the same size.
+        given: its parts, arrays.
+    """
+
+    there: Tensor
+    inputs: PassInputs
+    staged: Tensor
+    given: PassInputs
 
 
 class Buffers:
@@ -138,29 +154,27 @@ class Buffers:
         self._staged = capture.staging(0)
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """The beginning of the buffer `name`, in this shape."""
+        """Return the beginning of the buffer `name`, in this shape."""
         count = int(np.prod(shape))
         held = self._held.get(name)
         if held is None or held.numel() < count or held.dtype != dtype:
             held = self._held[name] = torch.zeros(count, dtype=dtype, device=self._device)
         return held[:count].view(*shape)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes on the device."""
-        return sum(held.numel() * held.element_size() for held in self._held.values())
-
-    def packed(self, frame: Frame) -> tuple[Tensor, PassInputs]:
-        """The packed tensor of a frame, and the views into it."""
-        words, _ = _words(frame.batch, frame.rows)
+    def packed(self, frame: Frame) -> Packed:
+        """Return the memory of a frame's inputs."""
         flags = frame.batch * frame.rows * (frame.covered + 2)
-        packed = self.take("inputs", (words + -(-flags // 8),), torch.int64)
-        return packed, _inputs_of(packed, frame)
+        words = _words(frame.batch, frame.rows)[0] + -(-flags // 8)
+        there = self.take("inputs", (words,), torch.int64)
+        if self._staged.numel() < words:
+            self._staged = self._capture.staging(words)
+        staged = self._staged[:words]
+        given = PassInputs(*(part.numpy() for part in _inputs_of(staged, frame)))
+        return Packed(there, _inputs_of(there, frame), staged, given)
 
     def fill(
         self,
-        to: Tensor,
-        inputs: PassInputs,
+        packed: Packed,
         segment: Segment,
         first: int,
         starts: Sequence[int],
@@ -170,66 +184,54 @@ class Buffers:
     ) -> None:
         """Fill in the inputs of one pass; a single copy to the device where all of them lie on the CPU.
 
-        Requests that pad the batch write behind the rows of the one with the shortest context.
+        Requests that pad the batch write behind the rows of the request with the shortest context.
 
         Args:
-            to, inputs: as `packed` returned them.
+            packed: memory of the pass's frame.
             segment: n <= R rows of b <= B requests.
             first: slot of the first request.
-            starts: column of each request's first row.
+            starts: KV position of each request's first row.
             tokens: LongTensor [b, n]; None where rows come from the layers before.
             injected: how many rows, the last ones, enter as embeddings.
             head_start: the first row that gets logits.
         """
-        real, n, wide = segment.visible.shape
-        (batch, rows), more = inputs.ids.shape, wide - n
-        if self._staged.numel() < to.numel():
-            self._staged = self._capture.staging(to.numel())
+        there, inputs, staged, given = packed
         self._capture.wait_until_sent()  # the copy of the last inputs may still be under way
-        words, of_requests = _words(batch, rows)
-        staged = self._staged[: to.numel()]
-        whole = staged.numpy()
-        numbers, flags = whole[:words], whole[words:].view(np.bool_)
-        whole[:] = 0
-        slots, begins_of_rows, begins = numbers[: 3 * of_requests].reshape(3, of_requests)[:, :batch]
-        slots[:real], begins_of_rows[:real] = np.arange(first, first + real), starts
+        staged.zero_()
+        real, n, wide = segment.visible.shape
+        (batch, rows), more = given.ids.shape, wide - n
+        given.slots[:real], given.starts[:real] = np.arange(first, first + real), starts
         if real < batch:
             shortest = int(np.argmin(starts))
-            slots[real:], begins_of_rows[real:] = first + shortest, starts[shortest] + rows
-        np.subtract(begins_of_rows, more, out=begins)
-        ids, positions = numbers[3 * of_requests : -1].reshape(2, batch, rows)
-        numbers[-1] = head_start
-        shape = inputs.visible.shape
-        visible = flags[: batch * rows * shape[2]].reshape(shape)
+            given.slots[real:], given.starts[real:] = first + shortest, starts[shortest] + rows
+        np.subtract(given.starts, more, out=given.begins)
+        given.head_start[0] = head_start
         padding = np.arange(rows)
-        visible[:, padding[n:], more + padding[n:]] = True
-        visible[real:, padding, more + padding] = True
-        on_prefix, enters = flags[visible.size : visible.size + 2 * batch * rows].reshape(2, batch, rows)
-        if injected:
-            enters[:, n - injected : n] = True
-        parts: list[tuple[Tensor | None, np.ndarray, Tensor]] = [  # given, place on the CPU, place on the device
-            (tokens, ids[:real, :n], inputs.ids[:real, :n]),
-            (segment.positions, positions[:real, :n], inputs.positions[:real, :n]),
-            (segment.visible, visible[:real, :n, :wide], inputs.visible[:real, :n, :wide]),
-            (segment.prefix_rows, on_prefix[:real, :n], inputs.on_prefix[:real, :n]),
+        given.visible[:, padding[n:], more + padding[n:]] = True
+        given.visible[real:, padding, more + padding] = True
+        given.injected[:, n - injected : n] = True
+        parts: list[tuple[Tensor | None, np.ndarray, Tensor]] = [  # value, place on the CPU, place on the device
+            (tokens, given.ids[:real, :n], inputs.ids[:real, :n]),
+            (segment.positions, given.positions[:real, :n], inputs.positions[:real, :n]),
+            (segment.visible, given.visible[:real, :n, :wide], inputs.visible[:real, :n, :wide]),
+            (segment.prefix_rows, given.on_prefix[:real, :n], inputs.on_prefix[:real, :n]),
         ]
         on_device = []  # made there by a drafter
-        for given, place, place_on_device in parts:
-            if given is None:
-                continue
-            if given.is_cpu:
-                place[:] = given.numpy()
-            else:
-                on_device.append((given, place_on_device))
-        self._capture.send(staged, to)
-        for given, place_on_device in on_device:
-            place_on_device.copy_(given)
+        for value, place, place_on_device in parts:
+            if value is not None and value.is_cpu:
+                place[:] = value.numpy()
+            elif value is not None:
+                on_device.append((value, place_on_device))
+        self._capture.send(staged, there)
+        for value, place_on_device in on_device:
+            place_on_device.copy_(value)
 
 
 def _words(batch: int, rows: int) -> tuple[int, int]:
-    """How many numbers the inputs are, and how many of them there is room for of each kind that requests have one of.
+    """Return how many numbers the inputs are, and how many of them are reserved for each value of a request.
 
-    That is even: kernels are compiled for tensors that begin at a multiple of 16 bytes, and others for any that do not.
+    The latter is even: kernels are compiled once for tensors that begin at a multiple of 16 bytes, and once more for
+    others.
     """
     of_requests = batch + batch % 2
     return 3 * of_requests + 2 * batch * rows + 1, of_requests

@@ -1,45 +1,67 @@
-"""Llama-shaped models at fixed shapes: the loop of `eager`, whose passes are recorded once and replayed.
+"""Llama-shaped models at fixed shapes: the passes of `eager`, recorded once and replayed.
 
-Recordings keep a GPU busy (`passes`). On a CPU, where they gain nothing, a recording is a function that is called
-again, so that all of this can be tested there.
+A step of few rows is some hundred small kernels, and Python launches them more slowly than a GPU runs them. A recorded
+pass is launched whole. Rows enter through the buffers of `frames`, keys and values are written in place into the slots,
+and attention reads a band of KV positions under a mask made on the device. Rows that join or leave in mid-stack do so
+between two recordings. Passes of other shapes run as in `eager`.
+
+On a CPU, where recordings gain nothing, a replay calls the function again, so that all of this can be tested there.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
+import weakref
+from collections import deque
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from draftree.runner.base import note_preparation
 from draftree.runner.cuda_graphs.capture import capture_for
-from draftree.runner.cuda_graphs.frames import BUCKETS
-from draftree.runner.cuda_graphs.passes import CapturedPasses, Recorded
+from draftree.runner.cuda_graphs.fixed import Outputs, Recorded, Recording, recording_of
+from draftree.runner.cuda_graphs.frames import (
+    BUCKETS,
+    MOST_COVERED,
+    MOST_EXACT,
+    MOST_IN_ALL,
+    MOST_ROWS,
+    Buffers,
+    Frame,
+    band_of,
+    batch_of,
+    bucket_of,
+    by_torch,
+)
 from draftree.runner.eager.parts import Parts
 from draftree.runner.eager.runner import EagerRunner
-from draftree.runner.kv.cache import BLOCK, SlotCache
-from draftree.runner.plan import PassResult, Plan
+from draftree.runner.kv.cache import BLOCK, SlotCache, Stores
+from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.positions import is_length_dependent
+from draftree.runner.surgery import logit_slice, operate
 from draftree.runner.target import Target
 
 log = logging.getLogger("draftree.runner")
 OLDEST = (8, 0)  # CUDA capability that Triton's kernels have all types for
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
+KEPT = 128  # recordings of a cache
 
 
 def has_kernels(parts: Parts, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the device runs the kernels of this folder for such layers: each is tried on a few numbers."""
+    """Return whether the device runs the kernels of this folder for such layers: each is tried on a few numbers."""
     if device.type != "cuda" or dtype not in TYPES or find_spec("triton") is None:
         return False
     if torch.cuda.get_device_capability(device) < OLDEST:
         return False
     try:
-        from draftree.runner.cuda_graphs import columns, kernels, products
+        from draftree.runner.cuda_graphs import kernels, products
 
         with torch.cuda.device(device):
             kernels.check(parts.heads.kv, parts.heads.groups, parts.heads.dim, parts.activation, dtype, device)
-            columns.check(parts.heads.kv, parts.heads.dim, dtype, device)
             if dtype != torch.float32:
                 products.check(parts.activation, dtype, device)
     except Exception as why:  # no C compiler, a folder that cannot be written, too little shared memory, ...
@@ -50,65 +72,241 @@ def has_kernels(parts: Parts, dtype: torch.dtype, device: torch.device) -> bool:
 
 
 class CudaGraphRunner(EagerRunner):
-    """Drives models of the families in `eager.parts`; see `Runner`."""
+    """Drives models of the families in `eager.parts`; see `Runner`.
+
+    Attributes:
+        recorded: number of recordings made so far.
+    """
 
     name = "cuda_graphs"
 
     @classmethod
     def refusal(cls, target: Target) -> str | None:
+        """See `Runner.refusal`."""
         reason = super().refusal(target)
         if reason is None and is_length_dependent(target.decoder.rotary_emb):
             reason = (
-                "Passes of fixed shapes cannot be had for rotary embeddings that depend on a text's length "
+                "Passes of fixed shapes are impossible for rotary embeddings that depend on a text's length "
                 f"('{target.decoder.rotary_emb.rope_type}'): leave out runner='cuda_graphs'."
             )
         return reason
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
-        layers, head = self._layers, self._head
-        kernel, self._cache_kind = None, SlotCache  # of what kind caches are
+        layers, head, kernel = self._layers, self._head, None
         if has_kernels(layers[0].parts, target.dtype, target.device):
-            from draftree.runner.cuda_graphs.columns import KernelCache
             from draftree.runner.cuda_graphs.kernels import attend
             from draftree.runner.cuda_graphs.layer import KernelHead, KernelLayer
 
             next_norms = [*(layer.parts.norms[0] for layer in layers[1:]), None]
             layers = [KernelLayer(*pair) for pair in zip(layers, next_norms, strict=True)]
-            head, kernel, self._cache_kind = KernelHead(head), attend, KernelCache
+            head, kernel = KernelHead(head), attend
         # Capped scores are multiplied by torch, over a band that is wider or narrower in other passes; and so are all
         # products on a GPU without the kernels.
         self.independent_rows = self._cap is None and (kernel is not None or target.device.type == "cpu")
-        # Where weights were copied, the embedding alone is read as it lies. Of modules only the parameters are held:
-        # the model itself is one of them, and a runner that held it would keep it alive.
-        modules = [self._embedding] if self.copied_bytes else target.model.modules()
-        watched = [module._parameters for module in modules if module._parameters]
-        recorded = Recorded(target, layers, head, self._embedding, self.tables, watched, self._cap, kernel)
-        self._captured = CapturedPasses(recorded, capture_for(target.device))
+        self._model = Recorded(target, layers, head, self._embedding, self.tables, self._cap, kernel)
+        self._capture = capture_for(target.device)
+        self._buffers = Buffers(self._capture, target.device)
+        self._kv_positions = torch.arange(0, device=target.device)
+        self._free_stores: deque[Stores] = deque(maxlen=1)  # of the last cache that was dropped
+        self._replaying = threading.RLock()
+        self._addresses = self._weight_addresses()
+        self.recorded = 0
+
+    def _weight_addresses(self) -> list[int]:
+        """Return where the weights lie that recordings read: the embedding's alone where the others were copied."""
+        modules = [self._embedding] if self.copied_bytes else self.target.model.modules()
+        held = (parameter for module in modules for parameter in module._parameters.values())
+        return [parameter.data_ptr() for parameter in held if parameter is not None]
+
+    @property
+    def outdated(self) -> bool:
+        """See `Runner.outdated`. Recordings read weights at their addresses, so moved weights count as changed."""
+        return super().outdated or self._addresses != self._weight_addresses()
 
     @property
     def plan_device(self) -> torch.device:
+        """See `Runner.plan_device`."""
         return torch.device("cpu")
-
-    @property
-    def captured_bytes(self) -> dict[str, int]:
-        """Bytes on the device that recorded passes hold, by what for."""
-        return self._captured.nbytes
 
     def new_cache(
         self, slots: int, capacity: int = BLOCK, prefix: list[tuple[Tensor, Tensor]] | None = None
     ) -> SlotCache:
-        if prefix is not None:
-            return self._cache_kind(len(self._layers), slots, capacity, prefix)
-        return self._captured.pool.lend(len(self._layers), slots, capacity, self._cache_kind)
+        """See `Runner.new_cache`.
+
+        Every call of `generate` has a cache of its own, and recordings read the memory of the cache they were made
+        with. So the stores of the last cache serve the next one of its size, recordings included.
+        """
+        cache = super().new_cache(slots, capacity, prefix)
+        if prefix is None:
+            with suppress(IndexError):
+                cache.take_over(self._free_stores.popleft())  # freed where they do not fit
+            weakref.finalize(cache, _keep, self._free_stores, cache.all_stores).atexit = False
+        return cache
+
+    # ---------------------------------------------------------------- a pass
 
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
-        if self._captured.takes(plan, cache, first):
-            return self._captured.run(plan, cache, first, self)
+        """See `Runner.run`."""
+        if self.takes(plan, cache, first):
+            with self._replaying:
+                return self._run_recorded(plan, cache, first)
         if plan.row_by_row and self.target.dtype != torch.float32:  # other products and bands than in recorded passes
             raise ValueError(
                 f"strict=True cannot be kept in passes of more than {BUCKETS[-1]} rows: draft fewer tokens a step."
             )
-        self._captured.keep_order()
         return super().run(plan, cache, first)
+
+    def takes(self, plan: Plan, cache: SlotCache, first: int) -> bool:
+        """Return whether such passes are recorded: not of too many rows."""
+        rows = plan.width + plan.appended
+        bucket = bucket_of(rows)
+        if bucket is None:
+            return False
+        band = cache.prefix_length + max(cache.lengths[first : first + plan.batch]) + bucket
+        return (
+            (plan.row_by_row or (bucket <= MOST_ROWS and plan.batch * bucket <= MOST_IN_ALL))
+            and (band <= MOST_EXACT or not by_torch(plan.batch * bucket, plan.row_by_row))
+            and rows + plan.visible.shape[2] - plan.width <= MOST_COVERED
+        )
+
+    def _run_recorded(self, plan: Plan, cache: SlotCache, first: int) -> PassResult:
+        """Replay the pass, in runs of layers between surgeries. The tensors returned are copies of the buffers."""
+        most = bucket_of(plan.width + plan.appended)
+        assert most is not None
+        cache.open(first, plan.batch, most)
+        surgeries = {s.layer: s for s in plan.surgeries}
+        segment = Segment(0, None, plan.positions, plan.visible, plan.prefix_rows)
+        segments, hidden = [segment], {}
+        count = len(self._layers)
+        stops = sorted({*surgeries, count})
+        made: Outputs | None = None
+        x: Tensor | None = None
+        last = 0
+        for start, stop in zip([0, *stops], stops, strict=False):
+            if x is not None:
+                segment, x = operate(segment, surgeries[start], x, plan.width)
+                segments.append(segment)
+                if start in plan.taps:
+                    hidden[start] = x.clone()
+            n = segment.positions.shape[1]
+            if stop == count:
+                stop_row = logit_slice(plan, segment).stop
+                last = n if stop_row is None else min(stop_row, n)
+            made = self._replay(plan, segment, cache, first, (start, stop), x, last)
+            for layer, state in made.taps.items():
+                hidden[layer] = state[: plan.batch, :n].clone()
+            x = made.leaving[: plan.batch, :n]
+            if stop < count:
+                x = x.clone()  # surgeries work on it while the next run of layers writes there
+        assert made is not None
+        assert x is not None
+        assert made.logits is not None
+        if count in plan.taps:
+            hidden[count] = x.clone()
+        own_first = plan.first_logit_row if made.logits.shape[1] == made.leaving.shape[1] else 0
+        logits = made.logits[: plan.batch, own_first : own_first + last - plan.first_logit_row].clone()
+        return PassResult(logits, segments, hidden, self)
+
+    def _replay(
+        self,
+        plan: Plan,
+        segment: Segment,
+        cache: SlotCache,
+        first: int,
+        layers: tuple[int, int],
+        x: Tensor | None,
+        last: int,
+    ) -> Outputs:
+        """Run layers [start, stop) on the segment's rows, which are tokens, or states x [B, n, d] from before."""
+        own = plan.embeddings if x is None else x
+        frame = self._frame(plan, segment, cache, first, layers, injects=own is not None, last=last)
+        recording = self._recording(frame, cache)
+        real, n, _ = segment.visible.shape
+        injected = 0 if own is None else own.shape[1]
+        tokens, head_start = plan.tokens if x is None else None, plan.first_logit_row if last else 0
+        self._buffers.fill(recording.packed, segment, first, cache.starts, tokens, injected, head_start)
+        if own is not None:
+            assert recording.buffers.entering is not None
+            recording.buffers.entering[:real, n - injected : n].copy_(own)
+        self._do(recording)
+        return recording.buffers
+
+    def _frame(
+        self,
+        plan: Plan,
+        segment: Segment,
+        cache: SlotCache,
+        first: int,
+        layers: tuple[int, int],
+        *,
+        injects: bool,
+        last: int,
+    ) -> Frame:
+        real, n, wide = segment.visible.shape
+        rows = bucket_of(n)
+        assert rows is not None
+        starts, batch = cache.starts, batch_of(real, rows)
+        end, end_of_padding = max(starts) + rows, min(starts) + 2 * rows
+        if end_of_padding > cache.capacity:
+            batch = real
+        elif batch > real:
+            end = max(end, end_of_padding)
+        joint = by_torch(batch * rows, plan.row_by_row)
+        kernel_attends = self._model.kernel is not None and self._cap is None and not joint
+        covered = rows
+        while covered < rows + wide - n:
+            covered *= 2
+        heads = bucket_of(last - plan.first_logit_row) if last else 0
+        assert heads is not None
+        return Frame(
+            batch=batch,
+            rows=rows,
+            band=band_of(end, cache.capacity, exact=joint),
+            covered=covered,
+            prefix=cache.prefix_length,
+            layers=layers,
+            taps=tuple(sorted(tap for tap in set(plan.taps) if layers[0] < tap < layers[1] or tap == layers[0] == 0)),
+            injects=injects,
+            heads=heads,
+            row_by_row=plan.row_by_row,
+            leading=first == 0 and not kernel_attends,
+        )
+
+    # ---------------------------------------------------------------- recordings
+
+    def _recording(self, frame: Frame, cache: SlotCache) -> Recording:
+        """Return the recording of a frame and cache; the one that was unused for longest makes room for a new one."""
+        held = cache.recordings
+        if frame not in held:
+            like = torch.empty(0, dtype=self.target.dtype, device=self.target.device)
+            heads = [layer.parts.heads for layer in self._layers]
+            stores = [cache.stores(i, of.kv, (of.dim, of.dim), like) for i, of in enumerate(heads)]
+            if len(self._kv_positions) < frame.band:  # earlier recordings keep the tensor they were made with
+                self._kv_positions = torch.arange(frame.band, device=self.target.device)
+            held[frame] = recording_of(frame, self._model, stores, self._buffers, self._kv_positions)
+        held.move_to_end(frame)
+        while len(held) > KEPT:
+            held.popitem(last=False)
+        found: Recording = held[frame]
+        return found
+
+    def _do(self, recording: Recording) -> None:
+        """Replay a recording. Where recording is costly, the first pass of a frame runs without it."""
+        if recording.replay is None:
+            if self._capture.costly:
+                note_preparation()
+                if not recording.has_run:
+                    recording.has_run = True
+                    self._capture.once(recording.work)
+                    return
+            recording.replay = self._capture.record(recording.work)
+            self.recorded += 1
+        recording.replay()
+
+
+def _keep(free: deque[Stores], stores: Stores) -> None:
+    """Keep the stores of a cache that is dropped, if they were ever made."""
+    if all(store is not None for store in (*stores.keys, *stores.values)):
+        free.append(stores)

@@ -85,7 +85,7 @@ class EncoderState(SlotCache):
         lengths, device = self.sources(first, batch), self.target.device
         longest, stop = max(lengths), first + batch
         cross = DynamicCache()
-        for keys, values in zip(self._keys, self._values, strict=True):
+        for keys, values in zip(self.keys, self.values, strict=True):
             assert keys is not None
             assert values is not None
             layer = DynamicLayer()
