@@ -33,7 +33,7 @@ from torch import Tensor
 from draftree.acceptance.sampled import PrefixChooser
 from draftree.drafting import Drafter
 from draftree.engine import Engine, generate
-from draftree.engine.options import read_options, rules_for
+from draftree.engine.sampling import params_for, read_options
 from draftree.integrations import custom_generate
 from draftree.runner import open_runner
 
@@ -86,7 +86,7 @@ def _rules(case: Case, row: int, texts: Answers, mask: Tensor | None = None) -> 
     """The rules of request `row`, whose processors see `texts` as the prompt."""
     model = model_of(case.family, case.dtype)
     options = read_options(model, None, None, None, dict(case.options))
-    return rules_for(
+    return params_for(
         model,
         options,
         max_new_tokens=case.options["max_new_tokens"],

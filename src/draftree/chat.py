@@ -10,7 +10,7 @@ from draftree.detokenizer import Detokenizer
 from draftree.drafting import Drafter
 from draftree.engine import Emitted, Engine, Request, RunStats, SamplingParams
 from draftree.engine.limits import as_seed
-from draftree.engine.options import rules_of
+from draftree.engine.sampling import params_of
 from draftree.errors import check_kind, whole
 from draftree.models import encode_messages
 
@@ -108,7 +108,7 @@ class Chat:
     def _rules(self, ids: list[int], most: int) -> SamplingParams:
         seed = None if self._seed is None else (self._seed + len(self.requests)) % 2**64
         given = self._options | {"max_new_tokens": most, "seed": seed}
-        return rules_of(self.engine.target, ids, given)
+        return params_of(self.engine.target, ids, given)
 
     def _ask(self, text: str, *, drafting: bool) -> Request:
         """Add a turn to the dialogue, and its answer's request to the engine; neither where it cannot be."""

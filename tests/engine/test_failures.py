@@ -180,44 +180,18 @@ def test_an_interrupt_ends_the_running_requests() -> None:
     goes_on(engine)
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
-def test_a_request_whose_prefix_cannot_be_taken_over_ends_with_the_error(
-    kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = Engine(build("llama"), slots=2, keep_prefixes=True)
-    running = engine.add(PROMPTS[1], SamplingParams(max_new_tokens=NEW))
-    engine.step()
-
-    def fail(*given: Any) -> None:
-        raise kind("no memory")
-
-    request = engine.add(PROMPTS[1], SamplingParams(max_new_tokens=NEW))
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.scheduler.cache, "move", fail)
-        with pytest.raises(kind):
-            engine.run()
-    assert (request.state, request.finish_reason) == (State.FINISHED, "error")
-    assert isinstance(request.error, kind)
-    assert running.finish_reason == "error"
-    goes_on(engine)
-
-
-@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
-def test_a_drafter_forgets_a_request_that_the_shape_stumbles_over(kind: type[BaseException]) -> None:
-    class Stumbling(Fixed):
+def test_a_drafter_forgets_a_request_whose_shape_fails_to_end() -> None:
+    class Failing(Fixed):
         ended = 0
 
         def end(self, request: RequestState) -> None:
             self.ended += 1
             if self.ended == 1:
-                raise kind("once")
+                raise ValueError("once")
 
     drafter = RandomTree({})
-    with Engine(build("llama"), drafter=drafter, shape=Stumbling(4), slots=2) as engine:
+    with Engine(build("llama"), drafter=drafter, shape=Failing(4), slots=2) as engine:
         requests = [engine.add([5, 6, 7], SamplingParams(3)), engine.add([9, 8, 7], SamplingParams(6))]
-        if kind is KeyboardInterrupt:
-            with pytest.raises(KeyboardInterrupt):
-                engine.run()
         engine.run()
         assert [len(request.tokens) for request in requests] == [3, 6]
     assert not drafter.live
@@ -299,5 +273,5 @@ def test_what_an_engine_is_given_by_mistake_is_told() -> None:
     with pytest.raises(TypeError, match=r"give draftree\.SamplingParams\(\.\.\.\) or options by name"):
         engine.add([5, 9], {"max_new_tokens": 4})  # type: ignore[arg-type]
     for name in ("inputs_embeds", "past_key_values", "position_ids", "token_type_ids"):
-        with pytest.raises(TypeError, match=f"draftree.generate takes no {name}"):
+        with pytest.raises(TypeError, match=f"{name} has no effect here"):
             generate(build("llama"), torch.tensor([[5, 9]]), **{name: None})

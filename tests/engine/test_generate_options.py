@@ -217,7 +217,7 @@ def test_the_way_of_choosing_is_the_model_s_own_as_with_hugging_face() -> None:
     ids = torch.tensor(prompts()[:1])
     torch.manual_seed(5)
     expected = model.generate(ids, max_new_tokens=NEW)
-    with pytest.warns(UserWarning, match="draws tokens .do_sample=True., and so does draftree"):
+    with pytest.warns(UserWarning, match="samples .do_sample=True., so draftree samples"):
         drawn = generate(model, ids, drafter=Lookahead(), max_new_tokens=NEW, seed=5).sequences
     same(drawn, expected)
     with warnings.catch_warnings():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 from dataclasses import replace
 from typing import Any
@@ -301,7 +302,7 @@ def test_the_cache_begins_no_larger_in_a_batch(batch: int, columns: int, monkeyp
             begun.append((config.slots, config.capacity))
             super().__init__(model, replace(config, capacity=64))
 
-    monkeypatch.setattr("draftree.engine.batch.Engine", Noting)
+    monkeypatch.setattr(sys.modules["draftree.engine.generate"], "Engine", Noting)
     ids, mask = left_pad(prompts(LENGTHS[:batch]))
     short = generate(build("bloom"), ids, mask, max_new_tokens=3).sequences
     eos = short[:, -1].tolist()

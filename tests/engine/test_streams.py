@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -213,32 +212,6 @@ def test_streams_in_asyncio() -> None:
     *texts, cut = asyncio.run(main())
     assert texts == [wanted(row) for row in ROWS]
     assert cut == wanted(ROWS[0])[:4]
-
-
-@pytest.mark.parametrize("end", ["close", "drop", "aclose", "adrop"])
-def test_a_stream_that_is_given_up_before_its_first_token(end: str) -> None:
-    async def in_asyncio(request: Any) -> None:
-        stream: Any = engine.astream(request)
-        if end == "aclose":
-            await stream.aclose()
-        del stream
-        gc.collect()
-        for _ in range(100):
-            if engine.busy:
-                await asyncio.sleep(0.05)
-
-    with Engine(build("llama"), drafter=Lookahead(), slots=1) as engine:
-        request = engine.add(ROWS[0], max_new_tokens=NEW)
-        if end.startswith("a"):
-            asyncio.run(in_asyncio(request))
-        else:
-            stream: Any = engine.stream(request)
-            if end == "close":
-                stream.close()
-            else:
-                del stream
-                gc.collect()
-        assert (request.finish_reason, engine.busy) == ("cancelled", False)
 
 
 def test_a_stream_made_outside_of_the_loop_that_reads_it() -> None:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from serve_driver import Running, serving
 
-from draftree.engine.scoring import score_prompt
+from draftree.engine.passes import score_prompt
 
 SCORED: dict[str, Any] = {"max_tokens": 0, "echo": True, "logprobs": 1}
 

@@ -3,7 +3,8 @@
 from draftree.engine.engine import Engine
 from draftree.engine.generate import GenerateOutput, generate
 from draftree.engine.recorder import Recorder
-from draftree.engine.request import Emitted, Request, SamplingParams, State
+from draftree.engine.request import Emitted, Request, State
+from draftree.engine.sampling import SamplingParams
 from draftree.engine.stats import RequestStats, RunStats
 
 __all__ = [

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
+
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
 from draftree.engine.recorder import Recorder
@@ -37,8 +39,7 @@ class EngineConfig:
         pruner: drops unlikely draft tokens inside the pass (`EarlyPruning`); None for none.
         runner: "auto" (the fastest that the model qualifies for), "hooked", "eager", "cpu", "cuda_graphs", "in_place"
             (the fastest that copies no weights), or one that was opened for the model.
-        strict: answers of 16-bit models are bit for bit those of plain decoding of each prompt alone; refused where
-            that cannot be kept (`draftree.engine.strict`).
+        strict: answers of 16-bit models are bit for bit those of plain decoding; see `check_strict`.
         capacity: cache columns to allocate from the start, where the need is known.
         reject_drafts: verify draft tokens but accept none; the worst case, for measurements.
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.
@@ -110,3 +111,34 @@ class EngineConfig:
                     f"{name} decides by its own thresholds what is drafted and what is kept, and {option} would change "
                     f"that: leave {option} out, or use {name}(lossless=True)."
                 )
+
+
+def check_strict(runner: Runner) -> bool:
+    """Return whether a model needs strict mode, and refuse a runner that cannot keep it.
+
+    Raises:
+        ValueError: rows depend on each other on that runner, or an encoder-decoder.
+    """
+    target = runner.target
+    if target.encoder_decoder:
+        raise ValueError("strict=True is for decoder-only models: use fp32 weights with this encoder-decoder.")
+    if target.dtype == torch.float32:
+        return False
+    if not runner.independent_rows:
+        name = str(target.dtype).removeprefix("torch.")
+        raise ValueError(
+            f"strict=True cannot be kept for this '{target.model_type}' model in {name} on the runner "
+            f"{runner.name!r}, where scores depend on the other rows of a pass: use float32, or leave strict out and "
+            "accept that tokens that are nearly tied may change places."
+        )
+    return True
+
+
+def check_prefix(runner: Runner, drafter: Drafter) -> None:
+    """Refuse a drafter, after `bind`, whose deep prefix recorded passes cannot leave out.
+
+    Raises:
+        ValueError: it has one.
+    """
+    if runner.name == "cuda_graphs" and drafter.deep_prefix(runner.target) is not None:
+        raise ValueError("strict=True cannot be kept in recorded passes with a drafter that has a deep prefix.")

@@ -1,29 +1,29 @@
 """The engine: requests in slots that join and leave between the steps of the loop.
 
-`generate`, `stream` and the server are faces of this. Only `tuning.replay` repeats the loop, on recorded answers.
+`generate`, `stream` and the server are faces of this.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Self
 
 from torch import Tensor
 
-from draftree.engine import streams
-from draftree.engine.config import EngineConfig
+from draftree.engine.config import EngineConfig, check_prefix, check_strict
 from draftree.engine.limits import check_added, check_encoder_side, check_grammar, check_prompt, eos_token_ids
 from draftree.engine.loop import Loop
-from draftree.engine.options import rules_of
 from draftree.engine.recorder import about_engine
-from draftree.engine.request import Emitted, Request, SamplingParams, State
+from draftree.engine.request import Emitted, Request, State
+from draftree.engine.sampling import SamplingParams, params_of
 from draftree.engine.scheduler import Scheduler, reading_groups
-from draftree.engine.strict import check_prefix, check_strict
 from draftree.pruning.pruner import Pruner
 from draftree.runner import Runner, open_runner
 from draftree.runner.step_cost import cached_cost
@@ -31,30 +31,30 @@ from draftree.runner.target import Target, offloaded
 from draftree.shaping import Shape, shape_for
 from draftree.shaping.base import Sizer
 
-PREFILL_CHUNK = 512  # prompt rows per pass; keeps masks and activations of long prompts small
-LEAST_CHUNK = 32  # of one prompt; fewer rows would hardly be read sooner
+PREFILL_CHUNK = 512  # Prompt rows per pass; it bounds masks and activations of long prompts.
+LEAST_CHUNK = 32  # Smallest chunk of one prompt; fewer rows take about the same time.
 
 
 class Engine:
-    """Generates for many requests at once on one model.
+    """Generate for many requests at once on one model.
 
-    `step` and `run` belong to one thread at a time, streams may be read in several. In a `with` statement, or by
-    `close`, it ends what still waits or runs, so that a drafter which others use forgets these requests.
+    Call `step` and `run` from one thread at a time. Streams may be read in several threads. `close`, also at the end of
+    a `with` block, cancels waiting and running requests, so that a shared drafter forgets them.
 
     Args:
-        model: a Hugging Face causal LM or encoder-decoder, as loaded.
-        config: how to decode; None for the options.
-        options: the fields of `EngineConfig` by name, where no config is given.
+        model: a Hugging Face causal LM or encoder-decoder.
+        config: how to decode; None to use the options.
+        options: the fields of `EngineConfig` by name.
 
     Raises:
-        TypeError, ValueError: a model, drafter or option that does not fit; one sentence, before any work.
+        TypeError, ValueError: the model, the drafter or an option does not fit; one sentence, before any work.
     """
 
     def __init__(self, model: Any, config: EngineConfig | None = None, **options: Any) -> None:
         if config is not None and options:
             raise TypeError(f"Engine got a config and the option {next(iter(options))!r}: put it into the config.")
         config = config or EngineConfig.of(**options)
-        self.model = model  # runners hold it weakly
+        self.model = model  # Runners hold it weakly.
         self.config = config
         self.runner: Runner = open_runner(model, config.runner)
         if config.strict:
@@ -82,15 +82,13 @@ class Engine:
             track = config.recorder.track(about, drafter)
         self.loop = Loop(config, self.runner, self.cache, encoder, sizer, pruner, track)
         self.waiting: deque[Request] = deque()
-        self._open: dict[Request, None] = {}  # those that are not over, also while they move from one list to another
+        self._open: dict[Request, None] = {}  # Waiting and running requests, also while they change lists.
         keeps = config.keep_prefixes and not config.strict and not offloaded(model)
         self.scheduler = Scheduler(self.runner, self.cache, encoder, keeps=keeps)
         self._stepping = threading.Lock()
-        self._turn = threading.RLock()  # of the streams: one steps, and the others find the tokens that this gave them
-        self._adding = threading.Lock()  # for no longer than it takes to put a request into both lists
+        self._turn = threading.RLock()  # One stream steps the engine; the others read their tokens afterwards.
+        self._adding = threading.Lock()  # Held only while a request is put into both lists.
         self.closed = False
-
-    # ---------------------------------------------------------------- requests come and go
 
     def add(
         self,
@@ -103,24 +101,23 @@ class Engine:
         on_token: Callable[[Emitted], None] | None = None,
         **options: Any,
     ) -> Request:
-        """Queue a prompt (token ids); it joins at the next step that has a free slot.
+        """Queue a prompt. It joins at the next step with a free slot.
 
         Args:
             prompt: token ids; for encoder-decoders the decoder's start.
-            params: how to choose and when to stop, whatever the model's own generation config says; None for options.
-            padded_prompt: LongTensor [1, L], what logits processors see as the prompt (default: `prompt`).
-            encoder_input: LongTensor [L], what the encoder of an encoder-decoder reads.
-            encoder_states: [L, d], the encoder's output where it is known already.
-            on_token: called with every token as it is emitted.
-            options: without params, those of `generate` (`max_new_tokens`, `do_sample`, `grammar` with
-                `tokenizer`, ..) and, as of `SamplingParams`, those in
-                `options.OF_A_REQUEST` (`drafting`, `cache_salt`, ..).
+            params: sampling parameters; the model's generation config is then ignored. None to use the options.
+            padded_prompt: LongTensor [1, L], the prompt as logits processors see it (default: `prompt`).
+            encoder_input: LongTensor [L], the input of the encoder.
+            encoder_states: [L, d], the output of the encoder if it was computed already.
+            on_token: called with each token as it is emitted.
+            options: the options of `generate` for one request (`max_new_tokens`, `do_sample`, `grammar` with
+                `tokenizer`, ...), and the fields of `SamplingParams` from `drafting` on.
 
         Raises:
             RuntimeError: the engine is closed.
-            TypeError: params and options, or an option that does not exist.
-            ValueError: an empty prompt, ids outside the vocabulary, a request beyond the model's context, or a model
-                that was changed since the engine was made (looked at while no request runs).
+            TypeError: params and options together, or an unknown option.
+            ValueError: an empty prompt, ids outside the vocabulary, a request beyond the context, or a model that was
+                changed since the engine was made (checked when no request runs).
         """
         if self.closed:
             raise RuntimeError("The engine is closed: make a new one.")
@@ -129,7 +126,7 @@ class Engine:
         check_added(prompt, params, SamplingParams)
         prompt = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
         check_encoder_side(self.target, encoder_input, encoder_states)
-        params = params or rules_of(self.target, prompt, options, encoder_input, padded_prompt)
+        params = params or params_of(self.target, prompt, options, encoder_input, padded_prompt)
         if self.config.rule is not None:
             self.config.rule.check(params.processors)
         check_prompt(prompt, params.max_new_tokens, self.target.vocab_size, self.target.max_positions)
@@ -143,51 +140,49 @@ class Engine:
             encoder_states=encoder_states,
             on_token=on_token,
         )
-        # Only the first request after a pause checks the model. One that comes later must not wait for a step to end.
+        # Only the first request after a pause checks the model. Later ones must not wait for a step to end.
         with nullcontext() if self.busy else self._turn:
-            if not self.busy:  # no other thread has added one meanwhile
+            if not self.busy:  # Another thread may have added a request meanwhile.
                 self.scheduler.check_model()
             with self._adding:
                 self._open[request] = None
                 self.waiting.append(request)
-        if self.closed:  # meanwhile, by another thread
+        if self.closed:  # Another thread closed the engine meanwhile.
             self.cancel(request)
             raise RuntimeError("The engine is closed: make a new one.")
         return request
 
     def cancel(self, request: Request) -> None:
-        """End a request now; what it has emitted stays. One that has finished stays as it is.
+        """End a request and keep its output. A finished request stays as it is.
 
         Raises:
-            ValueError: a request of another engine.
+            ValueError: the request belongs to another engine.
         """
         with self._turn:
-            own = request in self._open  # looked up first: whoever is over is taken out afterwards
+            own = request in self._open
             if request.state is State.FINISHED:
                 return
             if not own:
                 raise ValueError("This request belongs to another engine: cancel it there.")
             try:
                 self.waiting.remove(request)
-            except ValueError:  # it has a slot, or is about to get one
+            except ValueError:  # It has a slot, or gets one now.
                 request.finish_reason = "cancelled"
-                if not self._stepping.locked():  # a step lets it go when it is done: slots must not move under it
+                if not self._stepping.locked():  # Otherwise the step releases it at its end.
                     self._release([request])
             else:
                 request.finish_reason = "cancelled"
                 self._over(request)
 
     def close(self) -> None:
-        """End all requests; those that wait or run count as cancelled. Nothing can be added afterwards."""
+        """Cancel waiting and running requests. Nothing can be added afterwards."""
         with self._adding:
             self.closed = True
         for request in list(self._open):
             self.cancel(request)
 
     def __del__(self) -> None:
-        if (
-            hasattr(self, "scheduler") and self.running
-        ):  # dropped in the middle: a shared drafter must forget the requests
+        if hasattr(self, "scheduler") and self.running:  # A shared drafter must forget the requests.
             with suppress(Exception):
                 self.close()
 
@@ -199,72 +194,85 @@ class Engine:
 
     @property
     def target(self) -> Target:
-        """The model as the runner drives it."""
+        """Return the model as the runner drives it."""
         return self.runner.target
 
     @property
     def running(self) -> list[Request]:
-        """The requests in slots; request i lives in slot i."""
+        """Return the requests in slots; request i has slot i."""
         return self.scheduler.running
 
     @property
     def busy(self) -> bool:
-        """Whether any request is waiting or running."""
+        """Return whether any request is waiting or running."""
         return bool(self.waiting or self.running)
 
     def stream(self, request: Request) -> Generator[Emitted, None, None]:
-        """Step the engine and yield `request`'s tokens as they come; other requests advance as well.
+        """Step the engine and yield `request`'s tokens; other requests advance as well.
 
-        Streams may be read in several threads at once. Closing the iterator before its end, or dropping it, cancels the
-        request, also before its first token.
+        Streams may be read in several threads at once. Closing a stream cancels its request; a stream that was never
+        read cancels nothing, so call `cancel`.
 
         Raises:
-            Exception: whatever ended the request with an error.
+            Exception: the error that ended the request.
         """
-        return streams.stream(request, self._next, self.cancel)
+        given = 0
+        try:
+            while new := self._next(request, given):
+                yield from new
+                given += len(new)
+        finally:
+            self.cancel(request)
 
-    def astream(self, request: Request) -> AsyncGenerator[Emitted, None]:
-        """The same, with the same errors, for `async for`: steps run in threads, and the event loop goes on."""
-        return streams.astream(request, self._next, self.cancel)
+    async def astream(self, request: Request) -> AsyncGenerator[Emitted, None]:
+        """Yield `request`'s tokens like `stream`, for `async for`; steps run in a thread."""
+        given, loop, threads = 0, asyncio.get_running_loop(), ThreadPoolExecutor(2, "draftree-stream")
+        try:
+            while new := await loop.run_in_executor(threads, self._next, request, given):
+                for emitted in new:
+                    yield emitted
+                given += len(new)
+        finally:
+            if request.state is not State.FINISHED:  # In a thread, because it waits for a step under way.
+                await asyncio.shield(loop.run_in_executor(threads, self.cancel, request))
+            threads.shutdown(wait=False)
 
     def _next(self, request: Request, given: int) -> list[Emitted]:
-        """The tokens behind the first `given`, as soon as there are any, whoever steps; none where the text is over.
+        """Return the tokens after the first `given`, stepping until there are any; [] if the text has ended.
 
         Raises:
-            Exception: whatever ended the request with an error.
+            Exception: the error that ended the request.
         """
         while _silent(request, given):
-            time.sleep(0)  # whoever waits for the turn to read what has come gets it before the next step
+            time.sleep(0)  # Lets another stream take its turn and read its tokens before the next step.
             with self._turn:
-                if not _silent(request, given):  # another thread has stepped meanwhile
+                if not _silent(request, given):  # Another thread has stepped meanwhile.
                     break
-                there = [*self.running, *self.waiting]
+                others = [*self.running, *self.waiting]
                 if request not in self._open:
                     raise ValueError("This request belongs to another engine: stream it there.")
                 try:
                     self.step()
-                except Exception:  # of those that ran; this one may still wait
-                    if request.state is State.FINISHED or not any(other.error for other in there):
+                except Exception:  # It ended the running requests; this one may still wait.
+                    if request.state is State.FINISHED or not any(other.error for other in others):
                         raise
         if len(request.output) == given and request.error is not None:
             raise request.error
         return request.output[given:]
 
     def run(self) -> None:
-        """Step until every request has finished."""
+        """Step until all requests have finished."""
         while self.busy:
             self.step()
 
-    # ---------------------------------------------------------------- the loop
-
     def step(self) -> None:
-        """Advance every running request by one pass; first let waiting ones join (their prompts go in one pass).
+        """Let waiting requests join, and advance each running request by one pass.
 
         Raises:
-            RuntimeError: called while a step runs (from a callback, or from another thread).
-            Exception: whatever the drafter or the model raised; all running requests have failed with it.
+            RuntimeError: another step is under way (the call comes from a callback or another thread).
+            Exception: an error of the drafter or the model; all running requests have failed with it.
         """
-        with self._turn:  # no slot is being freed
+        with self._turn:
             begun = self._stepping.acquire(blocking=False)
         if not begun:
             raise RuntimeError("The engine is in a step already: call step() from one thread and from no callback.")
@@ -280,7 +288,7 @@ class Engine:
             while len(self.running) < self.config.slots:
                 try:
                     request = self.waiting.popleft()
-                except IndexError:  # also where another thread has just cancelled the last one
+                except IndexError:  # Another thread may have cancelled the last one.
                     break
                 self._join(request)
             decoding = scheduler.decoding
@@ -288,23 +296,23 @@ class Engine:
                 self._read(decoding)
             if decoding:
                 loop.advance(0, self.running[:decoding], closed=self.config.closed and not self.waiting)
+            self._release([request for request in self.running if request.finish_reason is not None])
         except BaseException as error:
             for request in self.running:
                 if request.finish_reason is None:
                     request.error, request.finish_reason = error, "error"
+            self._clear()
             raise
-        finally:
-            self._release([r for r in self.running if r.finish_reason is not None])
 
     def _read(self, decoding: int) -> None:
-        """Read prompts; those that decode wait for one chunk a step, not for whole prompts."""
+        """Read prompts; decoding requests wait for one chunk per step, not for whole prompts."""
         scheduler, loop = self.scheduler, self.loop
-        strict = self.config.strict  # a prompt passes alone then, in chunks of one size
+        strict = self.config.strict  # Each prompt then passes alone, in chunks of one size.
         shared = decoding and not strict
         shares = scheduler.shares(PREFILL_CHUNK, LEAST_CHUNK) if shared else [PREFILL_CHUNK] * scheduler.reading
         count, shares = scheduler.order(shares)
         reading = self.running[decoding:]
-        some = [share for share in shares[count:] if share]  # those without one are the last
+        some = [share for share in shares[count:] if share]  # Those without a share are the last.
         for begin, end in reading_groups(some, alone=strict):
             chunked = slice(count + begin, count + end)
             loop.read(decoding + chunked.start, reading[chunked], shares[chunked])
@@ -313,77 +321,52 @@ class Engine:
         for begin, end in reading_groups(unread, alone=strict):
             loop.advance(decoding + begin, reading[begin:end])
 
-    # ---------------------------------------------------------------- slots
-
     def _join(self, request: Request) -> None:
         try:
             self.scheduler.enter(request)
-        except BaseException as error:  # it has no slot that could be freed
-            request.error, request.finish_reason = error, "error"
-            self._over(request)
-            raise
-        request.state = State.RUNNING
-        try:
+            request.state = State.RUNNING
             encoder = self.scheduler.encoder
             if encoder is not None:
-                slot = self.running.index(request)
                 with self.runner.lock:
-                    encoder.admit(slot, request.context.source, states=request.encoder_states)
+                    encoder.admit(len(self.running) - 1, request.context.source, states=request.encoder_states)
             if self.config.drafter is not None:
                 self.config.drafter.begin(request.context)
         except Exception as error:
             request.error, request.finish_reason = error, "error"
-            self._release([request])
+            if request in self.running:
+                self._release([request])
+            else:
+                self._over(request)
 
     def _release(self, requests: list[Request]) -> None:
-        """Let requests go, all of them also where a drafter, or whoever presses Ctrl-C, interrupts that."""
-        interrupted = None
+        """Free the slots of finished requests, and let the drafter forget them."""
         with self.runner.guard():
             for request in requests:
-                try:
-                    if not self.scheduler.mixed:
-                        self.scheduler.leave(request)
-                        self._forget(request)
-                except BaseException as error:
-                    interrupted = error
-            if self.scheduler.mixed:
-                interrupted = self._give_up(requests, interrupted)
-        if interrupted is not None:
-            raise interrupted
+                self._forget(request)
+                self.scheduler.leave(request)
+
+    def _clear(self) -> None:
+        """Free all slots after an error, which may have come while requests changed slots."""
+        requests = list(self.running)
+        self.scheduler.clear()
+        for request in requests:
+            self._forget(request)
 
     def _over(self, request: Request) -> None:
         request.let_go()
         self._open.pop(request, None)
 
-    def _give_up(self, leaving: list[Request], error: BaseException | None) -> BaseException | None:
-        """End those that leave and all that run, whose contexts lie nobody knows where; return the last error."""
-        requests = [r for r in dict.fromkeys([*leaving, *self.running]) if r.state is not State.FINISHED]
-        self.scheduler.give_up()
-        for request in requests:
-            if request.finish_reason is None:
-                request.error, request.finish_reason = error, "error"
-            try:
-                self._forget(request)
-            except BaseException as another:
-                error = another
-        return error
-
     def _forget(self, request: Request) -> None:
-        """Have the drafter forget a request that has no slot any more."""
+        """Let sizer and drafter forget a request that has left its slot."""
         self._over(request)
-        knowing: list[Any] = [one for one in (self.loop.sizer, self.config.drafter) if one is not None]
-        for one in knowing:
+        for part in (self.loop.sizer, self.config.drafter):
             try:
-                one.end(request.context)
-            except Exception as error:  # the slot is free by now; the first error of a request is the one to raise
+                if part is not None:
+                    part.end(request.context)
+            except Exception as error:
                 request.error = request.error or error
-            except BaseException:  # Ctrl-C in the middle of it: once more, as others may go on using the drafter
-                for again in knowing:
-                    with suppress(Exception):
-                        again.end(request.context)
-                raise
 
 
 def _silent(request: Request, given: int) -> bool:
-    """Whether a request that is not over has no tokens behind the first `given`."""
+    """Return whether a request that has not ended has no tokens after the first `given`."""
     return len(request.output) == given and request.state is not State.FINISHED

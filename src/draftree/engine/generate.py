@@ -1,38 +1,45 @@
-"""`generate`: a batch of prompts through the engine, with Hugging Face's options and output format."""
+"""`generate`: a batch of prompts through one engine, with Hugging Face's options and output format."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
-from draftree.engine.batch import Row, check_streamer, ended, real_tokens, run_batch, seeds_of
 from draftree.engine.config import EngineConfig
-from draftree.engine.constraints import Grammars, compile_grammars
 from draftree.engine.criteria import criteria_by_request
-from draftree.engine.limits import check_mask, check_prompt, check_source, check_tokens, decoder_start
-from draftree.engine.options import Options, read_options, rules_for
+from draftree.engine.engine import Engine
+from draftree.engine.limits import as_seed, check_mask, check_prompt, check_source, check_tokens, decoder_start
 from draftree.engine.recorder import Recorder
+from draftree.engine.request import Emitted
+from draftree.engine.sampling import Options, SamplingParams, params_for, read_options
 from draftree.engine.stats import RunStats
-from draftree.grammar import CompiledGrammar
+from draftree.errors import given_as
+from draftree.grammar import CompiledGrammar, Grammars, compile_grammars
 from draftree.pruning import EarlyPruning
 from draftree.runner import Runner, Target, open_runner
 from draftree.runner.target import rows_of
 from draftree.shaping import Shape
 
+MOST_SLOTS = 64  # Larger batches queue, which bounds the KV cache.
+MOST_POSITIONS = 1 << 15  # Initial size of the KV cache over all slots; it grows on demand.
+
 
 @dataclass(frozen=True, slots=True)
 class GenerateOutput:
-    """What `generate` returns.
+    """The result of `generate`.
 
     Attributes:
-        sequences: LongTensor [batch, prompt + new]; prompts as given, short rows filled with the pad token.
+        sequences: LongTensor [batch, prompt + new]: the prompts as given and the new tokens, padded behind.
         stats: statistics per request, and their sum.
     """
 
@@ -67,37 +74,38 @@ def generate(
     grammar: Grammars = None,
     **options: Any,
 ) -> GenerateOutput:
-    """Generate several tokens per forward pass, with the text that plain decoding would give.
+    """Generate with several tokens per forward pass and the same text as plain decoding.
 
     Args:
         model: a Hugging Face causal LM or encoder-decoder.
-        input_ids: LongTensor [batch, length]; padding is what `attention_mask` hides at either end.
-        attention_mask: [batch, length] of 0 and 1; without one pad tokens are hidden where Hugging Face hides them: in
-            prompts of a decoder-only model, unless they end texts too.
-        drafter: drafts, such as `Lookahead()`; None decodes plainly. A `BiLD` CHANGES the text.
-        pruner: drops unlikely draft tokens inside the pass (`EarlyPruning`); None for none.
+        input_ids: LongTensor [batch, length], padded at either end.
+        attention_mask: [batch, length] of 0 and 1. Without one, pad tokens in prompts of decoder-only models are hidden
+            unless they also end texts, as in Hugging Face.
+        drafter: such as `Lookahead()`; None decodes plainly. A `BiLD` CHANGES the text.
+        pruner: drops improbable draft tokens inside the pass (`EarlyPruning`); None for none.
         shape: sizes the trees; by default by measured cost.
-        max_new_tokens: most tokens to emit (128 where neither this nor a config sets it).
-        do_sample: draw tokens (default as in the model's generation config, with a warning where that draws); with it
-            `temperature`, `top_k`, `top_p` as in Hugging Face.
-        seed: of the noise, at most 64 bits; request b of a batch uses seed + b. With a seed, batch 1 equals Hugging
-            Face's `generate(do_sample=True)` after `torch.manual_seed(seed)`. None takes torch's default generator.
+        max_new_tokens: limit of new tokens; 128 if neither this nor a config sets it.
+        do_sample: sample tokens, with `temperature`, `top_k` and `top_p` as in Hugging Face. The default is that of the
+            model's generation config, with a warning if that samples.
+        seed: of the sampling noise, at most 64 bits; request b of a batch uses seed + b. With a seed, batch 1 equals
+            Hugging Face's `generate(do_sample=True)` after `torch.manual_seed(seed)`. None uses torch's default
+            generator.
         eos_token_id: ends a text; default from the model's generation config, [] for none.
-        stopping_criteria: called after every token with its true prefix. A row that they end is filled with the pad
-            token; Hugging Face, where a batch has no EOS, lets it go on until all rows have ended.
+        stopping_criteria: called after each token with its true prefix. A row that ends early is padded; Hugging Face
+            continues such rows if the batch has no EOS token.
         generation_config: Hugging Face's; explicit arguments win over it.
         streamer: Hugging Face streamer (batch 1).
-        strict: in 16 bits, bit for bit the answers of plain decoding alone; refused where that cannot be kept.
-        acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.
+        strict: in 16 bits, the exact bits of plain decoding, or an error.
+        acceptance: None is lossless; `LossyTypical` accepts plausible draft tokens and CHANGES the text.
         runner: "auto", "hooked", "eager", "cpu", "cuda_graphs", "in_place", or a runner opened for the model.
         tokenizer: the model's; needed for `stop_strings` and for a grammar.
-        recorder: keeps every step for `write_trace`.
-        grammar: what the answers may say, one for all or one for each; None for anything.
-        options: any other option of Hugging Face's GenerationConfig. None of one of these is Hugging Face's None, while
-            None of an argument above is 'not given': `eos_token_id=[]` is for no EOS, `top_k=0` for no top_k.
+        recorder: records each step for `write_trace`.
+        grammar: constraint of the answers, one for all or one per answer; None for none.
+        options: any other option of Hugging Face's GenerationConfig. For these None is a value, while for the arguments
+            above None means "not given": use `eos_token_id=[]` for no EOS and `top_k=0` for no top-k.
 
     Raises:
-        TypeError, ValueError: what is wrong and what to do, before any work is done.
+        TypeError, ValueError: one sentence with the mistake and the remedy, before any work.
     """
     named = {
         "max_new_tokens": max_new_tokens,
@@ -147,9 +155,9 @@ def _rows(
     seeds: Sequence[int | None],
     grammars: Sequence[CompiledGrammar | None],
 ) -> tuple[list[Row], Tensor]:
-    """The requests of a batch, and what their answers are written behind, LongTensor [batch, length].
+    """Return the requests of a batch, and the texts [batch, length] that their answers continue.
 
-    An encoder-decoder's encoder reads `input_ids`, and its answers are written behind the decoder's first token.
+    For an encoder-decoder, `input_ids` is the input of the encoder, and answers continue the decoder's first token.
     """
     prompts, texts, mask = real_tokens(input_ids, attention_mask), input_ids, attention_mask
     sources: list[Tensor | None] = [None] * len(prompts)
@@ -157,7 +165,7 @@ def _rows(
         for source in prompts:
             check_source(source, rows_of(target.model), target.max_positions)
         sources = [torch.tensor(source, device=target.device, dtype=torch.long) for source in prompts]
-        start, mask = decoder_start(options.config), None  # the mask is about the source
+        start, mask = decoder_start(options.config), None  # The mask belongs to the encoder's input.
         prompts = [[start] for _ in sources]
         texts = torch.full((len(prompts), 1), start, dtype=torch.long, device=input_ids.device)
     elif mask is not None:
@@ -171,7 +179,7 @@ def _rows(
     criteria = criteria_by_request(options.criteria, len(prompts))
     rows = []
     for b, prompt in enumerate(prompts):
-        params = rules_for(
+        params = params_for(
             target.model,
             options,
             max_new_tokens=new,
@@ -208,3 +216,137 @@ def _check_ids(input_ids: Any, attention_mask: Tensor | None) -> None:
 
 def _integral(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request of a batch; the attributes are arguments of `Engine.add`."""
+
+    prompt: list[int]
+    params: SamplingParams
+    padded_prompt: Tensor
+    encoder_input: Tensor | None = None
+    encoder_states: Tensor | None = None
+
+
+def real_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
+    """Return the prompts [batch, length] without their padding.
+
+    Raises:
+        ValueError: a mask of another shape, a prompt of padding alone, or hidden tokens inside a prompt.
+    """
+    check_mask(input_ids, attention_mask)
+    if not input_ids.shape[1]:
+        raise ValueError("The prompt is empty: give at least one token (the tokenizer's BOS, say).")
+    real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+    prompts = [row[keep].tolist() for row, keep in zip(input_ids, real, strict=True)]
+    if not all(prompts):
+        raise ValueError(
+            "A prompt of the batch is all padding: give every row at least one token, and a mask if that is the pad "
+            "token."
+        )
+    begins = real & ~pad(real[:, :-1], (1, 0))  # Where a stretch of real tokens begins.
+    if bool((begins.sum(1) > 1).any()):  # Families treat hidden tokens inside a prompt differently.
+        raise ValueError(
+            "Tokens in the midst of a prompt are hidden, by attention_mask or, without one, as pad tokens: leave them "
+            "out of input_ids, or give a mask that shows them."
+        )
+    return prompts
+
+
+def seeds_of(sample: bool | None, seed: Any, count: int) -> list[int | None]:
+    """Return a seed for each of `count` requests; None for greedy decoding or torch's default generator.
+
+    Raises:
+        TypeError, ValueError: the seed is not an integer of at most 64 bits.
+    """
+    seed = None if seed is None else as_seed(seed)
+    if not sample or (seed is None and count == 1):
+        return [None] * count
+    if seed is None:
+        seed = int(torch.randint(0, 2**31, (1,), device="cpu"))
+    return [(seed + b) % 2**64 for b in range(count)]  # Torch maps negative seeds in the same way.
+
+
+def check_streamer(streamer: Any, count: int) -> None:
+    """Raise an error for a streamer that cannot follow `count` requests; None passes.
+
+    Raises:
+        TypeError: an object without the methods of a streamer.
+        ValueError: several requests.
+    """
+    if streamer is None:
+        return
+    if not (hasattr(streamer, "put") and hasattr(streamer, "end")):
+        raise TypeError(f"streamer is {given_as(streamer)}: pass one of Hugging Face's, such as TextStreamer.")
+    if count > 1:
+        raise ValueError("A streamer follows one text: call generate with a batch of 1.")
+
+
+@contextmanager
+def ended(streamer: Any) -> Iterator[None]:
+    """End a streamer at the end of the block, also after an error, so that its reader does not wait for ever."""
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):  # The first error is the one to raise.
+            streamer.end()
+        raise
+    if streamer is not None:
+        streamer.end()
+
+
+def run_batch(
+    model: Any,
+    config: EngineConfig,
+    rows: list[Row],
+    input_ids: Tensor,
+    pad_token_id: int,
+    streamer: Any,
+    *,
+    prompt_streamed: bool = False,
+) -> tuple[Tensor, RunStats]:
+    """Answer `rows` on a new engine; return LongTensor [batch, prompt + new] and the statistics.
+
+    Args:
+        model: the model.
+        config: of the engine; its size is set here.
+        rows: the requests.
+        input_ids: LongTensor [batch, prompt], the prompts in the output.
+        pad_token_id: fills short rows.
+        streamer: gets the prompt and each new token; None for none.
+        prompt_streamed: whether the streamer has the prompt already.
+
+    Raises:
+        Exception: the first error that ended one of the requests.
+    """
+
+    def put(emitted: Emitted) -> None:
+        streamer.put(torch.tensor([emitted.token], dtype=torch.long, device="cpu"))
+
+    length = max(len(row.prompt) + row.params.max_new_tokens for row in rows) + 64
+    slots = min(len(rows), MOST_SLOTS)
+    capacity = min(length, MOST_POSITIONS // slots)
+    with Engine(model, replace(config, slots=slots, capacity=capacity, closed=True)) as engine:
+        requests = []
+        for row in rows:
+            if streamer is not None and not prompt_streamed:
+                streamer.put(row.padded_prompt.cpu())
+            requests.append(
+                engine.add(
+                    row.prompt,
+                    row.params,
+                    padded_prompt=row.padded_prompt,
+                    encoder_input=row.encoder_input,
+                    encoder_states=row.encoder_states,
+                    on_token=None if streamer is None else put,
+                )
+            )
+        engine.run()
+        stats = RunStats([request.stats for request in requests], engine.runner.name)
+    for request in requests:
+        if request.error is not None:
+            raise request.error
+    new = [torch.tensor(request.tokens, dtype=torch.long, device="cpu") for request in requests]
+    answers = pad_sequence(new, batch_first=True, padding_value=pad_token_id)
+    return torch.cat([input_ids, answers.to(input_ids.device)], 1), stats

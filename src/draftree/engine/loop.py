@@ -15,7 +15,6 @@ from draftree.acceptance.base import AcceptedPath
 from draftree.drafting.base import Attachment, Capabilities, RequestState, Step, StepPlan
 from draftree.engine.accept import Acceptance
 from draftree.engine.config import EngineConfig
-from draftree.engine.constraints import permitted, wider
 from draftree.engine.passes import TreePass, tree_pass
 from draftree.engine.recorder import Track
 from draftree.engine.request import Request, StepTree
@@ -293,3 +292,33 @@ def _trees_of(plan: StepPlan) -> TokenTree:
     if plan.trees is None:
         raise RuntimeError("A shape's `trim` returned a plan without trees: return `replace(plan, trees=...)`.")
     return plan.trees
+
+
+def wider(budgets: Sequence[int], requests: Sequence[RequestState], most: int) -> list[int]:
+    """Draft tokens to ask for, so that enough are left where a grammar forbids some; at most `most` for each."""
+    return [
+        max(budget, min(2 * budget, most)) if request.grammar is not None else budget
+        for budget, request in zip(budgets, requests, strict=True)
+    ]
+
+
+def permitted(trees: TokenTree, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
+    """`trees` without the draft tokens that a request's grammar forbids, cut to the budgets that were meant."""
+    if trees.width == 1 or all(request.grammar is None for request in requests):
+        return trees
+    tokens, parents = trees.tokens.tolist(), trees.parents.tolist()
+    keep = torch.ones(len(requests), trees.width, dtype=torch.bool, device=trees.device)
+    cut = False
+    for b, request in enumerate(requests):
+        size = trees.sizes[b]
+        if request.grammar is None or size == 1:
+            continue
+        own = request.grammar.permits(request.answer, tokens[b][:size], parents[b][:size])
+        if not all(own):
+            cut = True
+            keep[b, :size] = torch.tensor(own, dtype=torch.bool, device=trees.device)
+    if cut:
+        trees = trees.prune(keep)[0]
+    if any(size > budget + 1 for size, budget in zip(trees.sizes, budgets, strict=True)):
+        trees = trees.best(budgets)
+    return trees

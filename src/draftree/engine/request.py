@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from draftree.acceptance.sampled import PrefixChooser
 from draftree.drafting.base import RequestState
 from draftree.engine.criteria import Asked
-from draftree.engine.limits import as_ids, as_seed
+from draftree.engine.sampling import SamplingParams
 from draftree.engine.stats import RequestStats
-from draftree.errors import check_least, whole
-from draftree.grammar import CompiledGrammar, GrammarProcessor, with_grammar
+from draftree.grammar import GrammarProcessor, with_grammar
 from draftree.runner.base import callers_mode
 
 _ids = itertools.count()
@@ -29,57 +27,6 @@ class State(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How tokens are chosen and when to stop.
-
-    Attributes:
-        max_new_tokens: most tokens to emit.
-        eos_token_ids: tokens that end the text (they are emitted).
-        sample: draw tokens instead of taking the best.
-        seed: of the noise, at most 64 bits; None takes torch's default generator, as Hugging Face does.
-        processors: Hugging Face logits processors, in order, belonging to this request alone.
-        criteria: custom stopping criteria, called after every token.
-        drafting: False answers this request without draft tokens.
-        node_budget: most draft tokens of a step; None leaves that to the shape.
-        logprobs: how many of the likeliest tokens to tell with each new one (`Emitted.scores`); None for no scores.
-        keep_trees: whether `Request.trees` gets every step's draft tree.
-        prediction: token ids that the text may follow in parts; drafters that copy, such as `Lookahead`, draft from it.
-        grammar: what the answer may say, compiled for this model; None for anything.
-        cache_salt: requests of another salt neither draft from this text nor reuse its keys and values.
-
-    Raises:
-        TypeError, ValueError: a seed that is no whole number, or one of more than 64 bits; a count that is none, or
-            below 0.
-    """
-
-    max_new_tokens: int = 128
-    eos_token_ids: tuple[int, ...] = ()
-    sample: bool = False
-    seed: int | None = None
-    processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
-    criteria: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
-    drafting: bool = True
-    node_budget: int | None = None
-    logprobs: int | None = None
-    keep_trees: bool = False
-    prediction: tuple[int, ...] = ()
-    cache_salt: str | None = None
-    grammar: CompiledGrammar | None = None
-
-    def __post_init__(self) -> None:
-        if self.seed is not None:
-            object.__setattr__(self, "seed", as_seed(self.seed))
-        object.__setattr__(self, "eos_token_ids", as_ids(self.eos_token_ids))
-        for name in ("max_new_tokens", "node_budget", "logprobs"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, whole(name, value))
-        object.__setattr__(self, "processors", LogitsProcessorList(self.processors))
-        object.__setattr__(self, "criteria", StoppingCriteriaList(self.criteria))
-        check_least(0, node_budget=self.node_budget, logprobs=self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)

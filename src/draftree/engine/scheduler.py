@@ -1,18 +1,16 @@
-"""Which request lives in which slot of the cache, and what free slots still hold for requests to come.
+"""The scheduler: which request has which slot of the KV cache, and which prefixes free slots keep.
 
-Running requests fill the first slots without a gap, so that a pass reads them in one piece: first those that decode,
-then those whose prompts are still being read. The slots behind them are free. A free slot may keep the keys and values
-of the request that left it: one to come whose prompt begins alike takes them over and reads only the rest.
+Running requests fill the first slots without a gap, so that a pass reads neighbouring slots. Decoding requests come
+first, then requests whose prompts are still being read. A free slot may keep the keys and values of its last request.
+A new request with the same beginning reuses them and reads only the rest of its prompt.
 
-Keys and values hold for the weights that computed them, so `check_model` compares the model when the first request
-comes after a pause.
+Keys and values are valid for the weights that computed them, so `check_model` compares the weights when a request
+arrives after a pause.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from draftree.drafting.base import Place
@@ -25,30 +23,33 @@ from draftree.runner.positions import is_length_dependent
 from draftree.runner.weights.fingerprint import fingerprint
 from draftree.runner.weights.stock import has_hooks
 
-CHEAP_PADDING = 32  # rows of padding that cost no more than a pass of their own would
+CHEAP_PADDING = 32  # This many rows of padding cost no more than another pass.
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a free slot holds."""
+    """A prefix in a free slot.
 
-    tokens: list[int]  # whose keys and values
-    cache_salt: str | None  # of the request that left them; one of another cache_salt may not take them over
-    left: int  # when, as a number that grows
+    Attributes:
+        tokens: the tokens whose keys and values it holds.
+        cache_salt: of its request; requests of another salt may not reuse it.
+        left: number that grows with the time at which the request left.
+    """
+
+    tokens: list[int]
+    cache_salt: str | None
+    left: int
 
 
 class Scheduler:
-    """Puts requests into slots and takes them out.
+    """Put requests into slots and take them out.
 
     Args:
         runner: of the engine.
         cache: keys and values, by slot.
         encoder: cross attention of an encoder-decoder, by slot; None for other models.
-        keeps: whether free slots keep what they hold. Where keys depend on more than the tokens before them
-            (encoder-decoders, rotary angles that depend on the text's length, hooks) they never do.
-
-    Attributes:
-        mixed: whether an error or Ctrl-C left requests half way between two slots, so that all of them must end.
+        keeps: whether free slots keep prefixes. They never do if keys depend on more than the tokens before them
+            (encoder-decoders, rotary angles that depend on the length of the text, hooks).
     """
 
     def __init__(self, runner: Runner, cache: SlotCache, encoder: EncoderState | None, *, keeps: bool) -> None:
@@ -59,29 +60,28 @@ class Scheduler:
         if self.keeps:
             modules = list(runner.target.model.modules())
             self.keeps = not any(map(has_hooks, modules)) and not any(map(is_length_dependent, modules))
-        self.running: list[Request] = []  # request i lives in slot i
-        self.reading = 0  # the last so many of them have prompt tokens that are not in the cache yet
-        self._kept: dict[int, Kept] = {}  # by free slot
+        self.running: list[Request] = []  # Request i has slot i.
+        self.reading = 0  # This many requests at the end are still reading their prompts.
+        self._kept: dict[int, Kept] = {}  # By free slot.
         self._clock = itertools.count()
-        self._read_by = runner.fingerprint  # by which weights prompts were read
-        self.mixed = False
+        self._read_by = runner.fingerprint  # Fingerprint of the weights that read the prompts.
 
     @property
     def decoding(self) -> int:
-        """How many requests decode; they live in the first slots."""
+        """Return the number of decoding requests, which have the first slots."""
         return len(self.running) - self.reading
 
     @property
     def kept_tokens(self) -> int:
-        """Tokens that free slots keep for requests to come; any thread may ask."""
+        """Return the number of tokens in kept prefixes; any thread may call this."""
         return sum(len(kept.tokens) for kept in list(self._kept.values()))
 
     def unread(self, request: Request) -> list[int]:
-        """The request's tokens before its newest one that are not in the cache yet."""
+        """Return the request's tokens before its newest one that are not in the cache yet."""
         return request.context.tokens[self.cache.lengths[self.running.index(request)] : -1]
 
     def enter(self, request: Request) -> None:
-        """Give a request a slot, with what is known already of its prompt in it."""
+        """Give a request a slot, with a reused prefix if there is one."""
         slot = len(self.running)
         request.reused = self._take_over(request, slot) if self.keeps else 0
         self.cache.lengths[slot] = request.reused
@@ -90,14 +90,14 @@ class Scheduler:
         request.context.place = Place(self.runner, self.cache, self.encoder, slot)
 
     def shares(self, rows: int, least: int) -> list[int]:
-        """How many prompt tokens each of those that read may read now, `rows` in all or a few more.
+        """Return the number of prompt tokens that each reading request may read now.
 
-        Whoever came first goes first, with half of what is left, so that a short prompt behind a long one is read as
-        well; what nobody needs goes to the first that needs more.
+        Earlier requests come first. Each gets half of the remaining rows, so that a short prompt behind a long one is
+        read as well. Unused rows go to the first request that needs more.
 
         Args:
-            rows: to share out.
-            least: a share is no smaller while rows are left.
+            rows: total number of rows, which the shares may exceed by a few.
+            least: smallest share while rows are left.
         """
         found, left = [], rows
         needs = [len(self.unread(request)) for request in self.running[self.decoding :]]
@@ -111,63 +111,33 @@ class Scheduler:
         return found
 
     def order(self, shares: list[int]) -> tuple[int, list[int]]:
-        """Bring those whose share is all that they have unread in front of the others that read.
+        """Move requests whose share completes their prompt in front of the other reading requests.
 
         Args:
-            shares: tokens that each of those that read may read now, in the order of their slots.
+            shares: prompt tokens of each reading request, in slot order.
 
         Returns:
-            how many have all that they need, and the shares in the new order.
+            The number of requests that complete their prompts, and the shares in the new order.
         """
         shares, front = list(shares), self.decoding
         for slot in range(front, len(self.running)):
             if len(self.unread(self.running[slot])) > shares[slot - self.decoding]:
                 continue
             shares.insert(front - self.decoding, shares.pop(slot - self.decoding))
-            with self._moving():
-                for other in range(slot, front, -1):
-                    for store in self._stores:
-                        store.exchange(other - 1, other)
-                    self._change_places(other - 1, other)
+            for other in range(slot, front, -1):
+                for store in self._stores:
+                    store.exchange(other - 1, other)
+                self._change_places(other - 1, other)
             front += 1
         return front - self.decoding, shares
 
     def begin(self, count: int) -> None:
-        """The first `count` of those that read have read their prompts, and decode from now on."""
+        """Count the first `count` reading requests as decoding from now on."""
         self.reading -= count
 
     def leave(self, request: Request) -> None:
-        """Free a request's slot. Others move up behind it, so that they stay in one piece and in order."""
+        """Free a request's slot. Later requests move up, so that slots have no gap and keep their order."""
         slot = self.running.index(request)
-        with self._moving():
-            self._leave(request, slot)
-
-    @property
-    def _stores(self) -> list[SlotCache]:
-        """What is held of the requests, by slot."""
-        return [self.cache] if self.encoder is None else [self.cache, self.encoder]
-
-    @contextmanager
-    def _moving(self) -> Iterator[None]:
-        """A context in which requests change their slots; where it is left half way, theirs are `mixed`."""
-        try:
-            yield
-        except BaseException:
-            self.mixed = True
-            raise
-
-    def give_up(self) -> None:
-        """Free all slots, and keep nothing."""
-        for request in self.running:
-            request.context.place = None
-        self.running.clear()
-        self._kept.clear()
-        self.reading, self.mixed = 0, False
-        for store in self._stores:
-            for slot in range(store.slots):
-                store.clear(slot)
-
-    def _leave(self, request: Request, slot: int) -> None:
         last = len(self.running) - 1
         if slot < self.decoding:
             end = self.decoding - 1
@@ -189,8 +159,24 @@ class Scheduler:
         for store in self._stores:
             store.clear(last)
 
+    def clear(self) -> None:
+        """Free all slots and drop all prefixes."""
+        for request in self.running:
+            request.context.place = None
+        self.running.clear()
+        self._kept.clear()
+        self.reading = 0
+        for store in self._stores:
+            for slot in range(store.slots):
+                store.clear(slot)
+
+    @property
+    def _stores(self) -> list[SlotCache]:
+        """Return the stores that hold state by slot."""
+        return [self.cache] if self.encoder is None else [self.cache, self.encoder]
+
     def _fill(self, gap: int, slot: int) -> None:
-        """Move the request in `slot` to `gap`, whose request is on its way out."""
+        """Move the request in `slot` to `gap`, whose request leaves."""
         for store in self._stores:
             if self.keeps:
                 store.exchange(gap, slot)
@@ -204,7 +190,7 @@ class Scheduler:
             self.running[slot].context.place = Place(self.runner, self.cache, self.encoder, slot)
 
     def _take_over(self, request: Request, slot: int) -> int:
-        """Bring what is known of a prompt into the free `slot`; return how many tokens that is."""
+        """Bring the longest known prefix of a prompt into the free `slot`, and return its length."""
         prompt, cache_salt = request.context.tokens[:-1], request.params.cache_salt
         held = {
             i: running.context.tokens[: self.cache.lengths[i]]
@@ -217,7 +203,7 @@ class Scheduler:
         source = max(common, key=lambda i: (common[i], common[i] == len(held[i]), -left.get(i, -1)), default=slot)
         length = common.get(source, 0)
         victim = self._victim(slot, source if length else None, common)
-        if length and victim == source:  # it moves in, and what was here moves out
+        if length and victim == source:  # The two free slots swap.
             self._kept.pop(source)
             self._swap_free(slot, source, length)
             return length
@@ -229,10 +215,10 @@ class Scheduler:
         return length
 
     def _victim(self, slot: int, source: int | None, common: dict[int, int]) -> int:
-        """Which free slot gives up what it keeps for a request that comes into `slot` and reuses `source`.
+        """Return the free slot whose prefix is dropped for a request that enters `slot` and reuses `source`.
 
-        An empty one if there is one, else that which was left longest ago, unless `source` would lose fewer tokens.
-        `common` says with how many tokens of each slot the request begins.
+        An empty slot comes first, then the slot left longest ago, unless `source` would lose fewer tokens.
+        `common` has the number of tokens that the request shares with each slot.
         """
 
         def lost(i: int) -> int:
@@ -252,7 +238,7 @@ class Scheduler:
             self._kept[source] = kept
 
     def _keep_in(self, other: int, slot: int) -> None:
-        """Copy what a free slot keeps to another, whose own is gone then."""
+        """Copy the prefix of a free slot to another, which loses its own."""
         kept = self._kept.pop(slot)
         self._kept.pop(other, None)
         self.cache.move(slot, other, len(kept.tokens))
@@ -260,11 +246,11 @@ class Scheduler:
         self._kept[other] = kept
 
     def check_model(self) -> None:
-        """Refuse to answer as a model that has changed, and keep nothing that older weights computed.
+        """Drop kept prefixes if the weights have changed.
 
         Raises:
-            ModelChangedError: it has changed, and the runner holds copies of its weights.
-            ValueError: it was put into a training mode in which no two passes agree.
+            ModelChangedError: the weights have changed, and the runner holds copies of them.
+            ValueError: the model is in a training mode with dropout.
         """
         self.runner.target.refuse_training()
         weights = fingerprint(self.runner.target.model)
@@ -277,12 +263,12 @@ class Scheduler:
 
 
 def _holds(kept: Kept, other: Kept) -> bool:
-    """Whether all that the other could be of use for is kept here too."""
+    """Return whether `kept` contains the other prefix."""
     return kept.cache_salt == other.cache_salt and kept.tokens[: len(other.tokens)] == other.tokens
 
 
 def _common(one: list[int], other: list[int]) -> int:
-    """How many tokens two texts begin with alike."""
+    """Return the length of the common beginning of two texts."""
     most = min(len(one), len(other))
     if one[:most] == other[:most]:
         return most
@@ -290,9 +276,9 @@ def _common(one: list[int], other: list[int]) -> int:
 
 
 def reading_groups(lengths: list[int], *, alone: bool = False) -> list[tuple[int, int]]:
-    """Neighbours to read in one pass: (begin, end) of each group; every one for itself if `alone`.
+    """Return (begin, end) of neighbours to read in one pass; each alone if `alone`.
 
-    A pass pads all its rows to the longest. That is cheap where the rows are few, and else where lengths are alike.
+    A pass pads its prompts to the longest, which is cheap for few rows or similar lengths.
     """
     if alone:
         return [(i, i + 1) for i in range(len(lengths))]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from draftree.grammar.compiled import CompiledGrammar
 from draftree.grammar.llguidance import GrammarBusyError, GrammarError, Matcher
 from draftree.grammar.processor import GrammarProcessor, with_grammar
-from draftree.grammar.source import Grammar
+from draftree.grammar.source import Grammar, Grammars, compile_grammars
 from draftree.grammar.state import GrammarState
 
 __all__ = [
@@ -20,6 +20,8 @@ __all__ = [
     "GrammarError",
     "GrammarProcessor",
     "GrammarState",
+    "Grammars",
     "Matcher",
+    "compile_grammars",
     "with_grammar",
 ]

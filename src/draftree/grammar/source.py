@@ -129,3 +129,33 @@ def _text(given: Any, what: str) -> str:
     if not isinstance(given, str) or not given:
         raise GrammarError(f"The {what} is {given!r}: give a text that is not empty.")
     return given
+
+
+Grammars = Grammar | Sequence[Grammar | None] | None
+"""One grammar for all answers, one per answer, or none."""
+
+
+def compile_grammars(
+    grammars: Grammars,
+    count: int,
+    tokenizer: Any,
+    vocabulary: int,
+    end_tokens: Sequence[int],
+    min_new_tokens: int | None = None,
+) -> list[CompiledGrammar | None]:
+    """Compile the grammars of `count` answers; see `Grammar.compile` for the other arguments.
+
+    Raises:
+        TypeError: another object than a grammar.
+        ValueError: the number of grammars differs from `count`, or one does not fit the model.
+    """
+    given: list[Any] = list(grammars) if isinstance(grammars, list | tuple) else [grammars] * count
+    for grammar in given:
+        if grammar is not None and not isinstance(grammar, Grammar):
+            raise TypeError(
+                f"grammar is a {type(grammar).__name__}: pass one such as draftree.Grammar.json_schema(...), or None."
+            )
+    if len(given) != count:
+        raise ValueError(f"There are {len(given)} grammars for {count} answers: give one for each, or one for all.")
+    fit = tokenizer, vocabulary, end_tokens, min_new_tokens
+    return [None if grammar is None else grammar.compile(*fit) for grammar in given]

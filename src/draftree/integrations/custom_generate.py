@@ -18,12 +18,12 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
 from draftree.engine import Recorder, RunStats, SamplingParams
-from draftree.engine.batch import Row, check_streamer, ended, real_tokens, run_batch, seeds_of
 from draftree.engine.config import EngineConfig
-from draftree.engine.constraints import Grammars, compile_grammars
 from draftree.engine.criteria import criteria_by_request, split_criteria
+from draftree.engine.generate import Row, check_streamer, ended, real_tokens, run_batch, seeds_of
 from draftree.engine.limits import check_prompt, check_tokens
-from draftree.engine.options import filler, refuse_other_methods
+from draftree.engine.sampling import filler, refuse_other_methods
+from draftree.grammar import Grammars, compile_grammars
 from draftree.integrations.batched_processors import processors_by_request
 from draftree.integrations.caller import given_to_generate
 from draftree.integrations.model_inputs import check_inputs

@@ -14,7 +14,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from draftree.engine import SamplingParams
 from draftree.engine.limits import eos_token_ids
-from draftree.engine.options import Options, read_options, rules_for
+from draftree.engine.sampling import Options, params_for, read_options
 from draftree.serve.errors import ApiError
 from draftree.serve.grammars import Constraint, refused
 from draftree.serve.schema import Sampling
@@ -143,7 +143,7 @@ def make_rules(
         raise ApiError(str(error)) from None
     seed = seed if sample else None
     read = torch.tensor([list(prompt)], dtype=torch.long, device=target.device)
-    params = rules_for(
+    params = params_for(
         target.model,
         checked,
         max_new_tokens=max_new_tokens,

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from draftree.engine.passes import score_prompt
 from draftree.engine.request import TokenScores
-from draftree.engine.scoring import score_prompt
 from draftree.runner import Runner
 from draftree.serve.errors import LateError
 

@@ -14,7 +14,8 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from draftree.engine import Engine
-from draftree.engine.request import Request, SamplingParams, State
+from draftree.engine.request import Request, State
+from draftree.engine.sampling import SamplingParams
 from draftree.serve.condition import Condition
 from draftree.serve.delivery import Answers, hand_over
 from draftree.serve.errors import ApiError, FullError, QueuedError, StoppingError

@@ -17,7 +17,8 @@ from draftree.drafting.folder import base_of
 from draftree.drafting.lookahead import Lookahead
 from draftree.engine.engine import Engine
 from draftree.engine.limits import decoder_start, eos_token_ids
-from draftree.engine.request import Request, SamplingParams, State
+from draftree.engine.request import Request, State
+from draftree.engine.sampling import SamplingParams
 from draftree.runner.target import Target, inspect_model
 from draftree.training.journal import Journal, fingerprint
 from draftree.training.questions import Question, Template
