@@ -22,9 +22,10 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.harness.command import listed
-from benchmarks.harness.tables import shown
+from benchmarks.harness.report import counted
+from benchmarks.harness.tables import markdown, shown
 from benchmarks.papers import claims
-from draftree.bench.report import Table, counted
+from draftree.bench.report import Table
 from draftree.files import replacing, write_text
 
 RESULTS = Path(__file__).parent / "results"
@@ -94,7 +95,7 @@ def block_of(facts: dict[str, Any], entry: dict[str, Any]) -> list[str]:
     text = entry.get("text", " ".join(facts["remarks"]))
     made = f"`{about['command']}` at {about['commit']}; {about['model']}, {counted(about['threads'], 'thread')}."
     columns = entry.get("columns", facts["columns"])
-    return [f"{text} {made}", "", *shown(table, columns=columns).markdown()]
+    return [f"{text} {made}", "", *markdown(shown(table, columns=columns))]
 
 
 def side_by_side(entry: dict[str, Any], folder: Path) -> list[str]:
@@ -122,7 +123,7 @@ def side_by_side(entry: dict[str, Any], folder: Path) -> list[str]:
     about = f"{facts['about']['device']}, {counted(facts['about']['threads'], 'thread')}, {facts['about']['dtype']}"
     table = shown(joined, columns=[*by, *columns])
     text = entry["text"].replace("DIFFERING", differing(results))
-    return [f"{text} {about}; {', '.join(made)}.", "", *table.markdown()]
+    return [f"{text} {about}; {', '.join(made)}.", "", *markdown(table)]
 
 
 def differing(results: Sequence[Mapping[str, Any]]) -> str:
@@ -154,7 +155,7 @@ def manual(text: str) -> str:
     """The manual's page with its list of experiments made anew."""
     begin, end = "<!-- experiments -->", "<!-- /experiments -->"
     rows = [row | {"name": f"`{row['name']}`"} for row in listed().rows]
-    made = "\n".join(Table("", rows, listed().columns).markdown())
+    made = "\n".join(markdown(Table("", rows, listed().columns)))
     before, rest = text.split(begin)
     return f"{before}{begin}\n\n{made}\n\n{end}{rest.split(end)[1]}"
 

@@ -32,10 +32,10 @@ from benchmarks.drafters.kept_texts import texts_of
 from benchmarks.drafters.operations import Operations, operations_of, total
 from benchmarks.harness import Experiment, Setup, Share, Task, Way, table_of
 from benchmarks.harness.comparisons import CLAIMED
-from benchmarks.harness.measure import measure_parts, of
+from benchmarks.harness.measure import measure, of
+from benchmarks.harness.plots import plain_axis
 from benchmarks.harness.quality import METRICS, check_metric, points, row_statistics
 from draftree.bench.measure import ready
-from draftree.bench.pictures import plain_axis
 from draftree.checkpoints import known_folder
 from draftree.drafting import DraftModel
 from draftree.drafting.folder import demo_drafter, model_hash
@@ -157,12 +157,11 @@ def compared(setup: Setup, pair: Pair, rows: list[Question], metric: str) -> Ite
         "more": {"hashes": hashes, "refused": refused},
     }
     asks = [Way(way.name, ask=methods[way].answers) for way in usable]
-    for runs in measure_parts(setup, asks, tasks, rounds=setup["rounds"]):
-        table = _summed_up(runs, usable, ids, qualities)
-        best = best_points(table, list(pair.smalls))
-        claims = claimed(table, best, pair, runs, {way.name: own for way, own in scores.items()}, metric)
-        facts["tables"] = {"Best points of the grid, after table 1": pd.DataFrame(best), CLAIMED: claims}
-        yield table_of(table.to_dict("records"), **facts)
+    runs = measure(setup, asks, tasks, rounds=setup["rounds"])
+    table = _summed_up(runs, usable, ids, qualities)
+    best = best_points(table, list(pair.smalls))
+    claims = claimed(table, best, pair, runs, {way.name: own for way, own in scores.items()}, metric)
+    facts["tables"] = {"Best points of the grid, after table 1": pd.DataFrame(best), CLAIMED: claims}
     counted = _counted(best, {way.name: way for way in usable}, methods, pair, prompts, setup)
     _fill_in(table, counted)
     if not pair.exits and (last := best[-2]["way"]):  # of the aligned pair, without loss

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.harness import PLAIN, Experiment, Setup, Way, points, table_of
-from benchmarks.harness.measure import all_differing, length, measure_parts, of, whole
+from benchmarks.harness.measure import all_differing, length, measure, of, whole
 from benchmarks.shapes.subjects import fresh
 
 KINDS = {
@@ -31,8 +31,8 @@ ALL = "all"
 def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Speed of whole answers over plain decoding, by the kind of text and by drafter."""
     ways = [Way(PLAIN), *(Way(name, fresh(setup, name)) for name in setup.named)]
-    for runs in measure_parts(setup, ways):
-        yield _summed_up(runs)
+    runs = measure(setup, ways)
+    yield _summed_up(runs)
 
 
 def _summed_up(runs: pd.DataFrame) -> pd.DataFrame:

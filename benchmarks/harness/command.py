@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.harness.experiment import Experiment, experiments, find
-from benchmarks.harness.report import Report, partial_file
+from benchmarks.harness.report import Report
 from benchmarks.harness.setup import Setup
 from draftree.bench.machine import describe, now
 from draftree.bench.report import Table
@@ -70,8 +70,7 @@ def run(
         placement: device and type of the model; None for the defaults.
         prompts: to measure on; the package's where there are none.
         watcher: shows progress.
-        out: folder for what an experiment keeps. The table so far is written there whenever a part of it is complete,
-            into `partial_file(experiment, out)`; the file of a run before is removed first.
+        out: folder for what an experiment trains or makes; None for a temporary one.
 
     Raises:
         ValueError: an option, model or drafter that does not fit, before any work.
@@ -80,13 +79,8 @@ def run(
     given_prompts = embedded_prompts() if prompts is None else prompts
     setup = Setup(options, model, params, given_prompts, watcher or Watcher(), out, placement)
     started, table = now(), pd.DataFrame()
-    kept = None if out is None else partial_file(experiment, out)
-    if kept is not None:
-        kept.unlink(missing_ok=True)
-    for table in experiment.run(setup):
-        if kept is not None:
-            about = _about(experiment, setup, table) | {"started": started, "finished": now()}
-            Report(experiment, table, about, complete=False).write_json(kept)
+    for made in experiment.run(setup):
+        table = made
     return Report(experiment, table, _about(experiment, setup, table) | {"started": started, "finished": now()})
 
 

@@ -8,7 +8,7 @@ what it did is one row a batch, and figures are made of those rows afterwards (`
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,6 @@ from draftree.shaping import Shape
 PLAIN = "plain"
 COUNTS = ("steps", "accepted", "drafted", "pruned", "rollbacks")
 CAPACITY = 768  # cache columns to begin with, so that no clocked step allocates
-PART = 60.0  # seconds of measuring after which the runs so far are given out
 Ask = Callable[[Sequence[Sequence[int]]], Sequence[Any]]  # prompts to `draftree.bench.samples.Answer`s
 
 
@@ -39,7 +38,7 @@ class Way:
     # drafter, shape: of the engine; None for plain decoding.
     drafter: Drafter | None = None
     shape: Shape | None = None
-    # More of `draftree.Engine`, such as `pruner`, `early_exit` or `reject_drafts`.
+    # More of `draftree.Engine`, such as `pruner` or `reject_drafts`.
     options: dict[str, Any] = field(default_factory=dict)
     ask: Ask | None = None  # answers prompts in place of an engine, such as Hugging Face's `generate`
     engine: Engine | None = None  # made when the way first runs
@@ -47,12 +46,7 @@ class Way:
     single: bool = False  # whether it takes one prompt at a time
 
 
-def measure(setup: Setup, ways: Sequence[Way], tasks: Sequence[Task] | None = None, **options: Any) -> pd.DataFrame:
-    """All the runs that `measure_parts` gives out part by part."""
-    return list(measure_parts(setup, ways, tasks, **options))[-1]
-
-
-def measure_parts(
+def measure(
     setup: Setup,
     ways: Sequence[Way],
     tasks: Sequence[Task] | None = None,
@@ -61,11 +55,8 @@ def measure_parts(
     rounds: int = 1,
     stop: bool = True,
     ready: bool = False,
-) -> Iterator[pd.DataFrame]:
-    """Answer all tasks with every way, `batch` prompts together; a row for each way, round and batch.
-
-    The runs so far are given out about every `PART` seconds, when all ways have answered the same batches; the last
-    ones are all.
+) -> pd.DataFrame:
+    """Answer all tasks with every way, `batch` prompts together; return a row for each way, round and batch.
 
     Args:
         setup: model, most tokens of an answer (`max_new_tokens`), and a watcher, which shows every batch of every way.
@@ -77,8 +68,8 @@ def measure_parts(
             complete.
         ready: let every way answer the longest batch first, uncounted, for what only first calls pay.
 
-    Yields:
-        Columns `way`, `round`, `group`, `set`, `prompt_seconds`, `prompt_tokens`, `seconds`, `tokens`, `COUNTS`, the
+    Returns:
+        columns `way`, `round`, `group`, `set`, `prompt_seconds`, `prompt_tokens`, `seconds`, `tokens`, `COUNTS`, the
         stages, `passes`, `rows` (of passes; those that join half-way count in part), `left_seconds` and `left_tokens`
         (after the clock stopped), `ids` (of every answer).
     """
@@ -95,7 +86,6 @@ def measure_parts(
             _answer(way, max(groups, key=lambda group: max(len(task.ids) for task in group)), params)
     setup.watcher.stage("measuring", len(groups) * len(ways) * rounds)
     rows: list[dict[str, Any]] = []
-    given_out = time.monotonic()
     for turn in range(rounds):
         for number, group in enumerate(groups):
             first = (turn * len(groups) + number) % len(ways)
@@ -103,14 +93,6 @@ def measure_parts(
                 facts = {"way": way.name, "round": turn, "group": number, "set": group[0].prompt.set}
                 rows.append(facts | _answer(way, group, params))
                 setup.watcher.step()
-            if time.monotonic() - given_out > PART:
-                yield _sorted(rows, ways)
-                given_out = time.monotonic()
-    yield _sorted(rows, ways)
-
-
-def _sorted(rows: Sequence[dict[str, Any]], ways: Sequence[Way]) -> pd.DataFrame:
-    """The rows in the order of the ways."""
     order = {way.name: place for place, way in enumerate(ways)}
     by = ["way", "round", "group"]
     return pd.DataFrame(rows).sort_values(by, key=lambda c: c.map(order) if c.name == "way" else c)

@@ -5,6 +5,7 @@ Each function returns what draws a table into a matplotlib figure; names of colu
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle
@@ -12,12 +13,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
-from draftree.bench.pictures import MARKERS, plain_axis
-from draftree.colours import COLOURS, PLAIN, colour_of, drafter_of
+from draftree.colours import COLOURS, PLAIN, THEIRS, colour_of, drafter_of
 
 NAMING = ("drafter", "drafters", "way", "method")  # columns that may name a drafter
 Plot = Callable[[Any, pd.DataFrame], None]
+MARKERS = "osD^vPX*<>"  # as methods of the same drafter have the same colour
 
 
 def bars(*values: str, label: str | Sequence[str], mark: float | None = 1.0) -> Plot:
@@ -104,3 +108,34 @@ def _reach(table: pd.DataFrame, value: str) -> np.ndarray | None:
 
 def _panels(figure: Any, count: int, **options: Any) -> Any:
     return figure.subplots(1, max(count, 1), squeeze=False, **options)[0]
+
+
+def png(draw: Callable[[Any], None], caption: str = "") -> bytes:
+    """Return the picture that `draw` makes in a matplotlib figure, `caption` above it."""
+    figure, out = Figure(layout="constrained"), io.BytesIO()
+    FigureCanvasAgg(figure)
+    with rc_context({"text.parse_math": False}):  # names of sets and models may have dollar signs
+        draw(figure)
+        if caption:
+            written = caption.replace("$", r"\$")  # lines are broken as if there were mathematics all the same
+            figure.suptitle(written, fontsize=8, color="0.35", wrap=True, parse_math=True)
+        figure.savefig(out, dpi=120)
+    return out.getvalue()
+
+
+def method_colour(name: str) -> str:
+    """Return the colour of a method's drafter, or a grey for plain decoding and Hugging Face."""
+    return THEIRS if name.startswith("hf-") else PLAIN if name.startswith("draftree") else colour_of(name)
+
+
+def plain_axis(axis: Any, title: str, x: str, y: str) -> None:
+    """Labels and lines of one panel, alike in all pictures."""
+    axis.set_title(title, loc="left", fontsize=11)
+    axis.set_xlabel(x, fontsize=9)
+    axis.set_ylabel(y, fontsize=9)
+    axis.tick_params(labelsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(color="0.92", linewidth=0.8)
+    axis.set_axisbelow(True)
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(frameon=False, fontsize=7)

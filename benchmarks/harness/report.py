@@ -17,10 +17,9 @@ from jinja2 import Environment, FileSystemLoader
 from rich.text import Text
 
 from benchmarks.harness.experiment import Experiment
-from benchmarks.harness.plots import NAMING
+from benchmarks.harness.plots import NAMING, png
 from benchmarks.harness.tables import shown
 from draftree.bench import report
-from draftree.bench.pictures import png
 from draftree.colours import colour_of, drafter_of
 from draftree.files import replacing, write_json, write_text
 
@@ -30,19 +29,13 @@ def swatch(column: str, cell: str) -> str | None:
     return colour_of(cell) if column in NAMING and drafter_of(cell) else None
 
 
-def partial_file(experiment: Experiment, folder: Path) -> Path:
-    """Where the table so far of a run under way is kept."""
-    return folder / f"bench-run-{experiment.name}.partial.json"
-
-
 @dataclass(frozen=True)
 class Report:
-    """A run, finished or under way."""
+    """A finished run."""
 
     experiment: Experiment  # which
     table: pd.DataFrame  # what it found; see `Experiment.run` for its `attrs`
     about: dict[str, Any]  # commit, device, dtype, threads, command, versions, times, options
-    complete: bool = True  # whether the run is finished
 
     @property
     def title(self) -> str:
@@ -52,7 +45,7 @@ class Report:
     @property
     def heading(self) -> str:
         """Where and how it was made, in a line."""
-        return report.heading(self.about)
+        return heading(self.about)
 
     @property
     def tables(self) -> list[report.Table]:
@@ -89,31 +82,36 @@ class Report:
         """Plain values, for JSON: what every result file has, and what is an experiment's own."""
         own, attrs = self.experiment, self.table.attrs
         of_all = report.Report(own.name, own.says, self.about, self.tables, self.remarks, attrs.get("more", {}))
-        facts = of_all.as_dict() | {"source": own.source, "complete": self.complete}
+        facts = of_all.as_dict() | {"source": own.source}
         facts |= {"differing": attrs["differing"]} if "differing" in attrs else {}
         return facts | ({"paper": asdict(own.claim)} if own.claim else {})
 
     def write(self, folder: Path) -> list[Path]:
-        """Write bench-run-NAME.json, .png and .html into `folder`, and remove the partial file; returns the paths."""
+        """Write bench-run-NAME.json, .png and .html into `folder`; return their paths."""
         folder.mkdir(parents=True, exist_ok=True)
         stem = folder / f"bench-run-{self.experiment.name}"
         data, picture, page = (stem.with_suffix(ending) for ending in (".json", ".png", ".html"))
-        self.write_json(data)
-        partial_file(self.experiment, folder).unlink(missing_ok=True)
+        write_json(data, self.as_dict())
         drawn = png(lambda figure: self.experiment.plot(figure, self.table), self.heading)
-        assert drawn is not None  # matplotlib comes with what experiments need
         with replacing(picture) as temporary:
             temporary.write_bytes(drawn)
         write_text(page, self.page(base64.b64encode(drawn).decode()))
         return [data, picture, page]
 
-    def write_json(self, path: Path) -> None:
-        """Write `as_dict` to `path`; a reader, and whoever comes after a kill, finds the old file or the new one."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, self.as_dict())
-
     def page(self, picture: str) -> str:
         """One HTML file: picture (base64), tables, remarks and examples; nothing is fetched, no script runs."""
-        folders = [Path(__file__).parent, Path(report.__file__).parent]  # the frame is that of `draftree bench compare`
-        here = Environment(loader=FileSystemLoader(folders), autoescape=True)
+        here = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
         return here.get_template("page.html.j2").render(report=self, picture=picture, swatch=swatch)
+
+
+def heading(about: dict[str, Any]) -> str:
+    """Where and how something was measured, in a line."""
+    threads = f"{counted(about['threads'], 'thread')} of {about['device']}"
+    where = ", ".join(filter(None, [about["model"], about["dtype"], threads]))
+    prompts = f": {about['prompts']} prompts of {len(about['sets'])} sets" if about.get("prompts") else ""
+    return f"{where}{prompts}; commit {about['commit'] or 'unknown'}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Such as "1 thread" and "2 threads"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -19,8 +19,8 @@ import torch
 import draftree
 from benchmarks.drafters.early_exit import SelfSpeculative
 from benchmarks.drafters.jacobi import Jacobi
+from benchmarks.harness.inputs import Settings, Subject, Texts, encode_all
 from draftree import drafter_names
-from draftree.bench.inputs import Settings, Subject, Texts, encode_all
 from draftree.bench.methods import Draftree
 from draftree.bench.samples import Task
 from draftree.demo_model import without_bars

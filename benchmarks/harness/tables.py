@@ -38,3 +38,10 @@ def shown(table: pd.DataFrame, title: str = "", columns: Sequence[str] = ()) -> 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Plain values, for JSON; NaN is null, and a column that a row does not have is left out of it."""
     return json.loads(table.to_json(orient="records", double_precision=15))
+
+
+def markdown(table: Table) -> list[str]:
+    """Return the lines of a Markdown table."""
+    headings, *lines = table.texts()
+    under = f"|{'---|' * len(headings)}"
+    return [f"| {' | '.join(headings)} |", under, *(f"| {' | '.join(line)} |" for line in lines)]

@@ -18,15 +18,14 @@ import pandas as pd
 import torch
 
 from benchmarks.harness import Experiment, Setup, table_of
+from benchmarks.harness import kit as names
+from benchmarks.harness.inputs import Settings, Texts, encode_all
+from benchmarks.harness.kit import Case, make_kit, run_case
 from benchmarks.inflate.sizes import Size, check_memory, dtype_named, parameters_named, size_for, size_named
-from draftree.bench import names
-from draftree.bench.case import Result
-from draftree.bench.inputs import Settings, Texts, encode_all
-from draftree.bench.kit import make_kit
+from benchmarks.machine.speed import COLUMNS, draw_steps, figures_of, stage_table, step_table
+from benchmarks.machine.steps import LOOP, Steps, check_context, time_rows
 from draftree.bench.methods import HuggingFace
 from draftree.bench.report import Table
-from draftree.bench.speed import COLUMNS, draw_steps, measure_answers
-from draftree.bench.steps import LOOP, Steps, check_context, time_rows
 from draftree.placement import Placement
 from draftree.runner import Runner, open_runner
 from draftree.runner.step_cost import StepCost
@@ -63,17 +62,18 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     each = seconds_of_answer(large.model, texts.tasks[0].ids, settings.max_new_tokens)
     # Every method answers two prompts before it is measured.
     texts = spread(texts, max(FEWEST, int(left / (each * len((*METHODS, *FORMS)))) - 2))
-    report, case = measure_answers(kit, steps, texts, (*METHODS, *forms), setup.watcher)
+    methods = [method for method in (*METHODS, *forms) if compiled or method != names.COMPILED]
+    case = run_case(kit, texts, methods, setup.watcher)
     curve = {row["rows"]: row["ms"] / 1000 for row in steps.rows if row["name"] == LOOP}
     chosen = choices(StepCost(list(curve), list(curve.values())), by_depth(case), packed=runner.packs)
-    found, *others = report.tables
-    tables = {table.title: frame(table) for table in others}
+    tables = {table.title: frame(table) for table in (step_table(steps), case.table(), stage_table(case))}
+    about = {name: case.about[name] for name in ("model", "dtype", "device", "prompts", "sets")}
     yield table_of(
-        found.rows,
-        remarks=report.remarks,
+        figures_of(steps, case),
+        remarks=[*case.remarks(), f"Runner: {runner.form}."],
         tables=tables | {"What would pay, by the curve and the warm trie's acceptance by depth": pd.DataFrame(chosen)},
-        about={name: report.about[name] for name in ("model", "dtype", "device", "prompts", "sets", "runner")},
-        more=report.more | {"curve": curve, "steps": steps.rows},
+        about=about | {"runner": runner.form},
+        more={"floor": steps.floor, "curve": curve, "steps": steps.rows},
     )
 
 
@@ -87,8 +87,7 @@ def check_device(name: str) -> str:
     """`name`, if it is a device of this machine; a ValueError where it is not."""
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(
-            "This machine has no CUDA device that torch can use: run this where there is one, or measure this "
-            "processor with draftree bench speed."
+            "This machine has no CUDA device that torch can use: run this where there is one, or give another --device."
         )
     Placement(name).check()
     return name
@@ -111,7 +110,7 @@ def spread(texts: Texts, count: int) -> Texts:
     """`count` tasks or all, evenly from the whole list, so that they are of as many sets as can be."""
     count = min(count, len(texts.tasks))
     chosen = [i * len(texts.tasks) // count for i in range(count)]
-    return replace(texts, tasks=[texts.tasks[i] for i in chosen], longest=[texts.longest[i] for i in chosen])
+    return replace(texts, tasks=[texts.tasks[i] for i in chosen])
 
 
 def other_forms(model: Any, runner: Runner) -> dict[str, Runner]:
@@ -127,7 +126,7 @@ def seconds_of_answer(model: Any, ids: Sequence[int], new: int) -> float:
     return method.answer(ids).seconds * new / few
 
 
-def by_depth(case: Result) -> list[float]:
+def by_depth(case: Case) -> list[float]:
     """How often a step of the warm trie accepts to depth 1, 2, ..; empty where it was not measured."""
     row = case.rows.get(names.WARM)
     if row is None or row.stats is None or not row.stats.steps:

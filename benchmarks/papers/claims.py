@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.comparisons import CLAIMED
+from benchmarks.harness.tables import markdown
 from draftree.bench.report import Table
 
 HERE = Path(__file__).parent
@@ -109,4 +110,4 @@ def page(folder: Path) -> str:
         f"{about['threads']} threads, {about['dtype']}."
         for file, about in files.items()
     ]
-    return "\n".join([HEAD, *notes, "", *Table("", lines, columns).markdown(), "", "Measured by:", "", *made, ""])
+    return "\n".join([HEAD, *notes, "", *markdown(Table("", lines, columns)), "", "Measured by:", "", *made, ""])

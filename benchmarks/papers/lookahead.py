@@ -11,16 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 import pandas as pd
-import torch
 
 from benchmarks.drafters.jacobi import Jacobi
 from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, bars, lines, table_of
 from benchmarks.harness.claims import claims_of
 from benchmarks.harness.comparisons import ANSWERS, CLAIMED, LENGTH, SPEED, Comparison, rows_of
 from benchmarks.harness.experiment import Run
+from benchmarks.harness.memory import compare_memory
 from benchmarks.harness.plots import Plot
 from benchmarks.papers.ways import COLUMNS, HF, QUICK, compared, hf_way, sized
-from draftree.bench.memory import compare_memory
 from draftree.drafting import Drafter, Lookahead, PromptLookup
 from draftree.engine.limits import eos_token_ids
 
@@ -154,15 +153,11 @@ def memory(setup: Setup) -> Iterator[pd.DataFrame]:
     setup.watcher.stage("processes", len(MEMORY_LENGTHS))
     rows = []
     for length in MEMORY_LENGTHS:
-        new, threads = setup["max_new_tokens"], torch.get_num_threads()
-        found = compare_memory(
-            prompts, new, threads, setup.name, length, params=setup.params, placement=setup.placement
-        )
-        if "why" in found:
-            raise ValueError(f"Memory could not be measured: {found['why']}")
+        given = (prompts, setup["max_new_tokens"], setup.name, length, setup.params, setup.placement)
+        plain_bytes, drafted_bytes = compare_memory(*given)
         with_it = float(CLAIMS["Table 5"].cell(str(length), "GiB"))
-        row = {"decoding_length": length, "plain_mib": found["plain_bytes"] / 2**20}
-        row |= {"drafted_mib": found["drafted_bytes"] / 2**20, "more_percent": 100 * found["overhead"]}
+        row: dict[str, Any] = {"decoding_length": length, "plain_mib": plain_bytes / 2**20}
+        row |= {"drafted_mib": drafted_bytes / 2**20, "more_percent": 100 * (drafted_bytes / plain_bytes - 1)}
         rows.append(row | {"paper": f"{with_it} GiB, {with_it / without - 1:+.1%}"})
         setup.watcher.step()
         remark = "Two processes a row, of the same prompts; libraries are counted. The interval is over lengths."

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.harness import Experiment, Setup, lines, table_of
-from draftree.bench.steps import LOOP, check_context, time_rows
+from benchmarks.machine.steps import LOOP, check_context, time_rows
 from draftree.drafting.in_model import shapes_of
 from draftree.placement import free_bytes
 from draftree.runner import open_runner

@@ -14,7 +14,7 @@ import pandas as pd
 
 from benchmarks.harness import PLAIN, Setup, Way, table_of
 from benchmarks.harness.comparisons import CLAIMED, Comparison, measured
-from benchmarks.harness.measure import all_differing, length, measure_parts, of, per_token, size, whole
+from benchmarks.harness.measure import all_differing, length, measure, of, per_token, size, whole
 from draftree.bench.methods import HuggingFace
 from draftree.drafting import Drafter
 from draftree.shaping import DynamicTree, Fixed
@@ -70,22 +70,22 @@ def compared(
         ]
     ways = [Way(PLAIN), *(way for way in ways if way.name not in gone)]
     theirs = any(way.name == HF for way in ways)
-    for runs in measure_parts(setup, ways, batch=batch):
-        plain, rows = of(runs, PLAIN), []
-        for way in ways:
-            own = of(runs, way.name)
-            timed = per_token if way.ask is None else whole
-            row = {"way": way.name, "batch": batch} | (timed(plain) / timed(own)).columns("over_plain")
-            row |= (whole(of(runs, HF)) / whole(own)).columns("over_hf") if theirs else {}
-            row |= (per_token(of(runs, over)) / per_token(own)).columns("over_the_whole") if over else {}
-            if own["steps"].sum():
-                row |= length(own).columns("acceptance_length") | {"draft_tokens_a_step": size(own)}
-            row |= {"draft_ms": 1000 * own["draft"].sum() * batch / max(own["steps"].sum(), 1)}
-            rows.append(row | {"tokens_a_second": 1 / per_token(own).value, "paper": way.paper or None})
-        tables = {"Set by set": _by_set(runs, ways)} if by_set and batch == 1 else {}
-        if claims:
-            tables[CLAIMED] = measured(claims, runs, [way.name for way in ways if way.ask is not None])
-        yield table_of(rows, differing=all_differing(runs), **{"tables": tables, **attrs})
+    runs = measure(setup, ways, batch=batch)
+    plain, rows = of(runs, PLAIN), []
+    for way in ways:
+        own = of(runs, way.name)
+        timed = per_token if way.ask is None else whole
+        row = {"way": way.name, "batch": batch} | (timed(plain) / timed(own)).columns("over_plain")
+        row |= (whole(of(runs, HF)) / whole(own)).columns("over_hf") if theirs else {}
+        row |= (per_token(of(runs, over)) / per_token(own)).columns("over_the_whole") if over else {}
+        if own["steps"].sum():
+            row |= length(own).columns("acceptance_length") | {"draft_tokens_a_step": size(own)}
+        row |= {"draft_ms": 1000 * own["draft"].sum() * batch / max(own["steps"].sum(), 1)}
+        rows.append(row | {"tokens_a_second": 1 / per_token(own).value, "paper": way.paper or None})
+    tables = {"Set by set": _by_set(runs, ways)} if by_set and batch == 1 else {}
+    if claims:
+        tables[CLAIMED] = measured(claims, runs, [way.name for way in ways if way.ask is not None])
+    yield table_of(rows, differing=all_differing(runs), **{"tables": tables, **attrs})
 
 
 def _by_set(runs: pd.DataFrame, ways: Sequence[Way]) -> pd.DataFrame:

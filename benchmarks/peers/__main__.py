@@ -12,7 +12,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.harness.command import partial_file
 from benchmarks.peers.environments import ROOT
 from benchmarks.peers.peers import PEERS
 
@@ -46,7 +45,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"There is no option {' '.join(arguments)!r}: give --quick, --all, --model NAME, or nothing.")
     for name, options in chosen.items():
         folder = PLACE / name
-        result = finished(folder)
+        result = folder / f"bench-run-{PEERS.name}.json"
         if result.is_file():
             print(f"{name} is complete: {result.relative_to(ROOT)}", flush=True)
             continue
@@ -56,11 +55,6 @@ def main(arguments: list[str]) -> None:
         if done.returncode:
             sys.exit(done.returncode)
     print("To show them in the docs: python -m benchmarks.report NAME=FILE, a pair for each.")
-
-
-def finished(folder: Path) -> Path:
-    """The result file of a run that is complete."""
-    return folder / partial_file(PEERS, folder).name.replace(".partial", "")
 
 
 if __name__ == "__main__":

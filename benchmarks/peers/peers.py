@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, bars, table_of
 from benchmarks.harness.comparisons import ANSWERS, CLAIMED, rows_of
-from benchmarks.harness.measure import measure_parts, of, whole
+from benchmarks.harness.measure import measure, of, whole
 from benchmarks.peers.environments import EIGHT_BITS, ENVIRONMENTS, ROOT, python_of
 from benchmarks.peers.worker import COLD, Ids, Job
 from draftree.bench.samples import Answer
@@ -132,8 +132,8 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
         if not ways:
             reasons = "; ".join(f"{engine}: {reason}" for engine, reason in left_out.items())
             raise ValueError(f"No engine can be measured. {reasons}.")
-        for runs in measure_parts(setup, list(ways.values()), batch=setup["batch"]):
-            yield table(runs, processes, left_out)
+        runs = measure(setup, list(ways.values()), batch=setup["batch"])
+        yield table(runs, processes, left_out)
 
 
 def table(runs: pd.DataFrame, processes: Sequence[Process], left_out: dict[str, str]) -> pd.DataFrame:

@@ -10,10 +10,8 @@ from draftree.bench.equality import difference
 from draftree.bench.machine import describe
 from draftree.bench.measure import measure, ready
 from draftree.bench.methods import Method
-from draftree.bench.pictures import png
 from draftree.bench.samples import Answer, Sample, Task
 from draftree.bench.summary import count_disturbed, find_differences, summarise
-from draftree.engine import RequestStats
 from draftree.progress import Watcher
 from draftree.prompts import Prompt, embedded_prompts, read_prompts, split_prompts, take_per_set
 
@@ -92,25 +90,6 @@ def test_intervals_hold_the_value_and_are_paired_by_prompt():
 def test_one_prompt_has_no_interval():
     row = summarise([sample("hf", 0, 10, 1.0)], tasks(1), ["hf"])["hf"]
     assert (row.speed.value, row.speed.low, row.speed.high) == (10.0, None, None)
-
-
-def test_sets_are_summarised_apart_and_rounds_together():
-    samples = [sample("hf", i, 10, 1.0 + i % 2, round=r) for r in range(2) for i in range(4)]
-    row = summarise(samples, tasks(4, ("even", "odd")), ["hf"])["hf"]
-    assert row.by_set["even"].speed.value == pytest.approx(10)
-    assert row.by_set["odd"].speed.value == pytest.approx(5)
-    assert row.tokens == 80
-
-
-def test_overhead_efficiency_is_speed_up_over_acceptance_length():
-    stats = RequestStats(steps=5, drafted=20, accepted=5, emitted=10)
-    samples = [
-        sample("plain", 0, 10, 1.0, stats=RequestStats(steps=10, emitted=10)),
-        sample("us", 0, 10, 0.8, stats=stats),
-    ]
-    row = summarise(samples, tasks(1), ["plain"])["us"]
-    assert row.stats.acceptance_length == 2
-    assert row.efficiency("plain") == pytest.approx(1.25 / 2)
 
 
 def test_answers_over_twice_as_slow_as_their_other_round_are_counted():
@@ -239,10 +218,6 @@ def test_a_file_may_begin_with_a_mark_and_characters_may_be_written_in_halves(tm
     path = tmp_path / "marked.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + rb'{"prompt": "a \ud83d\ude00"}')
     assert [prompt.text for prompt in read_prompts(path)] == ["a \N{GRINNING FACE}"]
-
-
-def test_names_with_dollar_signs_are_drawn_as_they_are():
-    assert png(lambda figure: figure.subplots().set_title("us$_$all"), "of $^$").startswith(b"\x89PNG")
 
 
 def test_a_command_can_be_run_again_as_it_is_written(monkeypatch):

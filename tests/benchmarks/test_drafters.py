@@ -11,9 +11,9 @@ from in_model_driver import randomised, read_by_head
 import draftree
 from benchmarks.drafters import best_path, draft_accuracy, kinds, pseudo_cosine
 from benchmarks.harness import Setup
+from benchmarks.harness.inputs import Subject
 from benchmarks.harness.trees import Case, with_depth, with_tree
 from benchmarks.harness.truth import RANKS, hits_of
-from draftree.bench.inputs import Subject
 from draftree.drafting import BiTA, HiddenTransfer
 from draftree.engine import generate
 from draftree.prompts import embedded_prompts

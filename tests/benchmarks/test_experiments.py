@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import draftree
 from benchmarks import report as results
-from benchmarks.harness.command import listed, partial_file, run
+from benchmarks.harness.command import listed, run
 from benchmarks.harness.comparisons import CLAIMED
 from benchmarks.harness.experiment import Experiment, experiments
 from benchmarks.harness.setup import KNOWN
@@ -24,7 +24,6 @@ from benchmarks.inflate import inflate
 from benchmarks.papers.claims import paper_claims
 from benchmarks.papers.low_precision import SCORES
 from benchmarks.shapes import gate, merge
-from draftree.bench import checkout
 from draftree.cli import app
 from draftree.drafter_names import names_in
 from draftree.drafting.folder import demo_drafter
@@ -264,46 +263,6 @@ def test_the_command_finds_the_checkout_and_writes(prompts, tmp_path):
     assert said.index("1.95") < said.index("OUR FIGURES")
 
 
-@pytest.fixture
-def stopped_gate(prompts, tmp_path, monkeypatch):
-    """The arguments of a gate of two drafters that Ctrl-C stops while the second one is measured."""
-    calls = []
-
-    def measure(*given, **options):
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return real(*given, **options)
-
-    real = gate.measure
-    monkeypatch.setattr(gate, "measure", measure)
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"prompt": p.text, "set": p.set}) + "\n" for p in prompts))
-    few = ["--max-new-tokens", "8", "--per-set", "1", "--set", "sizes=2", "--set", "batch=1"]
-    drafters = ["--drafter", "lookahead-cold", "--drafter", "prompt-lookup"]
-    return ["bench", "run", "gate", *few, *drafters, "--prompts", str(file), "--out", str(tmp_path)]
-
-
-def test_a_stopped_run_leaves_what_was_complete(stopped_gate, tmp_path):
-    done = CliRunner().invoke(app, stopped_gate)
-    assert done.exit_code != 0
-    left = partial_file(EXPERIMENTS["gate"], tmp_path)
-    assert f"stopped; parts that were complete, if there were any, are in {left}" in done.output.replace("\n", "")
-    facts = json.loads(left.read_text(), parse_constant=pytest.fail)
-    assert facts["complete"] is False
-    assert [row["drafter"] for row in facts["rows"]] == ["lookahead-cold"]
-    assert {"over_best_static_low", "over_best_static_high", "commit"} <= facts["rows"][0].keys()
-    assert [row["way"] for row in facts["tables"]["All sizes"]] == ["plain", "n=2", "sized by cost"]
-    assert facts["about"]["options"]["drafters"] == ["lookahead-cold", "prompt-lookup"]
-    with pytest.raises(ValueError, match="is not complete"):
-        results.read(left)
-    assert not (tmp_path / "bench-run-gate.json").exists()
-    done = CliRunner().invoke(app, stopped_gate)  # nothing stops it now
-    assert done.exit_code == 0, done.output
-    assert not left.exists()
-    assert len(results.read(tmp_path / "bench-run-gate.json")["rows"]) == 2
-
-
 def test_prompts_that_fill_no_batch_are_refused(prompts):
     with pytest.raises(ValueError, match="2 prompts fill no batch of 8: give more prompts"):
         run(EXPERIMENTS["gate"], {"batch": 8, "per_set": 1, "drafters": ["prompt-lookup"]}, prompts=prompts)
@@ -319,13 +278,3 @@ def test_the_list_tells_experiments_and_options():
     done = CliRunner().invoke(app, ["bench", "list"])
     assert all(re.search(rf"^ *{name} ", done.output, re.M) for name in EXPERIMENTS)
     assert "1,2,4,8,16,50" in CliRunner().invoke(app, ["bench", "list", "pruning"]).output
-
-
-def test_elsewhere_it_says_where_the_experiments_are(monkeypatch, tmp_path):
-    monkeypatch.setattr(checkout, "find_checkout", lambda *starts: None)
-    done = CliRunner().invoke(app, ["bench", "run", "pruning"])
-    assert "clone draftree's repository" in str(done.exception)
-    assert "\n" not in str(done.exception)
-    monkeypatch.undo()
-    assert checkout.find_checkout(tmp_path) is None
-    assert checkout.find_checkout(ROOT / "docs") == ROOT

@@ -7,14 +7,14 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks.harness.command import run
+from benchmarks.harness.inputs import Texts
 from benchmarks.inflate import sizes
 from benchmarks.inflate.sizes import SIZES, check_memory
 from benchmarks.machine import gpu
+from benchmarks.machine import steps as timing
 from benchmarks.machine.gpu import BATCHES, EXPERIMENT, FORM_ROWS, ROOM, ROWS, choices, other_forms
-from draftree.bench import steps as timing
-from draftree.bench.inputs import Texts
-from draftree.bench.speed import EFFICIENCY, STEP_FLOOR
-from draftree.bench.steps import HF, LOOP, time_rows
+from benchmarks.machine.speed import EFFICIENCY, STEP_FLOOR
+from benchmarks.machine.steps import HF, LOOP, time_rows
 from draftree.cli import app
 from draftree.progress import Watcher
 from draftree.prompts import embedded_prompts
@@ -27,7 +27,6 @@ def test_without_cuda_it_says_so_before_any_work(tmp_path):
     done = CliRunner().invoke(app, ["bench", "gpu", "--out", str(tmp_path)])
     assert isinstance(done.exception, ValueError)
     assert "has no CUDA device" in str(done.exception)
-    assert "draftree bench speed" in str(done.exception)
     assert not list(tmp_path.iterdir())
 
 
@@ -47,7 +46,7 @@ def test_refused_in_one_sentence(arguments, message, tmp_path):
 def test_device_and_type_of_bench_run_are_those_of_the_experiment(monkeypatch):
     """It makes a model of its own, which --device and --dtype meant as well; --set comes first."""
     given = []
-    monkeypatch.setattr("draftree.cli.bench_run.run_experiment", lambda name, options, *rest: given.append(options))
+    monkeypatch.setattr("draftree.cli.bench._run", lambda name, options, *rest, **about: given.append(options))
     asked = ["bench", "run", "gpu", "--device", "cpu", "--dtype", "float16", "--set", "dtype=float32"]
     assert CliRunner().invoke(app, asked).exit_code == 0
     assert CliRunner().invoke(app, ["bench", "run", "kinds", "--device", "cpu"]).exit_code == 0
@@ -83,11 +82,7 @@ def test_all_of_it_runs_on_a_cpu_and_fills_one_file(tmp_path, monkeypatch):
     assert len(steps) == len(timed)
     assert [row["batch"] for row in chosen] == list(BATCHES)
     assert all(row["differing"] == 0 for row in answers)
-    measured = {sample["method"] for sample in facts["more"]["samples"]}
-    drafted = {"lookahead-warm", "lookahead-16"}
-    plain = {"draftree", "draftree-eager", "draftree-cuda-graphs"}
-    assert {"hf-generate", "hf-prompt-lookup", *plain, *drafted} == measured
-    assert len(answers) == len(measured)
+    assert len(answers) == 7, "Hugging Face's two ways, three runners and two drafters"
     data, picture, _ = report.write(tmp_path)
     assert (data.name, picture.name) == ("bench-run-gpu.json", "bench-run-gpu.png")
     assert list(report.printed())
@@ -124,7 +119,5 @@ def test_every_form_that_is_not_the_runners_own_is_measured_as_well(demo):
 
 
 def test_a_few_of_many_are_spread():
-    many = Texts(list("abcdefghij"), [], list(range(10)))
-    few = gpu.spread(many, 3)
-    assert (few.tasks, few.longest) == (["a", "d", "g"], [0, 3, 6])
-    assert gpu.spread(Texts(list("ab"), [], [0, 1]), 5).tasks == ["a", "b"]
+    assert gpu.spread(Texts(list("abcdefghij"), []), 3).tasks == ["a", "d", "g"]
+    assert gpu.spread(Texts(list("ab"), []), 5).tasks == ["a", "b"]

@@ -4,7 +4,6 @@ models."""
 from __future__ import annotations
 
 import dataclasses
-import importlib
 
 import numpy as np
 import pandas as pd
@@ -20,11 +19,11 @@ from benchmarks.drafters import bild, bild_ways
 from benchmarks.harness import PLAIN, Setup, Share, Task, Way, measure, table_of
 from benchmarks.harness.acceptance_models import MODELS, judge, tree_of
 from benchmarks.harness.experiment import read
+from benchmarks.harness.inputs import Subject, Texts
 from benchmarks.harness.measure import differing, length, of, per_token, size, whole
 from benchmarks.harness.report import Report
-from benchmarks.harness.tables import shown
+from benchmarks.harness.tables import markdown, shown
 from benchmarks.shapes import calibration
-from draftree.bench.inputs import Subject, Texts
 from draftree.bench.samples import Answer
 from draftree.drafting import PromptLookup
 from draftree.engine import Recorder
@@ -71,7 +70,7 @@ def tasks(demo):
 def setup_of(demo, new, tasks):
     """A setup on the demo model that answers `tasks` with `new` tokens at most."""
     setup = Setup({"max_new_tokens": new})
-    vars(setup).update(subject=Subject(*demo), encoded=Texts(tasks, [], []))
+    vars(setup).update(subject=Subject(*demo), encoded=Texts(tasks, []))
     return setup
 
 
@@ -110,16 +109,6 @@ def test_batches_are_clocked_while_they_are_full(demo, tasks):
         assert row.prompt_tokens + row.tokens + row.left_tokens == 20
     with pytest.raises(ValueError, match="do not fill a batch of 4"):
         measure(setup_of(demo, 4, tasks), [Way(PLAIN)], batch=4)
-
-
-def test_runs_are_given_out_part_by_part(demo, tasks, monkeypatch):
-    ways = [Way(PLAIN), Way("lookup", PromptLookup(), Fixed(3))]
-    measure_module = importlib.import_module("benchmarks.harness.measure")  # the package has a function of that name
-    assert len(list(measure_module.measure_parts(setup_of(demo, 6, tasks), ways))) == 1, "a part takes a minute"
-    monkeypatch.setattr(measure_module, "PART", 0.0)
-    parts = list(measure_module.measure_parts(setup_of(demo, 6, tasks), ways))
-    assert [len(runs) for runs in parts] == [2, 4, 6, 6], "all ways have answered as many prompts"
-    assert all(list(runs["way"].unique()) == [PLAIN, "lookup"] for runs in parts)
 
 
 def recorded():
@@ -195,7 +184,7 @@ def test_tables_show_intervals_and_whole_numbers():
     cells = [["a", "n", "v"], ["x", "", "1.23 [1.00, 2.00]"], ["y", "3", "150"]]
     assert shown(table, "", ("a", "n", "v", "absent")).texts() == cells
     assert shown(table).texts() == cells
-    assert shown(table, "", ("a",)).markdown() == ["| a |", "|---|", "| x |", "| y |"]
+    assert markdown(shown(table, "", ("a",))) == ["| a |", "|---|", "| x |", "| y |"]
     assert isinstance(table, pd.DataFrame)
 
 

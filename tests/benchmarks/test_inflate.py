@@ -11,10 +11,10 @@ from few import few
 from zoo import MEMBERS, VOCABULARY, build, construct
 
 import draftree
+from benchmarks.harness.inputs import Subject
 from benchmarks.inflate import sizes as inflation
 from benchmarks.inflate.model import inflate, places_of
 from benchmarks.inflate.sizes import SIZES, Size, parameters_named, size_for
-from draftree.bench.inputs import Subject
 from draftree.models import encode_prompt
 from draftree.prompts import embedded_prompts, take_per_set
 from draftree.runner import open_runner

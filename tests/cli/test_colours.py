@@ -9,10 +9,9 @@ import pandas as pd
 import pytest
 from browser import look_at, needs_chromium
 
-from benchmarks.harness.plots import bars, lines, points
+from benchmarks.harness.kit import LABELS
+from benchmarks.harness.plots import bars, lines, method_colour, points
 from benchmarks.harness.report import swatch
-from draftree.bench.names import LABELS
-from draftree.bench.pictures import method_colour
 from draftree.by_name import DRAFTERS
 from draftree.cli.screen import legend, source_style
 from draftree.colours import COLOURS, OTHER, PLAIN, THEIRS, colour_of, drafter_of

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -193,43 +192,6 @@ def test_completion_knows_drafters_also_behind_a_plus() -> None:
     code = "import sys; sys.argv = ['draftree']; from draftree.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["prompt-lookup"]
-
-
-@pytest.mark.slow
-def test_a_stopped_comparison_says_what_is_kept_and_goes_on(tmp_path: Path) -> None:
-    """Ctrl-C in the middle of measuring; called again, the same command asks nothing twice."""
-    out, prompts = tmp_path / "out", tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"Count from one to {n}."}) + "\n" for n in (5, 6, 7, 8)))
-    command = [sys.executable, "-m", "draftree", "bench", "compare", "--no-compile", "--per-set", "4"]
-    command += [
-        "--prompts",
-        str(prompts),
-        "--max-new-tokens",
-        "96",
-        "--rounds",
-        "2",
-        "--batch",
-        "1",
-        "--temperature",
-        "0",
-        "--out",
-        str(out),
-    ]
-    command += ["--method", "hf-generate", "--method", "draftree"]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert running.stdout is not None
-    for line in running.stdout:
-        if "measuring" in line:
-            break
-    running.send_signal(signal.SIGINT)
-    _, told = running.communicate(timeout=60)
-    assert running.returncode == 130
-    assert f"stopped; what was measured is kept in {out}" in told
-    assert "Traceback" not in told
-    assert not (out / "bench-compare.json").exists()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert (out / "bench-compare.json").exists()
 
 
 def test_what_is_stopped_tells_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
-"""Where two answers part, and how near the two best tokens were there.
+"""Find where two answers part, and the gap between the two best logits there.
 
-"Not equal" alone does not distinguish a bug from a near-tie; the position and the gap can.
+The position and the gap distinguish a bug from a near-tie.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ import torch
 class Difference:
     """Two answers that are not equal."""
 
-    # Of the first new token that differs, from 0; the length of the shorter answer where one is the beginning of the
-    # other.
-    position: int
+    position: int  # of the first new token that differs; the shorter answer's length if the longer one begins with it
     expected: int | None  # the reference's token id there, None behind its end
     found: int | None  # the other's
     gap: float  # best minus second-best logit of the model there, after the tokens both agree on
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, for JSON."""
+        """Return plain numbers, for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -36,7 +34,7 @@ class Difference:
 
 @torch.no_grad()
 def difference(model: Any, prompt: Sequence[int], expected: Sequence[int], found: Sequence[int]) -> Difference | None:
-    """None where both answers to `prompt` (all token ids) are equal; else where they part."""
+    """Return where two answers to `prompt` (all token ids) part; None if they are equal."""
     if list(expected) == list(found):
         return None
     shorter = min(len(expected), len(found))

@@ -1,4 +1,4 @@
-"""Where and how a measurement was made: what every row of a result file has to say about itself."""
+"""Describe where and how a measurement was made, for every row of a result file."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ import transformers
 from draftree.runner.step_cost import chip_name
 from draftree.version import __version__
 
-MADE = ("commit", "device", "dtype", "threads", "command")  # what every row of a result file says
+MADE = ("commit", "device", "dtype", "threads", "command")  # the facts in every row of a result file
 
 
 def now() -> str:
-    """The time, UTC, to the second, in ISO 8601."""
+    """Return the time in UTC, to the second, in ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def commit() -> str | None:
-    """The commit of the sources in use, with '+changes' where files differ from it; None outside a clone."""
+    """Return the commit of the sources, with '+changes' if files differ from it; None outside a clone."""
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:
@@ -43,9 +43,9 @@ def commit() -> str | None:
 
 
 def describe(model: Any, name: str | None) -> dict[str, Any]:
-    """Commit, device, dtype, threads, command and versions, for `model` called `name` (None: the embedded one).
+    """Return commit, device, dtype, threads, command and versions for `model` called `name` (None: the embedded one).
 
-    Where `model` is None, nothing was run on one, and the device is the processor.
+    With `model` None no model was run, and the device is the processor.
     """
     device = torch.device("cpu") if model is None else model.device
     return {
@@ -67,6 +67,6 @@ def describe(model: Any, name: str | None) -> dict[str, Any]:
 
 
 def _shown(argument: str) -> str:
-    """An argument as a result file shows it: the last part of an absolute path, which says nothing elsewhere."""
+    """Return an argument with an absolute path shortened to its last part."""
     option, sign, value = argument.rpartition("=")  # --option=PATH, and the NAME=PATH of --set and --drafter
     return f"{option}{sign}{Path(value).name}" if value.startswith(("/", "~")) else argument

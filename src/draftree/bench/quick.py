@@ -1,54 +1,169 @@
-"""`draftree bench quick`: the first question about a machine, answered in a few minutes.
+"""`draftree bench quick`: the speed of Hugging Face's and draftree's decoding on a model, in a few minutes.
 
-How fast are Hugging Face's ways of decoding and ours, on the same model, prompts, dtype and threads, and are all
-outputs equal? It is one case of `bench compare`, and the peak memory of drafting. Lookahead is measured with an empty
-trie, with one that has answered other prompts of the same sets, and with all its draft tokens refused.
+All methods answer the same prompts, interleaved, with the same dtype and threads. Lookahead is measured with an empty
+trie, with a trie that has seen answers to other prompts of the same sets, and with all draft tokens rejected.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from draftree.bench.case import run_case
-from draftree.bench.case_report import case_report
-from draftree.bench.inputs import Settings, Subject, encode_all
-from draftree.bench.kit import make_kit
-from draftree.bench.memory import compare_memory, remark
-from draftree.bench.names import COLD, COMPILED, HOOKED, PLAIN, PROMPT_LOOKUP, REFERENCE, REFUSED, SMALL, WARM
-from draftree.bench.report import Report
+from draftree.bench.machine import describe, now
+from draftree.bench.measure import measure, ready
+from draftree.bench.methods import Draftree, HuggingFace, Method, teach
+from draftree.bench.report import Report, Table
+from draftree.bench.samples import Sample, Task, encode_tasks
+from draftree.bench.summary import Row, count_disturbed, find_differences, summarise
+from draftree.drafting import DraftModel, Lookahead, PromptLookup
+from draftree.engine.limits import eos_token_ids
 from draftree.progress import Watcher
-from draftree.prompts import Prompt
+from draftree.prompts import Prompt, split_prompts
+from draftree.runner import inspect_model
+from draftree.shaping import DynamicTree, Shape
 
-METHODS = (
-    REFERENCE, COMPILED, PROMPT_LOOKUP, HOOKED, PLAIN, "prompt-lookup", SMALL, COLD, WARM,
-    REFUSED,
-)  # fmt: skip
+REFERENCE, PLAIN = "HF generate", "draftree, no drafter"
+OVER = {"over plain": PLAIN, "over HF generate": REFERENCE}
+COLUMNS = ("method", "tokens/s", *OVER, "acceptance length", "differing")
+CAPTION = (
+    "Total tokens / total time, prefill included [95 % bootstrap over prompts]. Over plain: what drafting gains. "
+    "Acceptance length: 1 + accepted / steps. Differing: prompts whose token ids are not those of the reference."
+)
+SHOWN = 5  # differences of a method in the remarks; the JSON file has all
+MOST_DISTURBED = 0.02  # share of slow answers above which a report warns
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The size of a measurement."""
+
+    per_set: int = 4  # measured prompts of each set
+    max_new_tokens: int = 96
+    rounds: int = 2  # answers of each prompt
+    warm_per_set: int = 23  # prompts of each set whose answers fill the trie
+
+
+@dataclass(frozen=True, slots=True)
+class WarmTrie:
+    """Lookahead after it has seen answers to other prompts; each round starts from the same state."""
+
+    answers: Sequence[tuple[Sequence[int], Sequence[int]]] = field(repr=False)  # token ids of prompts and answers
+    calibrated: Shape  # the shape, as these answers have calibrated it
+    ends: tuple[int, ...] = ()  # the model's EOS tokens
+
+    @classmethod
+    def learn(cls, model: Any, lessons: Sequence[Sequence[int]], new: int, watcher: Watcher) -> WarmTrie:
+        """Answer `lessons` (token ids of prompts) with up to `new` tokens each."""
+        watcher.stage("warming the trie", len(lessons))
+        teacher = Draftree("", model, new, Lookahead, DynamicTree)
+        answers = []
+        for ids in lessons:
+            answers.append((ids, teacher.answer(ids).ids))
+            watcher.step()
+        assert teacher.shape is not None
+        return cls(answers, teacher.shape, eos_token_ids(model))
+
+    def drafter(self) -> Lookahead:
+        """Return a drafter whose own trie has seen the answers."""
+        made = Lookahead(eos_token_ids=self.ends)
+        for ids, answer in self.answers:
+            teach(made, ids, answer)
+        return made
+
+    def shape(self) -> Shape:
+        """Return a copy of the calibrated shape."""
+        return copy.deepcopy(self.calibrated)
 
 
 def run_quick(
-    subject: Subject,
+    model: Any,
+    tokenizer: Any,
     prompts: Sequence[Prompt],
     settings: Settings,
     *,
-    params: str | None = None,
-    assistant: Any = None,
+    name: str | None = None,
+    small: Any = None,
     watcher: Watcher | None = None,
 ) -> Report:
-    """Measure everything, on the model inflated to about `params` parameters where those are given.
+    """Measure all methods.
 
-    `assistant` is a small Hugging Face model that drafts; None for the embedded model's own.
+    Args:
+        model, tokenizer: as loaded; decoder-only.
+        prompts: to measure and to warm the trie with.
+        settings: the size of the measurement.
+        name: of the model, for the report; None for the embedded one.
+        small: a small Hugging Face model that drafts; None for no such method.
+        watcher: shows progress.
 
     Raises:
         ValueError: a model or prompt that cannot be measured, before any work.
     """
-    watcher = watcher or Watcher()
-    texts = encode_all(subject, prompts, settings)
-    kit = make_kit(subject.inflated(params), texts.lessons, settings, watcher, assistant)
-    result = run_case(kit, texts, METHODS, watcher)
-    watcher.stage("memory", None)
-    ids, new, threads = [task.ids for task in texts.tasks], settings.max_new_tokens, result.about["threads"]
-    memory = compare_memory(ids, new, threads, subject.name, params=params, placement=subject.placement)
-    report = case_report("quick", result)
-    return replace(report, remarks=[*report.remarks, remark(memory)], more=report.more | {"memory": memory})
+    watcher, new = watcher or Watcher(), settings.max_new_tokens
+    if inspect_model(model).encoder_decoder:
+        raise ValueError("This benchmark measures decoder-only models: this one has an encoder.")
+    measured, warming = split_prompts(prompts, settings.per_set, settings.warm_per_set)
+    tasks = encode_tasks(tokenizer, model, [*measured, *warming], new)
+    tasks, lessons = tasks[: len(measured)], [task.ids for task in tasks[len(measured) :]]
+    about = describe(model, name) | {"started": now(), "settings": asdict(settings)}
+    methods = methods_of(model, small, lessons, new, watcher)
+    watcher.stage("first calls", None)
+    usable, refused = ready(methods, tasks)
+    watcher.stage("measuring", len(usable) * len(tasks) * settings.rounds)
+    samples = measure(usable, tasks, settings.rounds, watcher)
+    rows = summarise(samples, tasks, (PLAIN, REFERENCE))
+    find_differences(rows, samples, tasks, REFERENCE, model)
+    about |= {"finished": now(), "prompts": len(tasks), "sets": list(dict.fromkeys(t.prompt.set for t in tasks))}
+    table = Table(f"{about['model']}, {about['dtype']}, {about['device']}", entries(rows, OVER), COLUMNS, CAPTION)
+    lines = [f"{method} was not measured: {why}" for method, why in refused.items()]
+    return Report("quick", "Whole answers, by method", about, [table], [*lines, *remarks(rows, samples)], {})
+
+
+def methods_of(model: Any, small: Any, lessons: Sequence[Sequence[int]], new: int, watcher: Watcher) -> list[Method]:
+    """Return the methods to measure; without `lessons` there is no warm trie."""
+    found: list[Method] = [
+        HuggingFace(REFERENCE, model, new),
+        HuggingFace("HF prompt lookup", model, new, prompt_lookup_num_tokens=10),
+        Draftree(PLAIN, model, new),
+        Draftree("PromptLookup", model, new, PromptLookup),
+        Draftree("Lookahead, empty trie", model, new, Lookahead),
+    ]
+    if small is not None:
+        found.append(Draftree("DraftModel", model, new, lambda: DraftModel(small)))
+        found[-1].optional = True  # Its vocabulary may be another one.
+    if lessons:
+        warm = WarmTrie.learn(model, lessons, new, watcher)
+        found.append(Draftree("Lookahead, warm trie", model, new, warm.drafter, warm.shape))
+        found.append(Draftree("Lookahead, all rejected", model, new, warm.drafter, warm.shape, reject_drafts=True))
+    return found
+
+
+def entries(rows: dict[str, Row], over: dict[str, str]) -> list[dict[str, Any]]:
+    """Return a row of plain values for each method; `over` as of `Row.figures`."""
+    return [
+        {"method": name}
+        | row.figures(over)
+        | {"differing": len(row.differing), "differing_prompts": [_place(*one) for one in row.differing]}
+        for name, row in rows.items()
+    ]
+
+
+def _place(task: Task, where: Any) -> dict[str, Any]:
+    return {"id": task.prompt.id, "set": task.prompt.set} | where.as_dict()
+
+
+def remarks(rows: dict[str, Row], samples: Sequence[Sample]) -> list[str]:
+    """Return lines about the differing answers, and a warning if the machine was not quiet."""
+    lines = []
+    slow, compared = count_disturbed(samples)
+    if slow > compared * MOST_DISTURBED:
+        lines.append(
+            f"The machine was not quiet: {slow} of {compared} answers took over twice the time of the same answer in "
+            "another round. Measure again before you trust these figures."
+        )
+    for name, row in rows.items():
+        lines += [f"{name}, prompt {task.prompt.id}: {where}" for task, where in row.differing[:SHOWN]]
+        if len(row.differing) > SHOWN:
+            lines.append(f"{name}: {len(row.differing) - SHOWN} more differ, see the JSON file.")
+    return lines if any(row.differing for row in rows.values()) else [*lines, "All answers are equal."]

@@ -1,13 +1,13 @@
-"""What a measurement leaves behind: tables and remarks on a terminal, a JSON file, and with matplotlib a picture.
+"""Tables and remarks of a measurement, for a terminal and as a JSON file.
 
-The JSON file has the form of the experiments' result files, so that `python -m benchmarks.report` of a checkout takes
-it as well. A table is rows of plain values; X_low and X_high are the interval of X.
+The JSON file has the form of the experiments' result files, so `python -m benchmarks.report` of a checkout reads it. A
+table is rows of plain values; X_low and X_high are the interval of X.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,56 +15,48 @@ from typing import Any, NamedTuple
 from rich import box
 from rich.markup import escape
 from rich.table import Table as RichTable
-from rich.text import Text
 
 from draftree.bench.machine import MADE
-from draftree.bench.pictures import png
-from draftree.files import replacing, write_json
+from draftree.files import write_json
 
 
 class Table(NamedTuple):
     """Rows of plain values."""
 
     title: str  # above the table
-    rows: list[dict[str, Any]]  # column names to values; a row may have others than those that are shown
-    columns: Sequence[str]  # what people are shown, in order
+    rows: list[dict[str, Any]]  # column names to values; a row may have more columns than are shown
+    columns: Sequence[str]  # the shown ones, in order
     caption: str = ""  # below the table
 
     @property
     def filled(self) -> list[str]:
-        """The columns in which any row has a value."""
+        """Return the shown columns that have a value in any row."""
         return [name for name in self.columns if any(row.get(name) is not None for row in self.rows)]
 
     def texts(self) -> list[list[str]]:
-        """Headings, then a line for each row, intervals in brackets; columns without any value are left out."""
+        """Return the headings, then a line for each row, with intervals in brackets; empty columns are left out."""
         names = self.filled
         lines = ([_cell(row, name) for name in names] for row in self.rows)
         return [[name.replace("_", " ") for name in names], *lines]
 
     def rich(self, bold: int | None = None) -> RichTable:
-        """For a terminal, words on the left and numbers on the right, row `bold` in bold."""
+        """Return the table for a terminal: words on the left, numbers on the right, row `bold` in bold."""
         options: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "caption_justify": "left"}
         options |= {"title": escape(self.title), "caption": escape(self.caption) or None}
         table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, **options)
         headings, *lines = self.texts()
         for name, heading in zip(self.filled, headings, strict=True):
             if any(isinstance(row.get(name), str) for row in self.rows):
-                table.add_column(heading, no_wrap=name == "name")  # what a name is called elsewhere is whole
+                table.add_column(heading, no_wrap=name == "name")  # A name can be copied only unbroken.
             else:
                 table.add_column(heading.replace(" ", "\n", 1), justify="right")
         for number, line in enumerate(lines):
             table.add_row(*map(escape, line), style="bold" if number == bold else "")
         return table
 
-    def markdown(self) -> list[str]:
-        """Lines of a Markdown table."""
-        headings, *lines = self.texts()
-        under = f"|{'---|' * len(headings)}"
-        return [f"| {' | '.join(headings)} |", under, *(f"| {' | '.join(line)} |" for line in lines)]
-
 
 def number(value: Any) -> str:
-    """A value as tables show it; nothing for None and for what is not a number."""
+    """Return a value as tables show it: nothing for None and NaN, three digits for small floats."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -85,24 +77,21 @@ def _cell(row: dict[str, Any], name: str) -> str:
 class Report:
     """A finished measurement."""
 
-    name: str  # of its files, after "bench-"
-    says: str  # what the first table shows, in a line
+    name: str  # of its file, after "bench-"
+    says: str  # one line about the first table
     about: dict[str, Any]  # commit, device, threads, dtype, command, model and more
     tables: list[Table]  # the first has the rows of the JSON file
     remarks: list[str]  # lines below the tables
     more: dict[str, Any]  # further plain values for the JSON file
-    draw: Callable[[Any], None] | None = None  # puts the picture into a matplotlib figure; None where there is none
-    verdicts: Sequence[str] = ()  # what it comes to, in two sentences for each case; above the tables
 
     def printed(self) -> Iterator[Any]:
-        """For a rich console."""
-        yield from (Text(verdict, style="bold") for verdict in self.verdicts)
+        """Yield the parts for a rich console."""
         for table in self.tables:
             yield table.rich()
         yield from map(escape, self.remarks)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; every row says where it was made."""
+        """Return plain values, for JSON; each row says where it was made."""
         first, *others = self.tables
         made = {fact: self.about[fact] for fact in MADE}
         return {
@@ -110,7 +99,6 @@ class Report:
             "source": "",
             "says": self.says,
             "complete": True,
-            "verdicts": list(self.verdicts),
             "about": self.about,
             "columns": list(first.columns),
             "rows": [row | made for row in first.rows],
@@ -120,25 +108,7 @@ class Report:
         }
 
     def write(self, folder: Path) -> list[Path]:
-        """Write bench-NAME.json, and with matplotlib bench-NAME.png, into `folder`; returns their paths."""
+        """Write bench-NAME.json into `folder`; return its path."""
         data = folder / f"bench-{self.name}.json"
         write_json(data, self.as_dict())
-        picture = None if self.draw is None else png(self.draw, heading(self.about))
-        if picture is None:
-            return [data]
-        with replacing(data.with_suffix(".png")) as temporary:
-            temporary.write_bytes(picture)
-        return [data, data.with_suffix(".png")]
-
-
-def heading(about: dict[str, Any]) -> str:
-    """Where and how something was measured, in a line."""
-    threads = f"{counted(about['threads'], 'thread')} of {about['device']}"
-    where = ", ".join(filter(None, [about["model"], about["dtype"], threads]))
-    prompts = f": {about['prompts']} prompts of {len(about['sets'])} sets" if about.get("prompts") else ""
-    return f"{where}{prompts}; commit {about['commit'] or 'unknown'}"
-
-
-def counted(number: int, noun: str) -> str:
-    """Such as "1 thread" and "2 threads"."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+        return [data]

@@ -1,7 +1,6 @@
-"""Figures with their intervals: sums over sums, and ratios of those, drawn anew by prompts.
+"""Ratios of totals, and ratios of such ratios, with percentile bootstrap intervals over prompts.
 
-Averages of per-prompt ratios favour short answers and hide how uncertain they are; totals with a percentile bootstrap
-over prompts do neither. A ratio draws both sides by the same prompts, as both answered the same ones.
+A mean of per-prompt ratios would favour short answers. A ratio resamples both sides by the same prompts.
 """
 
 from __future__ import annotations
@@ -19,41 +18,25 @@ RESAMPLES, LEVEL = 2000, 0.95
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value with its 95 % bootstrap interval; None where a single prompt gives nothing to resample."""
+    """A value with its 95 % bootstrap interval; None if a single prompt leaves nothing to resample."""
 
     value: float
     low: float | None = None
     high: float | None = None
 
     def columns(self, name: str) -> dict[str, float | None]:
-        """The value and its interval as rows of tables hold them: name, name_low, name_high."""
+        """Return the columns name, name_low and name_high."""
         return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
 
     def __format__(self, number: str) -> str:
-        """Such as "1.20 [1.10, 1.30]", each number in the format `number`."""
+        """Return a text such as "1.20 [1.10, 1.30]", each number in the format `number`."""
         interval = "" if self.low is None else f" [{self.low:{number}}, {self.high:{number}}]"
         return f"{self.value:{number}}{interval}"
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """Both ends of the interval; the value itself twice where there is none."""
-        if self.low is None or self.high is None:
-            return self.value, self.value
-        return self.low, self.high
-
-    def times(self, factor: float) -> Estimate:
-        """This one times a positive number."""
-        low, high = self.low, self.high
-        return Estimate(self.value * factor, *(None if end is None else end * factor for end in (low, high)))
-
-    def inverse(self) -> Estimate:
-        """1 over this one."""
-        return Estimate(1 / self.value, *(None if end is None else 1 / end for end in (self.high, self.low)))
 
 
 @dataclass(frozen=True)
 class Share:
-    """plus + sum(over) / sum(under), counts by prompt; and that divided by another share of the same prompts."""
+    """The ratio plus + sum(over) / sum(under) of counts by prompt, or that over another share of the same prompts."""
 
     # over, under: a number for each prompt (or batch of them).
     over: Sequence[float] | NDArray[Any]
@@ -68,31 +51,31 @@ class Share:
 
     @property
     def units(self) -> int:
-        """How many prompts (or batches of them) there are to draw from."""
+        """Return the number of prompts (or batches) to resample."""
         return len(self.over)
 
     @property
     def value(self) -> float:
-        """The figure; NaN where there is nothing to divide by."""
+        """Return the ratio; NaN if the divisor is 0."""
         return float(self._of(np.arange(self.units)))
 
     @property
     def interval(self) -> tuple[float, float]:
-        """See `interval`; NaN twice where a single prompt leaves nothing to resample."""
+        """Return the 95 % interval; NaN twice if a single prompt leaves nothing to resample."""
         return interval(self._of(*draws(self.units))) if self.units > 1 else (np.nan, np.nan)
 
     @property
     def estimate(self) -> Estimate:
-        """The figure and its interval."""
+        """Return the ratio and its interval."""
         low, high = self.interval
         return Estimate(self.value) if np.isnan(low) else Estimate(self.value, low, high)
 
     def columns(self, name: str) -> dict[str, float | None]:
-        """The figure and its interval as rows of tables hold them."""
+        """Return the columns name, name_low and name_high."""
         return self.estimate.columns(name)
 
     def _of(self, drawn: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The figure of the prompts `drawn` [.., units]."""
+        """Return the ratios of the prompts `drawn` [.., units]."""
         with np.errstate(divide="ignore", invalid="ignore"):
             over, under = (np.asarray(side, float)[drawn].sum(-1) for side in (self.over, self.under))
             figure = self.plus + _quotient(over, under)
@@ -100,19 +83,19 @@ class Share:
 
 
 def _quotient(over: ArrayLike, under: ArrayLike) -> NDArray[np.float64]:
-    """Numbers over numbers; NaN where there is nothing to divide by."""
+    """Return numbers over numbers; NaN if the divisor is 0."""
     return np.asarray(over, float) / np.where(np.equal(under, 0), np.nan, under)
 
 
 @lru_cache(maxsize=8)
 def draws(*counts: int) -> tuple[NDArray[np.int64], ...]:
-    """For each count as many numbers below it, drawn anew `RESAMPLES` times; the same ones in every run."""
+    """Return for each count `RESAMPLES` draws of as many numbers below it; the same ones in every run."""
     generator = np.random.default_rng(0)
     return tuple(generator.integers(0, count, (RESAMPLES, count)) for count in counts)
 
 
 def interval(resampled: NDArray[np.float64]) -> tuple[float, float]:
-    """The middle 95 % of a figure's resamples; one without a single case (NaN) counts for nothing."""
+    """Return the middle 95 % of resampled ratios; NaN among them is ignored."""
     if np.isnan(resampled).all():
         return np.nan, np.nan
     low, high = np.nanquantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich import progress
 from rich.console import Console
-from rich.markup import escape
 from rich.text import Text
 
 from draftree.colours import COLOURS, colour_of, drafter_of
 from draftree.detokenizer import Detokenizer
-from draftree.errors import install
 from draftree.progress import Watcher
 
 if TYPE_CHECKING:
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
 
 PIPED_WIDTH = 120  # Width of tables in a file or pipe, in characters.
 REFRESH = 0.2  # Seconds between redraws of a progress bar.
-NO_PICTURE = f"No picture, because matplotlib is missing: {escape(install('bench'))}."
 LINES = 15.0  # Seconds between progress lines in a pipe.
 BOLD = ("lookahead/both",)  # Shown in bold, like tokens that several merged drafters drafted.
 
@@ -89,10 +86,7 @@ def show_report(console: Console, report: Report, out: Path) -> None:
     """Print the tables of a measurement and write its files into `out`."""
     for part in report.printed():
         console.print(part)
-    written = report.write(out)
-    if len(written) == 1:
-        console.print(NO_PICTURE)
-    report_written(console, written)
+    report_written(console, report.write(out))
 
 
 def report_written(console: Console, paths: Sequence[Path]) -> None:

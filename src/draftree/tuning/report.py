@@ -101,10 +101,6 @@ def _reason(choice: Choice) -> str:
     if best.predicted is not None:
         text += f" (replay predicted {best.predicted.stats.acceptance_length:.2f})"
     text += f" and takes {length / best.over_plain:.2f} plain ones"
-    sets = {name: row.over[PLAIN.name].value for name, row in best.row.by_set.items()}
-    if len(sets) > 1:
-        high, low = max(sets, key=lambda name: sets[name]), min(sets, key=lambda name: sets[name])
-        text += f"; most on {high} ({sets[high]:.2f}), least on {low} ({sets[low]:.2f})"
     return f"{text}."
 
 

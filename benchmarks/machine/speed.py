@@ -1,7 +1,6 @@
-"""`draftree bench speed`: how far the engine is from the machine's limits, and from Hugging Face's ways of decoding.
+"""Figures of speed against the machine's limits and Hugging Face's ways of decoding, for the experiment `gpu`.
 
-Steps by their rows are timed against the memory's speed, and answers of all methods in one interleaved run. Figures are
-ratios of both. The experiment `gpu` measures with the same parts.
+Steps by their rows are timed against the memory's speed, and answers of all methods in one interleaved run.
 """
 
 from __future__ import annotations
@@ -9,24 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from draftree.bench import names
-from draftree.bench.case import Result, run_case
-from draftree.bench.case_report import case_table, remarks, stage_table
-from draftree.bench.inputs import Settings, Subject, Texts, encode_all
-from draftree.bench.kit import Kit, make_kit
-from draftree.bench.pictures import method_colour, plain_axis
-from draftree.bench.report import Report, Table
+from benchmarks.harness import kit as names
+from benchmarks.harness.kit import Case
+from benchmarks.harness.plots import method_colour, plain_axis
+from benchmarks.machine.steps import HF, LABELS, LOOP, Steps
+from draftree.bench.report import Table
 from draftree.bench.samples import Sample
 from draftree.bench.shares import Estimate
-from draftree.bench.steps import HF, LABELS, LOOP, Steps, check_context, time_rows
 from draftree.colours import THEIRS
-from draftree.progress import Watcher
-from draftree.prompts import Prompt
-from draftree.runner import open_runner
+from draftree.engine.stats import STAGES
 
-ROWS = (1, 2, 4, 8, 16, 32)
 DRAFTING = (names.SMALL, names.WARM, f"{names.WARM}+{names.SMALL}", names.LIMITED)
-METHODS = (names.REFERENCE, names.COMPILED, names.PROMPT_LOOKUP, names.ASSISTED, names.PLAIN, *DRAFTING)
 OUTSIDE = ("draft", "accept", "commit")  # stages of a step outside the pass; the shape's work is part of the first
 COLUMNS = ("figure", "of", "value")
 STEP_COLUMNS = ("rows", "method", "ms", "over_one_row", "floor_share")
@@ -39,59 +31,7 @@ SHARE = "draft + shape + accept + commit, share of a step"
 BEST, BEST_OVER_PLAIN = "best drafter / HF generate", "best drafter / plain decoding"
 
 
-def run_speed(
-    subject: Subject,
-    prompts: Sequence[Prompt],
-    settings: Settings,
-    *,
-    params: str | None = None,
-    rounds: int = 7,
-    context: int = 128,
-    watcher: Watcher | None = None,
-) -> Report:
-    """Measure, on the model inflated to about `params` parameters where those are given.
-
-    A step of each kind is timed `rounds` times, behind `context` tokens; `settings` are those of the answers.
-
-    Raises:
-        ValueError: a size that cannot be made, a prompt or context that does not fit, before any work.
-    """
-    watcher = watcher or Watcher()
-    check_context(context, ROWS[-1], subject.model)
-    texts = encode_all(subject, prompts, settings)
-    kit = make_kit(subject.inflated(params), texts.lessons, settings, watcher)
-    steps = time_rows(kit.model, {LOOP: (open_runner(kit.model), ROWS)}, context, rounds, watcher)
-    return measure_answers(kit, steps, texts, METHODS, watcher)[0]
-
-
-def measure_answers(
-    kit: Kit, steps: Steps, texts: Texts, methods: Sequence[str], watcher: Watcher
-) -> tuple[Report, Result]:
-    """Answer `texts` with methods of a model whose `steps` were timed: its figures, and the case behind them."""
-    methods = [method for method in methods if kit.settings.compiled or method != names.COMPILED]
-    case = run_case(kit, texts, methods, watcher)
-    runner, parameters = open_runner(kit.model).form, sum(weight.numel() for weight in kit.model.parameters())
-    case.about.update({"runner": runner, "parameters": parameters})
-    rows = figures_of(steps, case)
-    lines = [*remarks(case), f"Runner: {runner}."]
-    if all(len(sample.answer.ids) < 2 for sample in case.samples):
-        lines.append("Every answer is a single token, which the prompt's pass gives: figures of decoding are left out.")
-    report = Report(
-        "speed",
-        "Speed against the machine's limits and Hugging Face's ways",
-        case.about,
-        [
-            Table("Figures", rows, COLUMNS),
-            *(step_table(steps), case_table(case), stage_table(case)),
-        ],
-        lines,
-        {"floor": steps.floor} | case.facts(),
-        lambda figure: draw_steps(figure, steps),
-    )
-    return report, case
-
-
-def figures_of(steps: Steps, case: Result) -> list[dict[str, Any]]:
+def figures_of(steps: Steps, case: Case) -> list[dict[str, Any]]:
     """All figures of one model, as rows of `COLUMNS`; "of" is what a figure is of, where its name does not say it."""
     found: list[dict[str, Any]] = []
 
@@ -103,7 +43,9 @@ def figures_of(steps: Steps, case: Result) -> list[dict[str, Any]]:
     timed = {(row["name"], row["rows"]): row for row in steps.rows}
     add(OVER_HF, over[names.PLAIN])
     if names.COMPILED in case.rows:
-        add(OVER_COMPILED, case.rows[names.COMPILED].over[names.PLAIN].inverse())
+        over_plain = case.rows[names.COMPILED].over[names.PLAIN]
+        ends = (over_plain.high, over_plain.low)
+        add(OVER_COMPILED, Estimate(1 / over_plain.value, *(None if end is None else 1 / end for end in ends)))
     add(STEP_FLOOR, timed[LOOP, 1]["floor_share"])
     plain, _ = _behind_prompts(case.samples, names.PLAIN)
     if plain:
@@ -115,7 +57,9 @@ def figures_of(steps: Steps, case: Result) -> list[dict[str, Any]]:
     limited = case.rows.get(names.LIMITED)
     if limited is not None and limited.stats is not None:
         stats, length = limited.stats, limited.stats.acceptance_length
-        add(EFFICIENCY, limited.over[names.PLAIN].times(1 / length), f"acceptance length {length:.2f}")
+        own = limited.over[names.PLAIN]
+        scaled = (None if end is None else end / length for end in (own.low, own.high))
+        add(EFFICIENCY, Estimate(own.value / length, *scaled), f"acceptance length {length:.2f}")
         if plain:
             speed, behind = _behind_prompts(case.samples, names.LIMITED)
             add(EFFICIENCY_BEHIND, speed / plain / behind)
@@ -162,3 +106,13 @@ def draw_steps(figure: Any, steps: Steps) -> None:
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     plain_axis(axis, "A step", "rows of a step", "milliseconds")
+
+
+def stage_table(case: Case) -> Table:
+    """Return microseconds a token by stage, of draftree's methods."""
+    rows = [
+        {"method": names.label_of(name)} | {stage: 1e6 * row.stats.seconds[stage] / row.tokens for stage in STAGES}
+        for name, row in case.rows.items()
+        if row.stats is not None
+    ]
+    return Table("Microseconds a token by stage", rows, ("method", *STAGES))

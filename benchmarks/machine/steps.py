@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from benchmarks.harness.kit import EAGER, GRAPHS
+from benchmarks.harness.kit import PLAIN as LOOP
 from draftree.bench.measure import measure
 from draftree.bench.methods import Method
-from draftree.bench.names import EAGER, GRAPHS
-from draftree.bench.names import PLAIN as LOOP
 from draftree.bench.samples import Answer, Task
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
