@@ -85,7 +85,7 @@ class Run:
         first: slot of the first request; lower slots stay empty.
         prefix: deep prefix for the cache.
         capacity: first size of the cache.
-        floor: whether plans say how long the prompts are, which length-dependent RoPE needs.
+        prompt_lengths: whether plans give the lengths of prompts, which length-dependent RoPE needs.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class Run:
         first: int = 0,
         prefix: list[tuple[Tensor, Tensor]] | None = None,
         capacity: int = 64,
-        floor: bool = True,
+        prompt_lengths: bool = True,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self.runner, self.first, self.floor = runner, first, floor
+        self.runner, self.first, self.prompt_lengths = runner, first, prompt_lengths
         self.prompts = [random_ids(n, generator) for n in lengths]
         self.texts = [torch.empty(0, dtype=torch.long) for _ in lengths]
         self.cache = runner.new_cache(first + len(lengths), capacity, prefix)
@@ -137,7 +137,7 @@ class Run:
             (begin + torch.arange(width)).expand(len(pieces), -1),
             causal.expand(len(pieces), -1, -1),
             first_logit_row=width - 1,
-            rope_floor=self._floor(b, len(pieces)),
+            prompt_lengths=self._prompt_lengths(b, len(pieces)),
         )
         result = self.runner.run(plan.to(self.runner.plan_device), self.cache, self.first + b, self.encoder)
         assert result.logits.shape == (len(pieces), 1, VOCABULARY)
@@ -147,8 +147,8 @@ class Run:
         for i, piece in enumerate(pieces):
             self.texts[b + i] = torch.cat([self.texts[b + i], piece])
 
-    def _floor(self, b: int, count: int) -> tuple[int, ...]:
-        return tuple(len(p) for p in self.prompts[b : b + count]) if self.floor else ()
+    def _prompt_lengths(self, b: int, count: int) -> tuple[int, ...]:
+        return tuple(len(p) for p in self.prompts[b : b + count]) if self.prompt_lengths else ()
 
     def plan(self, trees: Sequence[Tree], **extra: Any) -> Plan:
         """The pass over one tree a request, padded to the widest."""
@@ -159,7 +159,7 @@ class Run:
             tokens[b, : tree.size] = tree.tokens
             positions[b, : tree.size] = len(self.texts[b]) + torch.tensor(tree.depths)
         visible = torch.stack([tree.visible(width) for tree in trees])
-        return Plan(tokens, positions, visible, rope_floor=self._floor(0, len(trees)), **extra)
+        return Plan(tokens, positions, visible, prompt_lengths=self._prompt_lengths(0, len(trees)), **extra)
 
     def step(self, trees: Sequence[Tree], **extra: Any) -> PassResult:
         """Run `plan(trees, **extra)`."""

@@ -209,29 +209,11 @@ def test_queries_may_lie_anyhow(dtype: torch.dtype) -> None:
     close(kernels.attend(lying, *rest), expected)
 
 
-@pytest.mark.parametrize(("kv", "groups", "dim"), [(2, 2, 20), (1, 4, 64), (4, 1, 128)])
-def test_a_try_of_all_kernels_passes_and_finds_wrong_attention(
-    kv: int, groups: int, dim: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = (kv, groups, dim, "silu", dtype, torch.device(DEVICE))
-    kernels.check(*arguments)
-    right = kernels.attend
-    monkeypatch.setattr(kernels, "attend", lambda *given: right(*given) * 1.2)
-    with pytest.raises(RuntimeError, match="attention is off by"):
-        kernels.check(*arguments)
-
-
-@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
-def test_a_try_of_products_passes_and_finds_wrong_ones(
-    activation: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    products.check(activation, dtype, torch.device(DEVICE))
-    for name in ("product", "product_in_parts", "gated_product"):
-        right = getattr(products, name)
-        with monkeypatch.context() as patch:
-            patch.setattr(products, name, lambda *given, right=right: right(*given) * 1.2)
-            with pytest.raises(RuntimeError, match=r"product.* is off by"):
-                products.check(activation, dtype, torch.device(DEVICE))
+def test_all_kernels_run_once_when_a_model_is_opened(dtype: torch.dtype) -> None:
+    for kv, groups, dim in ((2, 2, 20), (1, 4, 64), (4, 1, 128)):
+        kernels.check(kv, groups, dim, "silu", dtype, torch.device(DEVICE))
+    for activation in ("silu", "gelu_pytorch_tanh"):
+        products.check(activation, dtype, torch.device(DEVICE))
 
 
 @pytest.mark.parametrize(("groups", "dim"), [(1, 64), (2, 20), (4, 128), (80, 20)])

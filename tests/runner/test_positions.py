@@ -121,10 +121,10 @@ def test_any_family_on_both_sides_of_the_switch(name: str) -> None:
         assert _worst(name, run, trees, run.prefill().step(trees).logits) < 1e-4
 
 
-def test_the_floor_matters() -> None:
-    """Without the prompt's length as a floor, a long prompt's first rows would get the short frequencies."""
+def test_prompt_lengths_matter() -> None:
+    """Without the prompt's length, a long prompt's first rows would get the short frequencies."""
     for runner in runners_for(zoo.build("llama-dynamic")):
-        run, tree = Run(runner, [80], floor=False), Tree(PARENTS, 2)
+        run, tree = Run(runner, [80], prompt_lengths=False), Tree(PARENTS, 2)
         assert _worst("llama-dynamic", run, [tree], run.prefill().step([tree]).logits) > 1e-2
 
 

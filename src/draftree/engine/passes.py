@@ -105,7 +105,7 @@ def tree_pass(
             first_logit_row=offset,
         )
     plan.last_logit_row = offset + width
-    plan.rope_floor = tuple(floors)
+    plan.prompt_lengths = tuple(floors)
     plan.row_by_row = row_by_row
     if attachment is not None:
         _attach(plan, attachment, begin, trunk)

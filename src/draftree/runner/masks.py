@@ -1,8 +1,8 @@
 """Attention masks of a pass: who sees whom, per kind of layer, as additive floats.
 
-Windows and chunks are limits on *positions*, never on columns: tree siblings share a position, and slots of a
-batch end at different columns. Additive float masks are what every attention implementation accepts, and on
-CPU they beat boolean ones by a tenth.
+Windows and chunks limit *token positions*, not KV positions: tree siblings share a token position, and slots of a batch
+end at different KV positions. Every attention implementation accepts additive float masks, and on a CPU they are a
+tenth faster than boolean ones.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.plan import Segment
 
-# Rows may stand further on than they are many (rows of a drafter whose forerunners were pruned); a window this close to
-# the context's end is applied, which is never wrong.
+# Rows may have later token positions than their number says (rows of a drafter, of which earlier ones were pruned). A
+# window this close to the end of the context is applied, which is never wrong.
 MARGIN = 64
 
 
@@ -35,13 +35,30 @@ class LayerKind:
     chunk: int | None = None
 
 
-def limits(kind: LayerKind, columns: int) -> bool:
-    """Whether a window or chunk of `kind` may cut something off of so many columns."""
-    return any(limit is not None and limit <= columns + MARGIN for limit in (kind.window, kind.chunk))
+def limits(kind: LayerKind, length: int) -> bool:
+    """Return whether a window or chunk of `kind` may cut something off of so many KV positions."""
+    return any(limit is not None and limit <= length + MARGIN for limit in (kind.window, kind.chunk))
+
+
+def near(kind: LayerKind, query: Tensor, key: Tensor) -> Tensor:
+    """Return whether window and chunk let token positions `query` see `key`; a deep prefix (-1) is always seen."""
+    distance = query - key
+    let = torch.ones_like(distance, dtype=torch.bool) if kind.window is None else distance < kind.window
+    if kind.chunk is not None:
+        let = let & (query // kind.chunk == key // kind.chunk)
+    return let | (key < 0)
 
 
 class PassMasks:
-    """Masks of one segment for every layer kind, built once each."""
+    """Masks of one segment for every layer kind, built once each.
+
+    Args:
+        segment: the rows.
+        cache: open for the pass.
+        first: slot of the first request.
+        dtype: of additive masks.
+        plain_row: whether a row that sees everything may have no mask.
+    """
 
     def __init__(
         self, segment: Segment, cache: SlotCache, first: int, dtype: torch.dtype, *, plain_row: bool = False
@@ -62,7 +79,7 @@ class PassMasks:
 
     @property
     def key_positions(self) -> Tensor:
-        """LongTensor [B, K]: the position behind each cache column (deep prefix columns: -1)."""
+        """Token position at each KV position, LongTensor [B, K]; -1 in the deep prefix."""
         if self._key_positions is None:
             positions = self.segment.positions
             batch, rows = positions.shape
@@ -78,7 +95,7 @@ class PassMasks:
 
     @property
     def seen(self) -> Tensor:
-        """BoolTensor [B, n, K]: visibility without any window."""
+        """Visibility without any window, BoolTensor [B, n, K]."""
         if self._seen is None:
             visible = self.segment.visible
             batch, rows, covered = visible.shape
@@ -87,8 +104,7 @@ class PassMasks:
             seen = torch.ones(batch, rows, longest + rows, dtype=torch.bool, device=device)
             if self.ragged:
                 start = torch.tensor(self.lengths, device=device, dtype=torch.long)[:, None, None]
-                columns = torch.arange(longest + rows, device=device)
-                seen &= columns < start
+                seen &= torch.arange(longest + rows, device=device) < start
                 place = (start + torch.arange(rows - covered, rows, device=device)).expand(batch, rows, covered)
                 seen.scatter_(2, place.clamp(min=0), visible)
             else:
@@ -105,26 +121,19 @@ class PassMasks:
         return self._seen
 
     def boolean(self, kind: LayerKind) -> Tensor:
-        """BoolTensor [B, n, K] for layers of `kind`; deep prefix columns are never cut by a window."""
-        seen = self.seen
+        """Return who sees which KV position in layers of `kind`, BoolTensor [B, n, K]."""
         if kind.window is None and kind.chunk is None:
-            return seen
-        query, key = self.segment.positions[:, :, None], self.key_positions[:, None, :]
-        near = torch.ones_like(seen)
-        if kind.window is not None:
-            near = (query - key) < kind.window
-        if kind.chunk is not None:
-            near = near & (query // kind.chunk == key // kind.chunk)
-        return seen & (near | (key < 0))
+            return self.seen
+        return self.seen & near(kind, self.segment.positions[:, :, None], self.key_positions[:, None, :])
 
     def additive(self, kind: LayerKind) -> Tensor | None:
-        """[B, 1, n, K] of 0 and the dtype's minimum; None where one row may go unmasked."""
+        """Return [B, 1, n, K] of 0 and the dtype's minimum; None where one row may go unmasked."""
         if kind not in self._cached:
             self._cached[kind] = self._additive(kind)
         return self._cached[kind]
 
     def limited(self, kind: LayerKind) -> bool:
-        """Whether a window or chunk of `kind` may cut something off in this pass."""
+        """Return whether a window or chunk of `kind` may cut something off in this pass."""
         return limits(kind, max(self.lengths) + self.segment.positions.shape[1])
 
     def _additive(self, kind: LayerKind) -> Tensor | None:

@@ -72,9 +72,9 @@ class Plan:
         tokens: LongTensor [B, N], token ids of the entering rows.
         positions: LongTensor [B, N], position of each row in its request (0 = first prompt token).
         visible: BoolTensor [B, N, N]; row i sees row j of this pass. Committed context is always visible, except where
-            this is wider: [B, N, C + N] covers the last C committed columns as well, which is how a drafter's own
-            model grows a tree over several passes. A request with less context has True in the columns it lacks. Not
-            to be combined with surgeries; windows take such a column's number for its position.
+            this is wider: [B, N, C + N] covers the last C committed KV positions as well, which is how a drafter's own
+            model grows a tree over several passes. A request with less context has True in the positions it lacks. Not
+            to be combined with surgeries; windows take such a position's number for its token position.
         embeddings: floating [B, M, d]; the last M rows enter with these embeddings, not their tokens'.
         prefix_rows: BoolTensor [B, N]; rows that see the cache's deep prefix (none by default).
         surgeries: changes of rows mid-stack, ascending by layer.
@@ -82,9 +82,9 @@ class Plan:
         first_logit_row: rows before this one get no logits (a prompt's rows need none).
         last_logit_row: rows from this one on get none either (of a drafter's rows, those behind one node matter, and
             that node is known only when the pass is over: see `Runner.logits`). None for no such rows. Where rows leave
-            in mid-stack, the columns get logits in which any request still has a row before this one.
-        rope_floor: length [B] (on the CPU) below which length-dependent rotary embeddings do not choose their
-            frequencies: the prompt's length, as in Hugging Face's own prefill.
+            in mid-stack, the row numbers get logits in which any request still has a row before this one.
+        prompt_lengths: length of each prompt, [B] on the CPU. Length-dependent rotary embeddings choose frequencies for
+            no shorter text, as in Hugging Face's own prefill.
         row_by_row: in recorded passes each row attends over its context and its branch alone, as it would in a pass
             of its own. Slower; makes 16-bit results independent of the other rows. The runner `cpu` does so always.
         sizes: real rows of each request, the first ones, where nothing but these matters; None where all are.
@@ -98,7 +98,7 @@ class Plan:
     surgeries: tuple[Surgery, ...] = ()
     taps: tuple[int, ...] = ()
     first_logit_row: int = 0
-    rope_floor: tuple[int, ...] = ()
+    prompt_lengths: tuple[int, ...] = ()
     row_by_row: bool = False
     last_logit_row: int | None = None
     sizes: tuple[int, ...] | None = None

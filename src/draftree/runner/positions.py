@@ -1,10 +1,13 @@
-"""Rotary angles of rows whose positions are no simple range.
+"""Rotary angles of tree rows, and how they are laid out in a head.
 
 Most rotary modules are pure functions of the positions given. Two kinds ('dynamic' NTK and 'longrope') pick their
-frequencies from the largest position of the *call*, so a tree row's angles would depend on its neighbours. Here rows
-are grouped by the text's length at each (never below the prompt's, which is what Hugging Face's prefill uses), as far
-as lengths pick different frequencies. A fresh copy of the module is called once for each group, so that every row gets
-what token-by-token decoding would have given it. How angles are laid out is the module's own affair.
+frequencies from the largest position of the *call*, so a tree row's angles would depend on its neighbours.
+`per_row_angles` groups rows by the text's length at each, which is at least the prompt's as in Hugging Face's prefill,
+and calls a fresh copy of the module for each group. So every row gets the angles of token-by-token decoding.
+
+Most families turn the two halves of a head against each other. GLM turns neighbours, some turn only the first entries,
+Gemma 3 has other angles in its sliding layers. `Rotation` covers all of them as `x * cosine + x[partner] * sine`, where
+entries that are not turned have cosine 1 and sine 0.
 """
 
 from __future__ import annotations
@@ -20,33 +23,34 @@ LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
 def is_length_dependent(module: nn.Module) -> bool:
-    """Whether a rotary module chooses its frequencies from the length of the call, for layers of any kind."""
+    """Return whether a rotary module chooses its frequencies from the length of the call, for layers of any kind."""
     kinds = getattr(module, "rope_type", None)
     return any(kind in LENGTH_DEPENDENT for kind in (kinds.values() if isinstance(kinds, dict) else [kinds]))
 
 
 def per_row_angles(
-    module: Any, x: Tensor, positions: Tensor, floor: tuple[int, ...], layer_type: str | None = None
+    module: Any, x: Tensor, positions: Tensor, prompt_lengths: tuple[int, ...], layer_type: str | None = None
 ) -> Any:
-    """What a length-dependent rotary `module` returns (cosines and sines [B, N, dim] in most families), row by row.
+    """Return the output of a length-dependent rotary `module`, in most families cosines and sines [B, N, dim], by row.
 
     Args:
         module: the model's rotary module.
         x: a tensor of the rows' device and dtype.
         positions: LongTensor [B, N].
-        floor: per request, the least length that picks frequencies (the prompt's).
+        prompt_lengths: per request, the least length that picks frequencies; empty for none.
         layer_type: of the layers that the angles are for, where these differ.
     """
     lengths = positions + 1
-    if floor:
-        lengths = torch.maximum(lengths, torch.tensor(floor, device=positions.device, dtype=torch.long)[:, None])
+    if prompt_lengths:
+        least = torch.tensor(prompt_lengths, device=positions.device, dtype=torch.long)
+        lengths = torch.maximum(lengths, least[:, None])
     lengths, rows = _representatives(module, lengths, layer_type).flatten(), positions.flatten()
     layer_types = () if layer_type is None else (layer_type,)
     groups = []
     for length in lengths.unique().tolist():  # in rising order
         group = F.pad(rows[lengths == length], (0, 1), value=length - 1)[None]  # the last row picks the frequencies
         groups.append(type(module).forward(_fresh_copy(module), x, group, *layer_types))
-    order = lengths.argsort(stable=True).argsort()  # where in the groups each row is
+    order = lengths.argsort(stable=True).argsort()  # place of each row in the groups
 
     def joined(tensors: Any) -> Tensor:
         return torch.cat([t[0, :-1] for t in tensors])[order].unflatten(0, positions.shape)
@@ -55,7 +59,7 @@ def per_row_angles(
 
 
 def _representatives(module: Any, lengths: Tensor, layer_type: str | None) -> Tensor:
-    """For each length one that picks the same frequencies and is no smaller: one and the same for all of a group."""
+    """Return for each length one that picks the same frequencies and is no smaller, the same in all of a group."""
     kind = module.rope_type if layer_type is None else module.rope_type[layer_type]
     if kind == "dynamic":
         return lengths.clamp(min=module.original_max_seq_len)
@@ -67,7 +71,7 @@ def _representatives(module: Any, lengths: Tensor, layer_type: str | None) -> Te
 
 
 def _fresh_copy(module: Any) -> Any:
-    """A copy of a rotary module as it was made, before it met any text."""
+    """Return a copy of a rotary module as it was before its first call."""
     copied, buffers = copy.copy(module), module._buffers
     originals = {name: buffers.get(name.replace("inv_freq", "original_inv_freq"), buffers[name]) for name in buffers}
     copied._buffers = {name: tensor.clone() for name, tensor in originals.items()}
@@ -78,7 +82,7 @@ def _fresh_copy(module: Any) -> Any:
 
 
 class Rotation:
-    """Which entry of a head is turned with which.
+    """The pairs of entries of a head that are turned against each other.
 
     Args:
         width: entries that are turned, the first ones.
@@ -99,7 +103,7 @@ class Rotation:
         self.partner = torch.cat([partner, torch.arange(width, dim, device="cpu")]).to(device)
 
     def spread(self, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
-        """Angles [..., width] of the model's rotary module as [..., dim], signs included in the sine."""
+        """Return angles [..., width] of the model's rotary module as [..., dim], signs included in the sine."""
         if self.neighbours:
             half = self.width // 2
             cosine, sine = (t[..., :half].repeat_interleave(2, -1) for t in (cosine, sine))
@@ -110,12 +114,12 @@ class Rotation:
         return F.pad(cosine, (0, rest), value=1.0), F.pad(sine, (0, rest))
 
     def partners(self, x: Tensor) -> Tensor:
-        """Every entry's partner, for x [..., dim]."""
+        """Return every entry's partner, for x [..., dim]."""
         return x.roll(self.dim // 2, -1) if self.plain else x.index_select(-1, self.partner)
 
 
 def call(module: Any, positions: Tensor, dtype: torch.dtype, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [B, N, width] of a model's rotary module."""
+    """Return cosines and sines [B, N, width] of a model's rotary module."""
     like = torch.empty(1, 1, 1, dtype=dtype, device=positions.device)
     arguments = (layer_type,) if layer_type is not None else ()
     cosine, sine = module(like, positions, *arguments)
@@ -123,8 +127,8 @@ def call(module: Any, positions: Tensor, dtype: torch.dtype, layer_type: str | N
 
 
 def width_of(module: Any, device: torch.device, layer_type: str | None = None) -> int:
-    """How many entries of a head a rotary module turns."""
-    copied = copy.copy(module)  # a call of some changes what they remember of earlier ones
+    """Return how many entries of a head a rotary module turns."""
+    copied = copy.copy(module)  # some modules remember earlier calls
     copied._buffers = dict(module._buffers)
     with torch.no_grad():
         cosine, _ = call(copied, torch.zeros(1, 1, dtype=torch.long, device=device), torch.float32, layer_type)

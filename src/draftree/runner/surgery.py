@@ -1,4 +1,4 @@
-"""Rows that leave and join in mid-stack: a plan's surgeries carried out, for every runner."""
+"""Rows that leave and join in mid-stack, for every runner."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from draftree.runner.plan import Plan, Segment, Surgery, join
 
 
 def logit_slice(plan: Plan, segment: Segment) -> slice:
-    """The columns of the final `segment` that get logits."""
+    """Return the rows of the final `segment` that get logits."""
     last = plan.last_logit_row
     if segment.rows is not None and last is not None:
-        # Survivors stand in ascending order, so those before `last` come first.
+        # The rows that are left are in ascending order.
         last = int(((segment.rows >= 0) & (segment.rows < last)).sum(1).max())
     return slice(plan.first_logit_row, last)
 
@@ -20,8 +20,8 @@ def logit_slice(plan: Plan, segment: Segment) -> slice:
 def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> tuple[Segment, Tensor]:
     """Apply `surgery` to `hidden` [B, n, d]; return the new segment and the new hidden states.
 
-    `width` is the number of entering rows of the plan; appended rows are numbered from it (and on, over
-    several surgeries). Of a model over several devices, the states may lie on another one than the segment.
+    Appended rows are numbered from `width` on, the number of rows that enter the plan. In a model spread over devices,
+    states and segment may lie on different ones.
     """
     batch, count, _ = hidden.shape
     device = segment.positions.device
@@ -70,5 +70,5 @@ def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> t
 
 
 def _pick(hidden: Tensor, index: Tensor) -> Tensor:
-    """Rows `index` [B, k] of states [B, n, d]: [B, k, d]."""
+    """Return rows `index` [B, k] of states [B, n, d], as [B, k, d]."""
     return hidden.gather(1, index.to(hidden.device)[..., None].expand(-1, -1, hidden.shape[2]))

@@ -88,7 +88,7 @@ class DrafterObjective(Objective):
 
     def plan(self, batch: Batch, **more: Any) -> Plan:
         """The real rows of a batch; `more` are further fields of `Plan`."""
-        return Plan.causal(batch.tokens, rope_floor=tuple(batch.start.tolist()), **more)
+        return Plan.causal(batch.tokens, prompt_lengths=tuple(batch.start.tolist()), **more)
 
     def encoder(self, batch: Batch) -> EncoderState | None:
         """Cross attention of the batch's sources; None for decoder-only models."""

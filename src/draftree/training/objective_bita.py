@@ -82,7 +82,7 @@ class BiTAObjective(DrafterObjective):
             embeddings=self.weights.mask_embeddings.repeat(splits, 1).expand(count, -1, -1),
             prefix_rows=torch.ones(count, splits * masks, dtype=torch.bool, device=device),
             surgeries=self.weights.surgeries(),
-            rope_floor=tuple(batch.start.tolist()),
+            prompt_lengths=tuple(batch.start.tolist()),
         )
 
     def prefix(self, count: int) -> list[tuple[Tensor, Tensor]] | None:

@@ -20,7 +20,7 @@ from draftree.runner.eager.attention import Attention, attend
 from draftree.runner.eager.layer import Angles, TensorHead, TensorLayer
 from draftree.runner.eager.parts import Norm
 from draftree.runner.kv.cache import finite
-from draftree.runner.masks import LayerKind, limits
+from draftree.runner.masks import LayerKind, limits, near
 from draftree.runner.positions import Rotation
 from draftree.runner.target import Target
 
@@ -217,13 +217,7 @@ class FixedRows:
         own = inputs.positions.gather(1, row.clamp(0, frame.rows - 1))
         context = (self._kv_positions - frame.prefix).expand_as(row)
         key = torch.where(row >= 0, own, context)[:, None]
-        query = inputs.positions[..., None]
-        near = torch.ones_like(self.seen)
-        if kind.window is not None:
-            near = (query - key) < kind.window
-        if kind.chunk is not None:
-            near = near & (query // kind.chunk == key // kind.chunk)
-        return near | (key < 0)
+        return near(kind, inputs.positions[..., None], key)
 
 
 # ---------------------------------------------------------------- recordings

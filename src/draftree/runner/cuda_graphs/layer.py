@@ -17,7 +17,7 @@ class KernelLayer(TensorLayer):
 
     Args:
         layer: in tensor operations.
-        next_norm: the first norm of the next layer, which the last kernel of this one computes; None for none.
+        next_norm: first norm of the next layer, which the last kernel of this one computes; None for none.
     """
 
     def __init__(self, layer: TensorLayer, next_norm: Norm | None) -> None:
@@ -54,7 +54,7 @@ class KernelLayer(TensorLayer):
         return x
 
     def _gated(self, x: Tensor, by_torch: bool) -> Tensor:
-        """The activation of the MLP's gate, times its other half: what its last linear reads."""
+        """Return the input of the MLP's last linear: the activation of the gate, times the other half."""
         linears = _linears(self._gate_up, x, by_torch)
         if linears is None:
             outputs = self._gate_up.outputs(x)
@@ -80,10 +80,9 @@ class KernelHead(TensorHead):
 
 
 def _linears(stock: StockProduct, x: Tensor, by_torch: bool) -> list[Linear] | None:
-    """The linears that `products` multiplies with x; None where torch does.
+    """Return the linears that `products` multiplies with x; None where torch does.
 
-    They are of the type of x, which has 16 bits, their weights have their rows one behind the other, and all have a
-    bias or none has.
+    They are contiguous, of the type of x, which has 16 bits, and all have a bias or none has.
     """
     linears = stock.linears()
     alike = len({bias is None for _, bias in linears}) == 1
@@ -98,7 +97,7 @@ def _outputs(stock: StockProduct, x: Tensor, by_torch: bool) -> list[Tensor]:
 
 
 def _output_in_parts(stock: StockProduct, x: Tensor, norm: Norm | None, by_torch: bool) -> Tensor:
-    """What one linear, and a norm behind it, add to the hidden states: parts [P, ..., d] to be added up."""
+    """Return the summands [P, ..., d] that one linear, and a norm behind it, add to the hidden states."""
     linears = _linears(stock, x, by_torch)
     if linears is None or norm is not None:
         return _norm(norm, _outputs(stock, x, by_torch)[0])[None]
@@ -110,7 +109,7 @@ def _norm(norm: Norm | None, x: Tensor) -> Tensor:
 
 
 def _add_norm(x: Tensor, more: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor]:
-    """x + more [P, ..., d], and the norm of that."""
+    """Return x + more [P, ..., d], and the norm of that."""
     if norm is None and more is None:
         return x, x
     return add_norm(x, more, None if norm is None else norm.weight, 0.0 if norm is None else norm.epsilon)

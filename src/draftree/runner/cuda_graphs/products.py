@@ -1,13 +1,12 @@
-"""Matrix products with weights of 16 bits in which no row depends on the others, as a Triton kernel.
+"""Batch-invariant matrix products with weights of 16 bits, as a Triton kernel: no row depends on the others.
 
 A library's product adds in an order that it chooses by the number of rows. So a row among others has other last bits
-than alone, and two tokens that are nearly tied change places. Here each row's sums have one order, whatever other rows
-there are: it depends on the shape of the weights alone. (Such products are also called batch-invariant.)
+than alone, and two tokens that are nearly tied change places. Here the order of each row's sums depends on the shape of
+the weights alone.
 
 A step of few rows waits for the weights to be read. They are read once for up to 128 rows, without a copy in another
 layout, and linears with the same input are one kernel. Where a weight has too few outputs to keep a GPU busy, several
-programs can divide its input among them (split K): such sums come in parts, which the next kernel adds up
-(`kernels.add_norm`).
+programs divide its input (split K), and the next kernel adds up their sums (`kernels.add_norm`).
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from draftree.runner.cuda_graphs.kernels import IS_GELU, activated, compare, normal
-from draftree.runner.eager.parts import ACTIVATIONS
+from draftree.runner.cuda_graphs.kernels import IS_GELU, activated
 
 MOST_LINEARS = 3  # with the same input, in one kernel
 ENOUGH_OUTPUTS = 64 * 128  # keep a GPU busy: the largest have about 128 processors, and a tile often has 64 outputs
@@ -36,12 +34,12 @@ Linear = tuple[Tensor, Tensor | None]  # weight [out, in] and bias [out]
 
 
 class Tiling(NamedTuple):
-    """What one program works on.
+    """The share of one program.
 
     Attributes:
         rows: of the input.
         outputs: of one linear.
-        inputs: columns of the input that are read at a time.
+        inputs: entries of the input that are read at a time.
         warps: of 32 threads.
     """
 
@@ -104,7 +102,7 @@ def _product(
 
 
 def product(x: Tensor, linears: Sequence[Linear]) -> Tensor:
-    """The linears' outputs side by side, [..., out].
+    """Return the linears' outputs side by side, [..., out].
 
     Args:
         x: [..., in], of 16 bits.
@@ -116,7 +114,7 @@ def product(x: Tensor, linears: Sequence[Linear]) -> Tensor:
 
 
 def product_in_parts(x: Tensor, linear: Linear) -> Tensor:
-    """A linear's outputs of x [..., in], to be added up: [1, ..., out] of x's type, or float32 [P, ..., out]."""
+    """Return summands of a linear's outputs of x [..., in]: [1, ..., out] of x's type, or float32 [P, ..., out]."""
     outputs, inputs = linear[0].shape
     parts = 1
     while parts < MOST_PARTS and outputs * parts < ENOUGH_OUTPUTS and inputs >= 4 * parts * PART_UNIT:
@@ -128,7 +126,7 @@ def product_in_parts(x: Tensor, linear: Linear) -> Tensor:
 
 
 def gated_product(x: Tensor, gate: Linear, up: Linear, activation: str) -> Tensor:
-    """The activation of one linear's outputs, times the other's: [..., out] of x [..., in]."""
+    """Return the activation of one linear's outputs, times the other's: [..., out] of x [..., in]."""
     out = x.new_empty(*x.shape[:-1], len(gate[0]))
     _run(x, (gate, up), out[None], activation)
     return out
@@ -154,7 +152,7 @@ def _run(x: Tensor, linears: Sequence[Linear], out: Tensor, activation: str | No
 
 
 def _tiling(outputs: int, parts: int, rows: int, *, linears: int) -> Tiling:
-    """How programs divide `rows` and `outputs` among them, each of which works on so many linears at once.
+    """Return how programs, each of which works on so many linears at once, divide `rows` and `outputs`.
 
     The order of a row's sums depends on the kind of matrix instruction. Tiles of 64 and of 128 outputs have the same
     kind, tiles of 32 have another: so whether a weight has tiles of 32 must not depend on the rows.
@@ -168,7 +166,7 @@ def _tiling(outputs: int, parts: int, rows: int, *, linears: int) -> Tiling:
 
 
 def _stages(tiling: Tiling, parts: int, device: torch.device, *, linears: int) -> int:
-    """How many reads of a program are under way at a time: 2 to `MOST_STAGES`, as far as shared memory holds them."""
+    """Return how many reads a program has under way: 2 to `MOST_STAGES`, as far as shared memory holds them."""
     nbytes = 2 * tiling.inputs * (tiling.outputs * linears + tiling.rows)  # of one read
     alone = tiling.warps == 8 or parts > 1  # on a processor: a large program, or one of few
     return max(2, min(MOST_STAGES, shared_bytes(device) // (1 if alone else 2) // nbytes))
@@ -176,7 +174,7 @@ def _stages(tiling: Tiling, parts: int, device: torch.device, *, linears: int) -
 
 @cache
 def shared_bytes(device: torch.device) -> int:
-    """Shared memory that one program may have."""
+    """Return the bytes of shared memory that one program may have."""
     if device.type != "cuda":
         return LEAST_SHARED
     properties = torch.cuda.get_device_properties(device)
@@ -184,17 +182,14 @@ def shared_bytes(device: torch.device) -> int:
 
 
 def check(activation: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Run the kernel in its forms on a few numbers, and compare it with torch's product.
+    """Run the kernel once in each of its forms.
 
     Raises:
-        Exception: whatever Triton raises where it cannot compile or run it.
-        RuntimeError: a product is not what torch's is.
+        Exception: Triton cannot compile or run it.
     """
-    random = normal(dtype, device)
-    x, weight = random(2, 640), random(96, 640) / 25
-    expected = x.float() @ weight.float().T
-    gate, up = expected.to(dtype).float().chunk(2, -1)
-    compare("a product", product(x, [(weight[:64], None), (weight[64:], None)]), expected)
-    compare("a product in parts", product_in_parts(x, (weight, None)).float().sum(0), expected)
-    gated = gated_product(x, (weight[:48], None), (weight[48:], None), activation)
-    compare("a gated product", gated, ACTIVATIONS[activation](gate) * up)
+    x, linear = torch.ones(2, 640, dtype=dtype, device=device), (torch.ones(64, 640, dtype=dtype, device=device), None)
+    product(x, [linear, linear])
+    product_in_parts(x, linear)
+    gated_product(x, linear, linear, activation)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -58,20 +58,20 @@ class AngleTables:
         return tables
 
     def of(
-        self, segment: Segment, floor: tuple[int, ...], dtype: torch.dtype, cache: SlotCache, kind: LayerKind
+        self, segment: Segment, prompt_lengths: tuple[int, ...], dtype: torch.dtype, cache: SlotCache, kind: LayerKind
     ) -> Angles:
         """The angles of a segment's rows in layers of that kind.
 
         Args:
             segment: the rows.
-            floor: as `Plan.rope_floor`.
+            prompt_lengths: see `Plan`.
             dtype: of the rows' states.
             cache: where the layers put keys and values.
             kind: of the layers.
         """
         if self.by_length:
             like = torch.empty(0, dtype=dtype, device=segment.positions.device)
-            cosine, sine = self.rotation.spread(*per_row_angles(self._rotary, like, segment.positions, floor))
+            cosine, sine = self.rotation.spread(*per_row_angles(self._rotary, like, segment.positions, prompt_lengths))
         else:
             tables = self.reach(int(segment.positions.max()) + 1, dtype, segment.positions.device)
             cosine, sine = (F.embedding(segment.positions, table) for table in tables[self.name(kind)])

@@ -20,7 +20,7 @@ class SegmentRows:
         self, tables: AngleTables, segment: Segment, plan: Plan, cache: SlotCache, first: int, x: Tensor
     ) -> None:
         self.tables, self.segment, self.cache = tables, segment, cache
-        self._floor, self._dtype = plan.rope_floor, x.dtype
+        self._prompt_lengths, self._dtype = plan.prompt_lengths, x.dtype
         self._angles: dict[str | None, Any] = {}
         self.masks = PassMasks(segment, cache, first, x.dtype, plain_row=True)
         self._folded: dict[tuple[LayerKind, int], Tensor | None] = {}
@@ -34,7 +34,7 @@ class SegmentRows:
 
     def look_up(self, kind: LayerKind) -> Any:
         """The angles, not kept."""
-        return self.tables.of(self.segment, self._floor, self._dtype, self.cache, kind)
+        return self.tables.of(self.segment, self._prompt_lengths, self._dtype, self.cache, kind)
 
     def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
         """The attention of queries [B, kv, groups * n, dim] in a layer of that kind."""

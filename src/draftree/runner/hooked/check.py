@@ -117,23 +117,23 @@ def _tree_logits(
     device, cache, encoder = runner.target.device, runner.new_cache(len(texts)), None
     if runner.target.encoder_decoder:
         encoder = runner.new_encoder(len(texts))
-    floor = tuple(len(t) for t in texts)
+    lengths = tuple(len(t) for t in texts)
     for b, text in enumerate(texts):
         if encoder is not None:
             encoder.admit(b, source)
-        plan = Plan.causal(text[None].to(device), rope_floor=floor[b : b + 1])
+        plan = Plan.causal(text[None].to(device), prompt_lengths=lengths[b : b + 1])
         cache.commit([list(range(len(text)))], runner.run(plan, cache, b, encoder).segments)
     seen = torch.zeros(len(branches), len(branches), dtype=torch.bool, device="cpu")
     for node, branch in enumerate(branches):
         seen[node, branch] = True
     depths = torch.tensor([len(branch) - 1 for branch in branches], dtype=torch.long, device="cpu")
-    positions = torch.tensor(floor, dtype=torch.long, device="cpu")[:, None] + depths
+    positions = torch.tensor(lengths, dtype=torch.long, device="cpu")[:, None] + depths
     count = len(texts)
     plan = Plan(
         tree.expand(count, -1).to(device),
         positions.to(device),
         seen.expand(count, -1, -1).to(device),
-        rope_floor=floor,
+        prompt_lengths=lengths,
         first_logit_row=1,  # as passes over prompts leave rows out
     )
     logits = runner.run(plan, cache, 0, encoder).logits
@@ -141,7 +141,7 @@ def _tree_logits(
     alone, longest = [], max(branches, key=len)
     for depth, node in enumerate(longest):
         row = tree[node].expand(count, 1).to(device)
-        plan = Plan(row, positions[:, :1].to(device) + depth, single, rope_floor=floor)
+        plan = Plan(row, positions[:, :1].to(device) + depth, single, prompt_lengths=lengths)
         result = runner.run(plan, cache, 0, encoder)
         cache.commit([[0]] * count, result.segments)
         alone.append(result.logits)

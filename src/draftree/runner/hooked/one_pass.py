@@ -165,7 +165,7 @@ class HookedPass:
     def _own_angles(self, module: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """In place of a length-dependent module's `forward`, which would also remember the longest text."""
         layer_type = kwargs.get("layer_type", args[1] if len(args) > 1 else None)
-        return per_row_angles(module, x, self.segments[-1].positions, self.plan.rope_floor, layer_type)
+        return per_row_angles(module, x, self.segments[-1].positions, self.plan.prompt_lengths, layer_type)
 
     def _tap_last(self, module: nn.Module, args: Any, output: Any) -> None:
         self.hidden[len(self.target.layers)] = output[0] if isinstance(output, tuple) else output

@@ -1,8 +1,8 @@
-"""The encoder's side of encoder-decoders: run once a request, its cross keys and values kept by slot.
+"""The cross attention of encoder-decoders: the encoder runs once a request, its keys and values stay in a slot.
 
-A request is admitted by one run of the encoder and one single-row run of the decoder, whose only purpose is that the
-stock model computes its own cross keys and values, whatever its family. Every later pass finds them ready; the
-encoder's hidden states themselves are not kept. Sources of different lengths share a pass behind a padding mask.
+A request is admitted by one run of the encoder and one run of the decoder on a single row, in which the stock model of
+any family computes its cross keys and values. Later passes read them; the encoder's hidden states are dropped. Sources
+of different lengths share a pass behind a padding mask.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class EncoderState(SlotCache):
 
     @torch.no_grad()
     def admit(self, slot: int, input_ids: Tensor | None, states: Tensor | None = None) -> None:
-        """Encode one request's source and keep its cross keys and values in `slot`.
+        """Encode one request's source and store its cross keys and values in `slot`.
 
         Args:
             slot: slot of the request.
-            input_ids: LongTensor [L], the source; not looked at where `states` are given.
-            states: floating [L, d], the encoder's output where it is known already.
+            input_ids: LongTensor [L], the source; ignored where `states` are given.
+            states: floating [L, d], the encoder's output where it is known.
 
         Raises:
             ValueError: no source, or an empty one.
@@ -54,12 +54,12 @@ class EncoderState(SlotCache):
         self.clear(slot)
         self.open(slot, 1, len(source))
         for number, layer in enumerate(layers):
-            # Under autocast they may come in another type than that in which other passes compute.
+            # Trainers run this under autocast, where the type may differ from the model's.
             self.update(layer.keys.to(self.target.dtype), layer.values.to(self.target.dtype), number)
         self.lengths[slot] = len(source)
 
     def _stock(self, source: Tensor, states: Tensor | None) -> list[Any]:
-        """Cross keys and values by the stock model: its encoder, unless states are known, and a row of its decoder."""
+        """Return the stock model's cross keys and values, of its encoder unless states are known and a decoder row."""
         model, device = self.target.model, self.target.device
         mask = torch.ones(1, len(source), dtype=torch.long, device=device)
         if states is None:
@@ -77,7 +77,7 @@ class EncoderState(SlotCache):
         return cross.layers
 
     def arguments(self, cache: SlotCache, first: int, batch: int) -> dict[str, Any]:
-        """Keyword arguments of the model's `forward` for the requests in slots [first, first + batch).
+        """Return keyword arguments of the model's `forward` for the requests in slots [first, first + batch).
 
         Raises:
             ValueError: a slot that holds no admitted request.
@@ -92,7 +92,7 @@ class EncoderState(SlotCache):
             layer.keys, layer.values = keys[first:stop, :, :longest], values[first:stop, :, :longest]
             layer.is_initialized = True
             cross.layers.append(layer)
-        # Models ask the encoder's output for its shape only, once cross keys and values are there.
+        # Once there are cross keys and values, models read only the shape of the encoder's output.
         shape = (batch, longest, self.target.hidden_size)
         hidden = torch.zeros((), dtype=self.target.dtype, device=device).expand(shape)
         ends = torch.tensor(lengths, dtype=torch.long, device=device)[:, None]
@@ -103,7 +103,7 @@ class EncoderState(SlotCache):
         }
 
     def sources(self, first: int, batch: int) -> list[int]:
-        """Lengths of the sources in slots [first, first + batch).
+        """Return lengths of the sources in slots [first, first + batch).
 
         Raises:
             ValueError: a slot that holds no admitted request.
