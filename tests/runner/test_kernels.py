@@ -6,14 +6,21 @@ interpreter, if Triton is installed. It rounds 16 bits otherwise, so that there 
 
 from __future__ import annotations
 
+import copy
 import os
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
+from runner_driver import Run, Tree, difference
 from torch import Tensor
 from torch.nn import functional as F
+from zoo import build
+
+from draftree.runner import CudaGraphRunner, EagerRunner, inspect_model
+from draftree.runner.cuda_graphs import runner as graph_runner
+from draftree.runner.plan import Surgery
 
 CUDA = torch.cuda.is_available()
 if find_spec("triton") is None or not (CUDA or os.environ.get("TRITON_INTERPRET")):
@@ -266,3 +273,19 @@ def test_a_row_attends_alike_among_others_and_in_wider_bands(dtype: torch.dtype)
         row = kernels.attend(query[b : b + 1, :, 2:3], keys, values, mask[b : b + 1, 2:3],
                              slots[b : b + 1], starts[b : b + 1] + 5, *scale)  # fmt: skip
         assert torch.equal(row[0, 0], whole[b, 2])
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3"])
+def test_passes_by_the_kernels_are_those_of_tensor_operations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees in a ragged batch, with states that leave behind the second layer and enter the third."""
+    monkeypatch.setattr(graph_runner, "has_kernels", lambda *given: True)
+    model = copy.deepcopy(build(name)).to(DEVICE)
+    target = inspect_model(model)
+    trees, found = [Tree.random(5, 1), Tree.random(3, 2)], []
+    keep = Surgery(2, keep=torch.tensor([[0, 1, 3], [0, 2, -1]], device=DEVICE))
+    for runner in (EagerRunner(target), CudaGraphRunner(target)):
+        run = Run(runner, (9, 14)).prefill()
+        found.append([run.step(trees).logits, run.step(trees, taps=(1,), surgeries=(keep,)).logits])
+    for ours, expected in zip(*found, strict=True):
+        assert difference(ours[0], expected[0]) < 1e-4
+        assert difference(ours[1, :2], expected[1, :2]) < 1e-4

@@ -18,7 +18,6 @@ from draftree.runner.cuda_graphs.frames import Buffers, Frame, Packed, PassInput
 from draftree.runner.eager.angles import AngleTables
 from draftree.runner.eager.attention import Attention, attend
 from draftree.runner.eager.layer import Angles, TensorHead, TensorLayer
-from draftree.runner.eager.parts import Norm
 from draftree.runner.kv.cache import finite
 from draftree.runner.masks import LayerKind, limits, near
 from draftree.runner.positions import Rotation
@@ -42,25 +41,15 @@ class FixedSlots:
 
     Attributes:
         by_torch: see the function of this name.
+        normed: first norm of the next layer's input, which the last kernel of a layer computes; None for none.
     """
 
     def __init__(self, frame: Frame, slots: Tensor, starts: Tensor, row: Tensor, stores: Stores) -> None:
         self.slots, self.starts = slots, starts
         self.by_torch = by_torch(frame.batch * frame.rows, frame.row_by_row)
-        self._normed: tuple[Tensor, Norm | None, Tensor] | None = None
+        self.normed: Tensor | None = None
         self._stores, self._band = stores, frame.band
         self._places = starts[:, None] + row
-
-    def keep_normed(self, x: Tensor, norm: Norm | None, normed: Tensor) -> None:
-        """Keep the norm of the states x that leave a layer, which was computed along with them, for the next layer."""
-        self._normed = x, norm, normed
-
-    def normed(self, x: Tensor, norm: Norm | None) -> Tensor | None:
-        """Return the norm of x, if it was kept last; None otherwise."""
-        if self._normed is None:
-            return None
-        kept_x, kept_norm, normed = self._normed
-        return normed if kept_x is x and kept_norm is norm else None
 
     def stores(self, index: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of a layer, each [slots, heads, capacity, dim]."""

@@ -25,10 +25,11 @@ class KernelLayer(TensorLayer):
         self._next_norm = next_norm
 
     def enter(self, x: Tensor, angles: Angles, index: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See `TensorLayer.enter`; keys and values are a band of all slots."""
         kv, groups, dim = self.parts.heads
         slots, norm = angles.cache, self.parts.norms[0]
-        known = slots.normed(x, norm)
-        outputs = _outputs(self._qkv, _norm(norm, x) if known is None else known, slots.by_torch)
+        normed = _norm(norm, x) if slots.normed is None else slots.normed
+        outputs = _outputs(self._qkv, normed, slots.by_torch)
         widths = [kv * groups * dim, kv * dim, kv * dim]
         query, key, value = outputs if len(outputs) == 3 else outputs[0].split(widths, -1)
         if self.parts.head_norms is not None:
@@ -49,8 +50,7 @@ class KernelLayer(TensorLayer):
         more = _output_in_parts(self._output, mixed, behind_attention, slots.by_torch)
         x, entering = _add_norm(x, more, before_mlp)
         more = _output_in_parts(self._down, self._gated(entering, slots.by_torch), behind_mlp, slots.by_torch)
-        x, normed = _add_norm(x, more, self._next_norm)
-        slots.keep_normed(x, self._next_norm, normed)
+        x, slots.normed = _add_norm(x, more, self._next_norm)
         return x
 
     def _gated(self, x: Tensor, by_torch: bool) -> Tensor:
