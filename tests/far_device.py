@@ -1,7 +1,7 @@
-"""A device that is not there, for tests without a GPU: its tensors hold their numbers on the CPU and say otherwise.
+"""A simulated device, for tests without a GPU: its tensors hold their numbers on the CPU.
 
-Whatever Python does with them is done on the CPU and gives such a tensor again. Mixing them with tensors of the CPU
-fails as it does on a GPU, and each question for which Python would wait for a GPU is counted, as is each copy.
+Operations on them run on the CPU and return such tensors. Mixing them with tensors of the CPU fails as it does on a
+GPU. Copies are counted, and operations in which Python would wait for a GPU.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class FarDevice(TorchFunctionMode):
 
 def _do(func: Callable[..., Any], args: Any, kwargs: dict[str, Any], seen: Counter[str] | None) -> Any:
     name = getattr(func, "__name__", "")
-    tensors = list(_tensors((args, kwargs)))
+    tensors = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     far = [t for t in tensors if isinstance(t, FarTensor)]
     if name == "__get__" and far and func.__self__.__name__ not in ("T", "mT"):  # type: ignore[attr-defined]
         with torch._C.DisableTorchFunctionSubclass():
@@ -91,17 +91,17 @@ def _do(func: Callable[..., Any], args: Any, kwargs: dict[str, Any], seen: Count
     return _mapped(back, out)
 
 
-def _tensors(nested: Any) -> Iterator[Tensor]:
-    """Those in tuples, lists and dictionaries; torch's own functions for this take most of such a test's time."""
-    if isinstance(nested, Tensor):
-        yield nested
-    elif isinstance(nested, (tuple, list, dict)):
+def _leaves(nested: Any) -> Iterator[Any]:
+    """Yield the parts of tuples, lists and dictionaries. Torch's own functions for this are much slower."""
+    if isinstance(nested, (tuple, list, dict)):
         for part in nested.values() if isinstance(nested, dict) else nested:
-            yield from _tensors(part)
+            yield from _leaves(part)
+    else:
+        yield nested
 
 
 def _mapped(change: Callable[[Any], Any], nested: Any) -> Any:
-    """The same with what is in tuples, lists and dictionaries changed."""
+    """Change the parts of tuples, lists and dictionaries."""
     if isinstance(nested, dict):
         return {name: _mapped(change, part) for name, part in nested.items()}
     if isinstance(nested, (tuple, list)) and not isinstance(nested, torch.Size):
@@ -116,7 +116,7 @@ def _count(seen: Counter[str] | None, what: str) -> None:
 
 
 def moved(model: Any) -> Any:
-    """The model with its parameters and buffers on the device."""
+    """Move a model's parameters and buffers to the device."""
     for module in model.modules():
         for name, weight in list(module._parameters.items()):
             if weight is not None:

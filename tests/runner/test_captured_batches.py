@@ -62,25 +62,6 @@ def stores(run: Run) -> list[Any]:
     return [held for held in (*run.cache.keys, *run.cache.values) if held is not None]
 
 
-def test_rows_and_states_of_a_padded_batch() -> None:
-    """What enters and leaves in mid-stack has the requests that there are."""
-    target = inspect_model(build("llama"))
-    runs = [Run(runner, (9, 21, 14, 30, 17)).prefill() for runner in (EagerRunner(target), CudaGraphRunner(target))]
-    trees = [Tree.random(5, b) for b in range(5)]
-    expected, found = (run.step(trees, taps=(0, 1, 4)) for run in runs)
-    for layer, states in expected.hidden.items():
-        assert difference(found.hidden[layer], states) < 2e-5
-    ahead = [run.plan(trees) for run in runs]
-    for plan in ahead:
-        plan.embeddings = target.model.get_input_embeddings()(plan.tokens[:, -2:]).detach()
-        plan.tokens = plan.tokens.clone()
-        plan.tokens[:, -2:] = 0
-    plain = [run.step(trees).logits for run in runs]
-    given = [run.runner.run(plan, run.cache, 0).logits for run, plan in zip(runs, ahead, strict=True)]
-    assert difference(given[1], plain[0]) < 2e-5
-    assert difference(given[0], plain[0]) < 2e-5
-
-
 @pytest.mark.parametrize("lengths", [(190, 20, 20, 20, 20), (180,) * 5])
 def test_no_cache_grows_for_what_pads(lengths: tuple[int, ...]) -> None:
     """Padding goes behind the shortest context; where there is no room behind that one either, nothing is padded."""
@@ -145,22 +126,3 @@ def test_rows_that_join_or_leave_in_a_padded_batch(options: dict[str, Any]) -> N
         assert difference(ours.logits, expected.logits) < 2e-5
         for layer, states in expected.hidden.items():
             assert difference(ours.hidden[layer], states) < 2e-5
-
-
-def test_a_deep_prefix_and_committed_columns_in_a_padded_batch() -> None:
-    """As BiTA's rows see a prefix, and a draft model's trees what earlier passes left."""
-    target, found = inspect_model(build("llama")), []
-    heads, dim = 2, 16
-    generator = torch.Generator().manual_seed(3)
-    prefix = [tuple(torch.randn(heads, 3, dim, generator=generator) for _ in range(2)) for _ in target.layers]
-    on = torch.zeros(5, 6, dtype=torch.bool)
-    on[:, 4] = True
-    for runner in (EagerRunner(target), CudaGraphRunner(target)):
-        run = Run(runner, (21, 30, 9, 17, 12), prefix=prefix).prefill()
-        trees = [Tree.random(6, b) for b in range(5)]
-        plan = run.plan(trees, prefix_rows=on)
-        plan.visible = torch.cat(
-            [torch.rand(5, 6, 4, generator=torch.Generator().manual_seed(5)) < 0.5, plan.visible], 2
-        )
-        found.append(runner.run(plan, run.cache, 0).logits)
-    assert difference(found[1], found[0]) < 2e-5

@@ -16,20 +16,17 @@ from typing import Any
 import pytest
 import torch
 from few import crossed
-from generate_driver import NEW, OF_DEMO, SAMPLED, SHAPES, drafters, hf, left_pad, noisy, prompts, references_of, same
+from generate_driver import NEW, SAMPLED, SHAPES, drafters, hf, left_pad, noisy, prompts, references_of, same
 from in_model_driver import MAKERS, make
 from row_differences import worst_difference
 from runner_driver import Run, Tree, difference
 from zoo import CAUSAL, build
 
-import draftree
 from draftree.drafting import DraftModel, Lookahead
 from draftree.engine import Engine, SamplingParams, generate
-from draftree.models import load_model
 from draftree.runner import EagerRunner, HookedRunner, inspect_model, open_runner
 from draftree.runner.cuda_graphs.capture import CudaCapture
 from draftree.runner.cuda_graphs.runner import CudaGraphRunner
-from draftree.shaping import DynamicTree
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
@@ -48,13 +45,6 @@ def there(name: str, dtype: torch.dtype = torch.float32) -> Any:
 
 def ids_of(row: list[int]) -> torch.Tensor:
     return torch.tensor([row], device="cuda")
-
-
-@functools.cache
-def demo(dtype: torch.dtype = torch.float32) -> Any:
-    """The embedded model on the device, and its tokenizer."""
-    model, tokenizer = load_model(None)
-    return model.to("cuda", dtype), tokenizer
 
 
 # ---------------------------------------------------------------- passes
@@ -197,20 +187,6 @@ def test_drafters_inside_the_model(kind: str, runner: str) -> None:
         drafter = make(kind, made_on)
         out = generate(model, ids, mask, drafter=drafter, runner=runner, max_new_tokens=NEW)
         same(out.sequences, expected, kind)
-
-
-@pytest.mark.parametrize("kind", [*OF_DEMO])
-@pytest.mark.parametrize("pruned", [False, True], ids=["whole", "pruned"])
-def test_the_embedded_model(kind: str, pruned: bool) -> None:
-    model, tokenizer = demo()
-    texts = ["Write a poem about the sea.", "What is the capital of France?", "def add(a, b):"]
-    for text in texts:
-        ids = tokenizer(text, return_tensors="pt").input_ids.to("cuda")
-        expected = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=60)
-        pruner = draftree.EarlyPruning(draftree.demo_early_head(model), always=True) if pruned else None
-        drafter = OF_DEMO[kind](model)
-        out = generate(model, ids, drafter=drafter, pruner=pruner, shape=DynamicTree(), max_new_tokens=60)
-        same(out.sequences, expected, f"{kind}: {text}")
 
 
 # ---------------------------------------------------------------- 16 bits

@@ -1,4 +1,4 @@
-"""What a step asks of a device, and that nothing is mixed with tensors of the CPU: on a device that is not there."""
+"""Steps on a simulated device: copies and waits are counted, and tensors of the CPU must not be mixed in."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import copy
 from functools import partial
 from typing import Any
 
+import far_device
 import pytest
+import torch
 from drafters_for_tests import RandomTree
-from far_device import FAR, FarDevice, moved
+from far_device import FAR, FarDevice, FarTensor, moved
 from few import crossed
 from generate_driver import LENGTHS, NEW, drafters, hf, left_pad, prompts, references_of
 from in_model_driver import MAKERS, make
@@ -17,7 +19,8 @@ from zoo import build
 
 from draftree.drafting import Drafter
 from draftree.engine import Engine, SamplingParams
-from draftree.runner import choose, inspect_model
+from draftree.runner import HookedRunner, choose, inspect_model
+from draftree.runner.hooked.check import check_trees
 from draftree.shaping import Fixed
 
 FORMS = ("cuda_graphs", "eager")
@@ -25,12 +28,12 @@ FORMS = ("cuda_graphs", "eager")
 
 @pytest.fixture(autouse=True)
 def _class_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights are of a class of their own here because the device is none, not because they were altered."""
+    """Let weights of the simulated device's class count as stock weights."""
     monkeypatch.setattr("draftree.runner.target.alteration", lambda model: None)
 
 
 def far_engine(form: str, drafter: Drafter | None, **options: Any) -> Engine:
-    """On a copy of the model that lies on the device; to be called in it."""
+    """Return an engine on a copy of the model that lies on the device; to be called in it."""
     model = moved(copy.deepcopy(build("llama")))
     assert model.device == FAR
     target = inspect_model(model)
@@ -50,7 +53,7 @@ def answers(batch: int) -> tuple[list[list[int]], list[list[int]], Any]:
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("drafting", [False, True], ids=["plain", "drafted"])
 def test_a_step_waits_once(batch: int, drafting: bool) -> None:
-    """One copy to the device says what the pass is, one from it which tokens are the best; moved rows take another."""
+    """One copy brings the pass's inputs, one copy back the best tokens; moved rows take another."""
     rows, texts, references = answers(batch)
     with FarDevice() as device:
         engine = far_engine("cuda_graphs", RandomTree(references, 1) if drafting else None)
@@ -88,3 +91,25 @@ def test_a_drafter_keeps_to_its_device(form: str, kind: str) -> None:
     for request, text in zip(requests, TEXTS, strict=True):
         assert request.error is None
         assert request.tokens == text[: len(request.tokens)]
+
+
+def test_devices_without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPUs of Macs have none: of a drafter that reads the head, and of a family that is tried when it is opened."""
+    done = far_device._do
+
+    def refusing(func: Any, args: Any, kwargs: dict[str, Any], seen: Any) -> Any:
+        given = [*far_device._leaves((args, kwargs))]
+        wide = getattr(func, "__name__", "") == "double" or any(leaf is torch.float64 for leaf in given)
+        if wide and any(leaf is FAR or isinstance(leaf, FarTensor) for leaf in given):
+            raise TypeError("the device has no float64")
+        return done(func, args, kwargs, seen)
+
+    monkeypatch.setattr(far_device, "_do", refusing)
+    with FarDevice():
+        engine = far_engine("eager", make("medusa", build("llama")))
+        request = engine.add([5, 9, 20], SamplingParams(max_new_tokens=4))
+        engine.run()
+        model = moved(copy.deepcopy(build("llama")))
+        assert check_trees(HookedRunner(inspect_model(model))) < 1e-4
+    assert request.error is None
+    assert len(request.tokens) == 4
