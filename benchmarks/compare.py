@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from benchmarks.harness.inputs import Settings, Subject, encode_all
 from benchmarks.harness.kit import ASSISTED, COLUMNS, LIMITED, REFUSED, SMALL, WARM, Case, Kit, make_kit, run_case
 from draftree.bench.report import Report, Table
-from draftree.bench.samples import Sampling
 from draftree.drafter_names import names_in
 from draftree.models import load_model
 from draftree.placement import Placement
@@ -25,7 +24,7 @@ SAYS = "Whole answers, by model, batch size, sampling and method"
 class Plan:
     """What to compare."""
 
-    settings: Settings  # of all cases; batch and sampling are set here
+    settings: Settings  # of all cases; batch and temperature are set here
     methods: tuple[str, ...]  # names, see `kit`
     batches: tuple[int, ...]
     temperatures: tuple[float, ...]  # 0 decodes greedily
@@ -40,8 +39,7 @@ class Plan:
 
     def cases(self) -> list[Settings]:
         """Return the settings of every case, in the order of the temperatures."""
-        drawn = [Sampling(heat) if heat else None for heat in self.temperatures]
-        return [replace(self.settings, batch=b, sampling=s) for s in drawn for b in self.batches]
+        return [replace(self.settings, batch=b, temperature=t) for t in self.temperatures for b in self.batches]
 
 
 def run_compare(models: Sequence[str | None], prompts: Sequence[Prompt], plan: Plan, watcher: Watcher) -> list[Case]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from draftree.bench.methods import Draftree, HuggingFace, Method
-from draftree.bench.samples import Sampling
 from draftree.drafting import BiLD, DraftModel
 from draftree.shaping import Fixed
 
@@ -69,8 +68,8 @@ class BildWay:
         window = self.window or MOST
         if self.group in (FIXED, SAMPLED):
             chain: dict[str, Any] = {"depth": window, "branching": 1, "confidence": 0.0}
-            drawn = Sampling(temperature=1.0) if self.group == SAMPLED else None
-            return Draftree(*given, lambda: DraftModel(small, **chain), lambda: Fixed(window), sampling=drawn)
+            drawn = 1.0 if self.group == SAMPLED else 0.0
+            return Draftree(*given, lambda: DraftModel(small, **chain), lambda: Fixed(window), temperature=drawn)
         own: dict[str, Any] = {"lossless": self.group == LOSSLESS, "num_draft_tokens": window}
         return Draftree(*given, lambda: BiLD(small, self.fallback or 0.0, self.rollback, **own))
 

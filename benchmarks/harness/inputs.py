@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.inflate import inflate, inflate_drafter
 from draftree.bench.machine import describe
-from draftree.bench.samples import Sampling, Task, encode_tasks
+from draftree.bench.samples import Task, encode_tasks
 from draftree.drafting.folder import model_hash
 from draftree.models import load_model
 from draftree.placement import Placement
@@ -86,13 +86,12 @@ class Settings:
     warm_per_set: int = 23  # prompts of every set whose answers fill the trie
     compiled: bool = True  # whether to measure torch.compile
     batch: int = 1  # prompts answered together
-    sampling: Sampling | None = None  # None decodes greedily
+    temperature: float = 0.0  # 0 decodes greedily
 
     @property
     def title(self) -> str:
-        """Return batch and sampling in a few words."""
-        drawn = self.sampling
-        how = "greedy" if drawn is None else f"sampled at temperature {drawn.temperature:g}, seed {drawn.seed}"
+        """Return batch and temperature in a few words."""
+        how = f"sampled at temperature {self.temperature:g}" if self.temperature else "greedy"
         return f"batch {self.batch}, {how}"
 
 

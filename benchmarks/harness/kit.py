@@ -5,6 +5,7 @@ If a method cannot be measured, such as a small model's without a small model, t
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +19,9 @@ from benchmarks.harness.inputs import Settings, Subject, Texts
 from draftree.bench.machine import now
 from draftree.bench.measure import measure, ready
 from draftree.bench.methods import Draftree, HuggingFace, Method
-from draftree.bench.quick import WarmTrie, entries, remarks
+from draftree.bench.quick import entries, remarks, warmed
 from draftree.bench.report import Table
-from draftree.bench.samples import Sample, Sampling
+from draftree.bench.samples import Sample
 from draftree.bench.summary import Row, find_differences, summarise
 from draftree.drafter_names import TRAINED, make_parts, names_in
 from draftree.drafting import Drafter, DraftModel, Lookahead
@@ -91,11 +92,11 @@ class CompiledHuggingFace(HuggingFace):
     Compiling takes place in `ready`; its time stands in `note` and not in the speed.
     """
 
-    def __init__(self, name: str, model: Any, max_new_tokens: int, sampling: Sampling | None = None) -> None:
+    def __init__(self, name: str, model: Any, max_new_tokens: int, temperature: float = 0.0) -> None:
         config = CompileConfig()
         config._compile_all_devices = True  # type: ignore[assignment]  # Else Hugging Face does not compile on a CPU.
         options: dict[str, Any] = {"cache_implementation": "static", "compile_config": config}
-        super().__init__(name, model, max_new_tokens, sampling, **options)
+        super().__init__(name, model, max_new_tokens, temperature, **options)
         self.optional = True
 
     def ready(self, groups: Sequence[Sequence[Sequence[int]]]) -> None:
@@ -111,7 +112,7 @@ class Kit:
 
     subject: Subject
     settings: Settings
-    warm: WarmTrie | None = None  # a warmed trie; None without prompts to warm it with
+    warm: Draftree | None = None  # a warmed trie, see `warmed`; None without prompts to warm it with
     assistant: Any = None  # a small Hugging Face model of the same vocabulary; None for the embedded model's own
 
     @property
@@ -144,9 +145,9 @@ class Kit:
         if name == LIMITED:
             return self._draftree(name, self.maker(WARM), lambda: DynamicTree(NODES - 1))
         if name in (WARM, REFUSED):
-            make = self.maker(WARM)
-            assert self.warm is not None
-            return self._draftree(name, make, self.warm.shape, reject_drafts=name == REFUSED)
+            make, warm = self.maker(WARM), self.warm
+            assert warm is not None
+            return self._draftree(name, make, lambda: copy.deepcopy(warm.shape), reject_drafts=name == REFUSED)
         drafted = self._draftree(name, self.maker(name))
         drafted.optional = SMALL in names_in(name)  # Its vocabulary may be another one.
         return drafted
@@ -156,9 +157,9 @@ class Kit:
         own: dict[str, Callable[[], Drafter]] = {COLD: Lookahead}
         for part in names_in(name):
             if part == WARM:
-                if self.warm is None:
+                if self.warm is None or self.warm.drafter is None:
                     raise LeftOutError("no prompts to warm the trie with")
-                own[part] = self.warm.drafter
+                own[part] = partial(copy.deepcopy, self.warm.drafter)
             elif part == SMALL:
                 own[part] = partial(DraftModel, self.draft_model())
             elif part in TRAINED:
@@ -187,7 +188,7 @@ class Kit:
         return self.subject.fitted(held)
 
     def _hugging_face(self, name: str) -> Method:
-        given = (name, self.model, self.settings.max_new_tokens, self.settings.sampling)
+        given = (name, self.model, self.settings.max_new_tokens, self.settings.temperature)
         if name == COMPILED:
             if not self.settings.compiled:
                 raise LeftOutError("--no-compile")
@@ -198,14 +199,14 @@ class Kit:
 
     def _draftree(self, name: str, *making: Callable[[], Any], **options: Any) -> Draftree:
         settings = self.settings
-        return Draftree(name, self.model, settings.max_new_tokens, *making, sampling=settings.sampling, **options)
+        return Draftree(name, self.model, settings.max_new_tokens, *making, temperature=settings.temperature, **options)
 
 
 def make_kit(
     subject: Subject, lessons: Sequence[Sequence[int]], settings: Settings, watcher: Watcher, assistant: Any = None
 ) -> Kit:
     """Return a kit whose trie has answered `lessons`, with the uninflated model if there is one: answers are equal."""
-    warm = WarmTrie.learn(subject.trained_for, lessons, settings.max_new_tokens, watcher) if lessons else None
+    warm = warmed(subject.trained_for, lessons, settings.max_new_tokens, watcher) if lessons else None
     return Kit(subject, settings, warm, assistant)
 
 
@@ -260,8 +261,8 @@ def run_case(kit: Kit, texts: Texts, names: Sequence[str], watcher: Watcher, par
     samples = measure(usable, tasks, settings.rounds, watcher, batch=settings.batch)
     rows = summarise(samples, tasks, (PLAIN, REFERENCE), batch=settings.batch)
     # Hugging Face draws a batch from one stream, and its own drafting draws other tokens: greedy answers are compared.
-    one_stream = settings.sampling is not None and settings.batch > 1
-    apart = {m.name for m in usable if isinstance(m, HuggingFace) and (one_stream or (settings.sampling and m.drafts))}
+    theirs = [method for method in usable if isinstance(method, HuggingFace) and settings.temperature > 0]
+    apart = {method.name for method in theirs if method.drafts or settings.batch > 1}
     compared = [sample for sample in samples if sample.method not in apart]
     known = [method.name for method in usable if method.name not in apart]
     if known:

@@ -5,7 +5,6 @@ Steps by their rows are timed against the memory's speed, and answers of all met
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.harness import kit as names
@@ -13,21 +12,17 @@ from benchmarks.harness.kit import Case
 from benchmarks.harness.plots import method_colour, plain_axis
 from benchmarks.machine.steps import HF, LABELS, LOOP, Steps
 from draftree.bench.report import Table
-from draftree.bench.samples import Sample
 from draftree.bench.shares import Estimate
 from draftree.colours import THEIRS
 from draftree.engine.stats import STAGES
 
 DRAFTING = (names.SMALL, names.WARM, f"{names.WARM}+{names.SMALL}", names.LIMITED)
-OUTSIDE = ("draft", "accept", "commit")  # stages of a step outside the pass; the shape's work is part of the first
 COLUMNS = ("figure", "of", "value")
 STEP_COLUMNS = ("rows", "method", "ms", "over_one_row", "floor_share")
 
 OVER_HF, OVER_COMPILED = "plain decoding / HF generate", "plain decoding / HF static + compile"
-STEP_FLOOR, TOKEN_FLOOR = "memory floor / plain step", "memory floor / plain token"
+STEP_FLOOR = "memory floor / plain step"
 EFFICIENCY = f"overhead efficiency, trees of up to {names.NODES} nodes"
-EFFICIENCY_BEHIND = "the same, without prompts' passes"
-SHARE = "draft + shape + accept + commit, share of a step"
 BEST, BEST_OVER_PLAIN = "best drafter / HF generate", "best drafter / plain decoding"
 
 
@@ -47,25 +42,16 @@ def figures_of(steps: Steps, case: Case) -> list[dict[str, Any]]:
         ends = (over_plain.high, over_plain.low)
         add(OVER_COMPILED, Estimate(1 / over_plain.value, *(None if end is None else 1 / end for end in ends)))
     add(STEP_FLOOR, timed[LOOP, 1]["floor_share"])
-    plain, _ = _behind_prompts(case.samples, names.PLAIN)
-    if plain:
-        add(TOKEN_FLOOR, steps.floor["seconds"] * plain)
     for method, whose in ((LOOP, ""), (HF, ", HF forward")):
         for (name, count), row in timed.items():
             if name == method and count > 1:
                 add(f"{count}-row step / 1-row step{whose}", row["over_one_row"])
     limited = case.rows.get(names.LIMITED)
     if limited is not None and limited.stats is not None:
-        stats, length = limited.stats, limited.stats.acceptance_length
+        length = limited.stats.acceptance_length
         own = limited.over[names.PLAIN]
         scaled = (None if end is None else end / length for end in (own.low, own.high))
         add(EFFICIENCY, Estimate(own.value / length, *scaled), f"acceptance length {length:.2f}")
-        if plain:
-            speed, behind = _behind_prompts(case.samples, names.LIMITED)
-            add(EFFICIENCY_BEHIND, speed / plain / behind)
-            prompts = sum(sample.answer.prompt_verify for sample in case.samples if sample.method == names.LIMITED)
-            outside = sum(stats.seconds[stage] for stage in OUTSIDE)
-            add(SHARE, outside / (outside + stats.seconds["verify"] - prompts))
     for name in (names.PROMPT_LOOKUP, names.ASSISTED):
         if name in over:
             add(f"{names.label_of(name)} / HF generate", over[name])
@@ -74,14 +60,6 @@ def figures_of(steps: Steps, case: Case) -> list[dict[str, Any]]:
         add(BEST, over[best], names.label_of(best))
         add(BEST_OVER_PLAIN, case.rows[best].over[names.PLAIN], names.label_of(best))
     return found
-
-
-def _behind_prompts(samples: Sequence[Sample], method: str) -> tuple[float, float]:
-    """Tokens a second and a step of a method of draftree, without prompts' passes; zeros where that leaves none."""
-    answers = [sample.answer for sample in samples if sample.method == method]
-    emitted = [step for answer in answers for step in answer.lengths[1:]]
-    seconds = sum(answer.seconds - answer.prompt_verify for answer in answers)
-    return (sum(emitted) / seconds, sum(emitted) / len(emitted)) if emitted else (0.0, 0.0)
 
 
 def step_table(steps: Steps) -> Table:

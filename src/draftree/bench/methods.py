@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from draftree.bench.samples import Answer, Sampling, decoding_options
+from draftree.bench.samples import Answer
 from draftree.drafting import Drafter
 from draftree.drafting.base import RequestState
 from draftree.engine import Engine, Request
@@ -51,7 +51,14 @@ class Method(ABC):
 
     @abstractmethod
     def answers(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
-        """Answer prompts together; a ValueError for several prompts for a method that takes one at a time."""
+        """Answer prompts together; raise a ValueError if the method takes one prompt at a time."""
+
+
+def decoding_options(temperature: float) -> dict[str, Any]:
+    """Return the options of greedy decoding (temperature 0) or sampling; a model's own config has no effect."""
+    if temperature == 0:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
 
 
 class HuggingFace(Method):
@@ -60,26 +67,22 @@ class HuggingFace(Method):
     With `prompt_lookup_num_tokens` or `assistant_model` Hugging Face drafts, one prompt at a time.
     """
 
-    def __init__(
-        self, name: str, model: Any, max_new_tokens: int, sampling: Sampling | None = None, **options: Any
-    ) -> None:
+    def __init__(self, name: str, model: Any, max_new_tokens: int, temperature: float = 0.0, **options: Any) -> None:
         super().__init__(name)
         self._model = model
-        self._seed = None if sampling is None else sampling.seed
         self.drafts = "prompt_lookup_num_tokens" in options or "assistant_model" in options
         self.optional = self.drafts  # Not every model can drop draft tokens from its cache.
-        self._options = {"max_new_tokens": max_new_tokens, **decoding_options(sampling), **options}
+        self._options = {"max_new_tokens": max_new_tokens, **decoding_options(temperature), **options}
         self._ends = set(eos_token_ids(model))
 
     def answers(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
         if self.drafts and len(prompts) > 1:
             raise ValueError("Hugging Face's assisted generation takes one prompt at a time")
-        width = max(len(ids) for ids in prompts)
-        rows = [[0] * (width - len(ids)) + list(ids) for ids in prompts]
-        prompt = torch.tensor(rows, device=self._model.device)
-        mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts], device=self._model.device)
-        if self._seed is not None:
-            torch.manual_seed(self._seed)
+        width, device = max(len(ids) for ids in prompts), self._model.device
+        prompt = torch.tensor([[0] * (width - len(ids)) + list(ids) for ids in prompts], device=device)
+        mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts], device=device)
+        if self._options["do_sample"]:
+            torch.manual_seed(0)
         begin = time.perf_counter()
         sequences = self._model.generate(prompt, attention_mask=mask, **self._options)
         before = 1 if self._model.config.is_encoder_decoder else width
@@ -102,7 +105,7 @@ class Draftree(Method):
         model: decoder-only, or an encoder-decoder, whose prompts go through its encoder.
         make_drafter: makes a round's drafter; None for plain decoding.
         make_shape: makes a round's shape; None for the engine's default.
-        sampling: sampling options; None decodes greedily.
+        temperature: 0 decodes greedily; prompt b of a batch has seed b.
         options: more of `Engine`, such as `runner` or `reject_drafts`.
     """
 
@@ -114,11 +117,12 @@ class Draftree(Method):
         make_drafter: Callable[[], Drafter | None] = lambda: None,
         make_shape: Callable[[], Shape | None] = lambda: None,
         *,
-        sampling: Sampling | None = None,
+        temperature: float = 0.0,
         **options: Any,
     ) -> None:
         super().__init__(name)
-        self._model, self._new, self._sampling, self._options = model, max_new_tokens, sampling, options
+        self._model, self._new, self._options = model, max_new_tokens, options
+        self._decoding = {"max_new_tokens": max_new_tokens} | decoding_options(temperature)
         self._make_drafter, self._make_shape = make_drafter, make_shape
         self.start()
 
@@ -142,32 +146,20 @@ class Draftree(Method):
         begin = time.perf_counter()
         engine, requests = self._requests(prompts, asked)
         seconds = time.perf_counter() - begin
-        lengths: list[list[int]] = [[] for _ in requests]
-        prompt_verify = [0.0] * len(requests)
         while engine.busy:
             begin = time.perf_counter()
             engine.step()
             seconds += time.perf_counter() - begin
-            for b, request in enumerate(requests):
-                new = len(request.output) - sum(lengths[b])
-                if new:
-                    if not lengths[b]:
-                        prompt_verify[b] = request.stats.seconds["verify"]
-                    lengths[b].append(new)
-                if after_step is not None:
+            if after_step is not None:
+                for request in requests:
                     after_step(request)
         for request in requests:
             if request.error is not None:
                 raise request.error
-        return [
-            Answer(request.tokens, seconds / len(requests), request.stats, tuple(own), verify)
-            for request, own, verify in zip(requests, lengths, prompt_verify, strict=True)
-        ]
+        return [Answer(request.tokens, seconds / len(requests), request.stats) for request in requests]
 
     def _requests(self, prompts: Sequence[Sequence[int]], asked: dict[str, Any]) -> tuple[Engine, list[Request]]:
         """Return an engine with a slot for each prompt, and the added requests."""
-        sampling = self._sampling
-        options = {"max_new_tokens": self._new} | decoding_options(sampling) | asked
         starts: Sequence[Sequence[int]] = prompts
         sources: list[torch.Tensor | None] = [None] * len(prompts)
         if self._model.config.is_encoder_decoder:
@@ -176,9 +168,9 @@ class Draftree(Method):
         capacity = max(map(len, starts)) + self._new + 64
         made = {"drafter": self.drafter, "shape": self.shape, **self._options}
         engine = Engine(self._model, None, slots=len(prompts), capacity=capacity, **made)
-        seed = 0 if sampling is None else sampling.seed
+        options = self._decoding | asked
         requests = [
-            engine.add(start, encoder_input=source, seed=seed + b, **options)
+            engine.add(start, encoder_input=source, seed=b, **options)
             for b, (start, source) in enumerate(zip(starts, sources, strict=True))
         ]
         return engine, requests

@@ -8,30 +8,28 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from draftree.bench.machine import describe, now
 from draftree.bench.measure import measure, ready
-from draftree.bench.methods import Draftree, HuggingFace, Method, teach
+from draftree.bench.methods import Draftree, HuggingFace, Method
 from draftree.bench.report import Report, Table
-from draftree.bench.samples import Sample, Task, encode_tasks
+from draftree.bench.samples import Sample, encode_tasks
 from draftree.bench.summary import Row, count_disturbed, find_differences, summarise
 from draftree.drafting import DraftModel, Lookahead, PromptLookup
-from draftree.engine.limits import eos_token_ids
 from draftree.progress import Watcher
 from draftree.prompts import Prompt, split_prompts
 from draftree.runner import inspect_model
-from draftree.shaping import DynamicTree, Shape
+from draftree.shaping import DynamicTree
 
 REFERENCE, PLAIN = "HF generate", "draftree, no drafter"
 OVER = {"over plain": PLAIN, "over HF generate": REFERENCE}
 COLUMNS = ("method", "tokens/s", *OVER, "acceptance length", "differing")
 CAPTION = (
-    "Total tokens / total time, prefill included [95 % bootstrap over prompts]. Over plain: what drafting gains. "
-    "Acceptance length: 1 + accepted / steps. Differing: prompts whose token ids are not those of the reference."
+    "Total tokens / total time, prefill included [95 % bootstrap over prompts]. Acceptance length: 1 + accepted / "
+    "steps. Differing: prompts whose token ids are not those of the reference."
 )
-SHOWN = 5  # differences of a method in the remarks; the JSON file has all
 MOST_DISTURBED = 0.02  # share of slow answers above which a report warns
 
 
@@ -45,36 +43,17 @@ class Settings:
     warm_per_set: int = 23  # prompts of each set whose answers fill the trie
 
 
-@dataclass(frozen=True, slots=True)
-class WarmTrie:
-    """Lookahead after it has seen answers to other prompts; each round starts from the same state."""
+def warmed(model: Any, lessons: Sequence[Sequence[int]], new: int, watcher: Watcher) -> Draftree:
+    """Return Lookahead after it has answered `lessons` (token ids of prompts) with up to `new` tokens each.
 
-    answers: Sequence[tuple[Sequence[int], Sequence[int]]] = field(repr=False)  # token ids of prompts and answers
-    calibrated: Shape  # the shape, as these answers have calibrated it
-    ends: tuple[int, ...] = ()  # the model's EOS tokens
-
-    @classmethod
-    def learn(cls, model: Any, lessons: Sequence[Sequence[int]], new: int, watcher: Watcher) -> WarmTrie:
-        """Answer `lessons` (token ids of prompts) with up to `new` tokens each."""
-        watcher.stage("warming the trie", len(lessons))
-        teacher = Draftree("", model, new, Lookahead, DynamicTree)
-        answers = []
-        for ids in lessons:
-            answers.append((ids, teacher.answer(ids).ids))
-            watcher.step()
-        assert teacher.shape is not None
-        return cls(answers, teacher.shape, eos_token_ids(model))
-
-    def drafter(self) -> Lookahead:
-        """Return a drafter whose own trie has seen the answers."""
-        made = Lookahead(eos_token_ids=self.ends)
-        for ids, answer in self.answers:
-            teach(made, ids, answer)
-        return made
-
-    def shape(self) -> Shape:
-        """Return a copy of the calibrated shape."""
-        return copy.deepcopy(self.calibrated)
+    Each measured round takes copies of its drafter and its calibrated shape, so that all begin with the same trie.
+    """
+    watcher.stage("warming the trie", len(lessons))
+    teacher = Draftree("", model, new, Lookahead, DynamicTree)
+    for ids in lessons:
+        teacher.answer(ids)
+        watcher.step()
+    return teacher
 
 
 def run_quick(
@@ -133,9 +112,10 @@ def methods_of(model: Any, small: Any, lessons: Sequence[Sequence[int]], new: in
         found.append(Draftree("DraftModel", model, new, lambda: DraftModel(small)))
         found[-1].optional = True  # Its vocabulary may be another one.
     if lessons:
-        warm = WarmTrie.learn(model, lessons, new, watcher)
-        found.append(Draftree("Lookahead, warm trie", model, new, warm.drafter, warm.shape))
-        found.append(Draftree("Lookahead, all rejected", model, new, warm.drafter, warm.shape, reject_drafts=True))
+        warm = warmed(model, lessons, new, watcher)
+        copies = (lambda: copy.deepcopy(warm.drafter), lambda: copy.deepcopy(warm.shape))
+        found.append(Draftree("Lookahead, warm trie", model, new, *copies))
+        found.append(Draftree("Lookahead, all rejected", model, new, *copies, reject_drafts=True))
     return found
 
 
@@ -144,13 +124,10 @@ def entries(rows: dict[str, Row], over: dict[str, str]) -> list[dict[str, Any]]:
     return [
         {"method": name}
         | row.figures(over)
-        | {"differing": len(row.differing), "differing_prompts": [_place(*one) for one in row.differing]}
+        | {"differing": len(row.differing)}
+        | {"differing_prompts": [{"id": task.prompt.id} | where.as_dict() for task, where in row.differing]}
         for name, row in rows.items()
     ]
-
-
-def _place(task: Task, where: Any) -> dict[str, Any]:
-    return {"id": task.prompt.id, "set": task.prompt.set} | where.as_dict()
 
 
 def remarks(rows: dict[str, Row], samples: Sequence[Sample]) -> list[str]:
@@ -163,7 +140,5 @@ def remarks(rows: dict[str, Row], samples: Sequence[Sample]) -> list[str]:
             "another round. Measure again before you trust these figures."
         )
     for name, row in rows.items():
-        lines += [f"{name}, prompt {task.prompt.id}: {where}" for task, where in row.differing[:SHOWN]]
-        if len(row.differing) > SHOWN:
-            lines.append(f"{name}: {len(row.differing) - SHOWN} more differ, see the JSON file.")
+        lines += [f"{name}, prompt {task.prompt.id}: {where}" for task, where in row.differing]
     return lines if any(row.differing for row in rows.values()) else [*lines, "All answers are equal."]

@@ -1,4 +1,4 @@
-"""What a measurement is made of: prompts as token ids, sampling options, and the answers of each method."""
+"""Prompts as token ids, and the answers that methods give to them."""
 
 from __future__ import annotations
 
@@ -14,35 +14,12 @@ from draftree.runner import inspect_model
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """Sampling options, as in Hugging Face; None in place of this decodes greedily.
-
-    Prompt b of a batch uses seed + b in draftree; Hugging Face draws all prompts from one stream.
-    """
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int = 0
-
-
-def decoding_options(sampling: Sampling | None) -> dict[str, Any]:
-    """Return the options of Hugging Face's `generate` without the seed; a model's own config has no effect."""
-    if sampling is None:
-        return {"do_sample": False}
-    cuts = {"top_k": sampling.top_k or 0, "top_p": 1.0 if sampling.top_p is None else sampling.top_p}
-    return {"do_sample": True, "temperature": sampling.temperature} | cuts
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """One answered prompt."""
 
     ids: list[int]  # new token ids, an EOS included
     seconds: float  # wall time of the call, prefill included; each prompt of a batch counts an equal part
     stats: RequestStats | None = None  # the engine's counts; None for Hugging Face's methods
-    lengths: tuple[int, ...] = ()  # new tokens of each step of the engine
-    prompt_verify: float = 0.0  # seconds of the engine's pass that read the prompt
 
 
 @dataclass(frozen=True, slots=True)
