@@ -21,7 +21,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.harness.command import listed
+from benchmarks.harness.experiment import experiments
 from benchmarks.harness.report import counted
 from benchmarks.harness.tables import markdown, shown
 from benchmarks.papers import claims
@@ -152,10 +152,13 @@ def tables(text: str) -> str:
 
 
 def manual(text: str) -> str:
-    """The manual's page with its list of experiments made anew."""
+    """Return the manual's page with a new list of experiments; those that run the same share a line."""
     begin, end = "<!-- experiments -->", "<!-- /experiments -->"
-    rows = [row | {"name": f"`{row['name']}`"} for row in listed().rows]
-    made = "\n".join(markdown(Table("", rows, listed().columns)))
+    names: dict[str, list[str]] = {}
+    for name, experiment in experiments().items():
+        names.setdefault(experiment.says, []).append(f"`{name}`")
+    rows = [{"names": ", ".join(own), "what runs": says} for says, own in names.items()]
+    made = "\n".join(markdown(Table("", rows, ("names", "what runs"))))
     before, rest = text.split(begin)
     return f"{before}{begin}\n\n{made}\n\n{end}{rest.split(end)[1]}"
 
