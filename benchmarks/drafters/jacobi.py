@@ -1,10 +1,9 @@
-"""Jacobi: draft tokens from the model's own parallel trajectories; nothing is trained and there is no second model.
+"""Jacobi: draft tokens from parallel trajectories of the model itself, without training or a second model.
 
-Lookahead decoding (Fu et al., 2024). Besides the tree every pass holds a window of W places by N - 1 levels: level 0
-proposes the next W tokens, and each further level is the model's output for the level before, one place on (a Jacobi
-iteration). Its output for the last level completes W n-grams, which are kept in a pool; those that begin with the
-newest token are the branches of the next tree. It is the training-free baseline of the papers, and pays where rows are
-nearly free.
+Lookahead decoding (Fu et al., 2024). Each pass attaches a window of W places by N - 1 levels to the tree. Level 0
+proposes the next W tokens; each further level is the model's output for the level before, one place on (a Jacobi
+iteration). The output for the last level completes W n-grams, which go into a pool. The n-grams that begin with the
+newest token are the branches of the next tree.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from draftree.errors import check_least
 from draftree.runner.base import top_tokens
 from draftree.tree import TokenTree
 
-WIDEST = 128  # places of a window; further ahead no row may stand
-CONFIDENCE, OLDER = 0.6, 0.7  # probability of a draft token, and of an n-gram against the next newer one: before any
-KEYS = 1 << 16  # first tokens that a shared pool keeps n-grams of
+WIDEST = 128  # most places that a row may be ahead
+CONFIDENCE, OLDER = 0.6, 0.7  # assumed probability of a draft token, and of an n-gram relative to the next newer one
+KEYS = 1 << 16  # first tokens in a shared pool
 
 
 class Pool:
@@ -33,13 +32,13 @@ class Pool:
 
     Args:
         most: n-grams kept for each first token (G).
-        keys: first tokens kept; those that got no n-gram for longest go. None for no limit.
+        keys: most first tokens; the least recently updated one is dropped. None for no limit.
     """
 
     def __init__(self, most: int, keys: int | None = None) -> None:
         self._most, self._keys = most, keys
-        self._held: dict[int, dict[tuple[int, ...], None]] = {}  # in order of age, the oldest first
-        self._lock = threading.Lock()  # one pool may serve engines of several threads
+        self._held: dict[int, dict[tuple[int, ...], None]] = {}  # the oldest first
+        self._lock = threading.Lock()  # Engines of several threads may share a pool.
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:
@@ -50,7 +49,7 @@ class Pool:
         vars(self).update(state, _lock=threading.Lock())
 
     def add(self, grams: Iterable[Sequence[int]]) -> None:
-        """Keep n-grams, the later ones as the newer."""
+        """Add n-grams; later ones count as newer."""
         with self._lock:
             for first, *rest in grams:
                 held = self._held.pop(first, {})
@@ -63,7 +62,7 @@ class Pool:
                 del self._held[next(iter(self._held))]
 
     def behind(self, first: int) -> list[tuple[int, ...]]:
-        """What followed `first`, the newest first."""
+        """Return the continuations of `first`, the newest first."""
         with self._lock:
             return list(self._held.get(first, ()))[::-1]
 
@@ -73,19 +72,19 @@ class Pool:
 
 @dataclass(slots=True)
 class _Window:
-    """Trajectories of one request."""
+    """The trajectories of one request."""
 
-    # int64 [N - 1, W]; place w of level l stands w + l places behind the root, and place 0 of level 0 is it.
+    # int64 [N - 1, W]; place w of level l is w + l positions behind the root; place 0 of level 0 is the root.
     levels: np.ndarray
-    length: int  # of the request's tokens when the root was the newest
-    pool: Pool  # of its n-grams
+    length: int  # the request's tokens when the root was the newest one
+    pool: Pool
 
 
 class _Rows(NamedTuple):
-    """The M rows of a window, but for the root, which is its first."""
+    """The M rows of a window without its first one, the root."""
 
     offsets: Tensor  # LongTensor [M], positions from the root's
-    pattern: Tensor  # BoolTensor [M, 1 + M], who is seen: the root, then the rows
+    pattern: Tensor  # BoolTensor [M, 1 + M], visible rows: the root, then the window's
 
 
 class Jacobi(Drafter):
@@ -94,9 +93,9 @@ class Jacobi(Drafter):
     Args:
         window: W, places of the window; W (N - 1) - 1 rows are attached to each pass.
         ngram: N, tokens of an n-gram; the newest token and N - 1 draft tokens behind it.
-        guesses: G, n-grams kept for each first token, and tried behind it.
+        guesses: G, n-grams for each first token.
         from_prompt: begin with the n-grams of the prompt (the paper's "prompt as reference").
-        shared: one pool for all requests that have no `cache_salt`, instead of one for each.
+        shared: one pool for all requests without a `cache_salt`, instead of one for each request.
 
     Raises:
         ValueError: a number out of range.
@@ -116,15 +115,15 @@ class Jacobi(Drafter):
         self.max_nodes = guesses * (ngram - 1)
         self._shared = Pool(guesses, KEYS) if shared else None
         self._live: ByRequest[_Window] = ByRequest()
-        self._random = np.random.default_rng(0)  # of places that nothing is known of; no text depends on it
+        self._random = np.random.default_rng(0)  # for unknown places; no text depends on it
         self._rows = _rows(window, ngram)
 
     def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
         return nodes + requests * len(self._rows.offsets)
 
     def begin(self, request: RequestState) -> None:
-        """See `Drafter.begin`: the window starts with random tokens of the prompt."""
-        pool = self._shared if request.cache_salt is None else None  # a tenant's n-grams are not for others
+        """See `Drafter.begin`: the window begins with random tokens of the prompt."""
+        pool = self._shared if request.cache_salt is None else None  # A tenant's n-grams stay with the tenant.
         if pool is None:
             pool = Pool(self.guesses)
         if self.from_prompt:
@@ -139,7 +138,7 @@ class Jacobi(Drafter):
     # ---------------------------------------------------------------- a step
 
     def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
-        """See `Drafter.draft`: the n-grams that begin with the newest token, equal beginnings merged."""
+        """See `Drafter.draft`: return the n-grams that begin with the newest token, with equal prefixes merged."""
         trees = []
         for request, budget in zip(requests, budgets, strict=True):
             reach = min(self.ngram - 1, request.room - 1)
@@ -147,7 +146,7 @@ class Jacobi(Drafter):
             if budget > 0 and reach > 0:
                 found = self._live[request.id].pool.behind(request.tokens[-1])[: self.guesses]
                 paths = [_up_to_eos(path[:reach], request.eos_token_ids) for path in found]
-            # Each token's own: the age weighs once, at the beginning of the path.
+            # The age counts once, in the first token of a path.
             logp = [
                 [(i == 0) * age * np.log(OLDER) + np.log(CONFIDENCE) for i in range(len(path))]
                 for age, path in enumerate(paths)
@@ -157,7 +156,7 @@ class Jacobi(Drafter):
         return TokenTree.stack(trees)
 
     def plan(self, step: StepPlan) -> Attachment | None:
-        """See `Drafter.plan`: the window's rows, which see the root and each other, and not the tree."""
+        """See `Drafter.plan`: attach the window's rows, which see the root and each other but not the tree."""
         requests, trees = step.requests, step.trees
         if not step.prepares_any or trees is None:
             return None
@@ -181,7 +180,7 @@ class Jacobi(Drafter):
         )
 
     def observe(self, step: Step) -> None:
-        """See `Drafter.observe`: n-grams into the pool, the window one level on."""
+        """See `Drafter.observe`: add n-grams to the pool, and move the window up one level."""
         end = step.trees.width + len(self._rows.offsets)
         last = [range(end - self.window, end)] * len(step.requests)  # the rows of the last level
         logits = step.own_logits(len(target_of(step.requests).layers), last)
@@ -191,24 +190,24 @@ class Jacobi(Drafter):
         for b, (request, emitted) in enumerate(zip(step.requests, step.emitted, strict=True)):
             window = self._live[request.id]
             if not emitted or window.length != len(request.tokens) - len(emitted):
-                continue  # nothing was decided, or this is no window of the root that passed
+                continue  # No token was emitted, or the window belongs to another root.
             levels = np.concatenate([window.levels, made[b, None]])
             levels[0, 0] = request.tokens[-len(emitted) - 1]
             window.pool.add(levels.T.tolist())
-            # Level l + 1 of a place is level l of the same place behind the next root.
+            # Level l + 1 of a place is level l of that place behind the next root.
             window.levels, window.length = levels[1:], window.length + 1
             self._catch_up(request)
 
     def _catch_up(self, request: RequestState) -> None:
-        """Move the window on to the newest token; what comes into it at its end is not known."""
+        """Move the window to the newest token, with unknown places at its end."""
         window = self._live[request.id]
-        gone = min(len(request.tokens) - window.length, self.window)
-        if gone > 0:
-            window.levels = np.concatenate([window.levels[:, gone:], self._unknown(request, gone)], 1)
+        passed = min(len(request.tokens) - window.length, self.window)
+        if passed > 0:
+            window.levels = np.concatenate([window.levels[:, passed:], self._unknown(request, passed)], 1)
         window.length = len(request.tokens)
 
     def _unknown(self, request: RequestState, places: int) -> np.ndarray:
-        """Random tokens of the text for so many places of all levels."""
+        """Return random tokens of the text, [N - 1, places]."""
         tokens = request.tokens
         drawn = self._random.integers(len(tokens), size=(self.ngram - 1) * places)
         return np.array([tokens[i] for i in drawn.tolist()], dtype=np.int64).reshape(self.ngram - 1, places)
@@ -220,7 +219,7 @@ def _up_to_eos(path: tuple[int, ...], ends: Sequence[int]) -> tuple[int, ...]:
 
 
 def _rows(window: int, ngram: int) -> _Rows:
-    """Level by level. Place w of level l sees level 0 up to place w, and place w of the levels between."""
+    """Return the rows level by level; place w of level l sees level 0 up to place w, and place w of lower levels."""
     level, place = (grid.flatten() for grid in np.mgrid[: ngram - 1, :window])
     base = (level == 0) & (place <= place[:, None])
     column = (place == place[:, None]) & (level <= level[:, None])

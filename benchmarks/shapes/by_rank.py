@@ -1,4 +1,4 @@
-"""ProPD's acceptance model: how often the truth was at a place of the tree, whatever the drafter thought of it.
+"""ProPD's acceptance model: the share of trees in which the truth was at a place, whatever the drafter's probability.
 
 A place is a depth and a rank among siblings (section 4.2.2). The paper counts, for each depth, how often the truth was
 among the best k candidates, and multiplies these shares along a path. Candidates of one pass are made for the best
@@ -19,11 +19,11 @@ import numpy as np
 from draftree.drafting.base import ByRequest, RequestState
 from draftree.tree import TokenTree, follow
 
-DEPTHS, RANKS = 16, 16  # places that are counted apart; what is beyond counts with the last
-FIRST = 0.5  # share of the best rank before anything is known; of each next rank half of the one before
-OFF_FIRST = 0.5  # the same below other than the best path, against below it
+DEPTHS, RANKS = 16, 16  # counted separately; deeper and later places count with the last one
+FIRST = 0.5  # initial share of the best rank; each next rank has half of the one before
+OFF_FIRST = 0.5  # factor of the initial shares below other nodes than the best path
 ALPHA = 0.02  # weight of a tree in the shares of its places
-PRIOR = 4.0  # trees that the first shares count for
+PRIOR = 4.0  # weight of the initial shares, in trees
 LEAST = 1e-4  # of a share
 
 
@@ -31,7 +31,7 @@ Place = tuple[int, int, int]  # 0 below the best path and 1 elsewhere; depth and
 
 
 class _Awaiting(NamedTuple):
-    """A tree whose text is still to come."""
+    """A tree whose text is not complete yet."""
 
     position: int  # of the token behind its root
     # tokens, parents: of its N nodes.
@@ -62,7 +62,7 @@ class ByRank:
         self._drafted: ByRequest[deque[_Awaiting]] = ByRequest()
 
     def worth(self, trees: TokenTree, requests: Sequence[RequestState] | None = None) -> np.ndarray:
-        """[B, N], probability that each node is accepted: the product of its path's shares; roots and padding get 0.
+        """Return [B, N], the product of the shares along each node's path; roots and padding get 0.
 
         Args:
             trees: B trees; their log-probabilities rank siblings and say nothing else.
@@ -77,14 +77,14 @@ class ByRank:
         return worth
 
     def remember(self, requests: Sequence[RequestState], trees: TokenTree) -> None:
-        """Keep each request's tree until its text has come."""
+        """Keep each request's tree until its text is complete."""
         for request, drafted in zip(requests, self._places(trees), strict=True):
             if len(drafted.tokens) > 1:
                 own = self._drafted.setdefault(request.id, deque())
                 own.append(drafted._replace(position=len(request.tokens)))
 
     def compare(self, requests: Sequence[RequestState]) -> None:
-        """Learn from trees whose text has come as far as they need it."""
+        """Learn from trees whose text is complete."""
         compared = _given_the_parent if self.conditional else _by_depth
         for request in requests:
             waiting = self._drafted.get(request.id)
@@ -97,11 +97,11 @@ class ByRank:
                 self._learn(offered, right)
 
     def forget(self, request: RequestState) -> None:
-        """The request is over; the rest of its text will not come."""
+        """Drop the trees of a finished request."""
         self._drafted.pop(request.id, None)
 
     def _learn(self, offered: Sequence[Place], right: Sequence[Place]) -> None:
-        """These places had a draft token, and of those these were right."""
+        """Count places with a draft token, and those of them that were right."""
         came = Counter(right)
         for place, seen in Counter(offered).items():
             self._trees[place] += seen
@@ -109,7 +109,7 @@ class ByRank:
             self.shares[place] += weight * (came[place] / seen - self.shares[place])
 
     def _places(self, trees: TokenTree) -> list[_Awaiting]:
-        """Where the nodes of each tree stand, padding left out; positions are still to be filled in."""
+        """Return the places of each tree's nodes without padding; positions are filled in later."""
         columns = (trees.tokens.tolist(), trees.parents.tolist(), trees.depth.tolist(), trees.logp.tolist())
         found = []
         for tokens, parents, depth, logp, size in zip(*columns, trees.sizes, strict=True):

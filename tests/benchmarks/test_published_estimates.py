@@ -116,21 +116,6 @@ def test_it_waits_for_text_and_forgets(conditional: bool) -> None:
     assert not model._drafted
 
 
-def test_a_rank_that_was_not_offered_is_no_miss() -> None:
-    """Small trees say nothing of what they left out."""
-    model = ByRank()
-    model.alpha, before = 0.1, model.shares[0, 0].copy()
-    chain = TokenTree.from_paths(9, [[10]], [[-0.5]])
-    for step in range(50):
-        request = context(step, [9])
-        model.remember([request], chain)
-        request.tokens += [11, 5]
-        model.compare([request])
-    after = model.shares[0, 0]
-    assert after[0] < 0.05
-    assert after[1:] == pytest.approx(before[1:])
-
-
 # ---------------------------------------------------------------- times
 
 
@@ -170,21 +155,6 @@ def test_it_follows_a_change_of_speed() -> None:
         line.observe(sizes[step % 2], 2 * (1.0 + 0.05 * sizes[step % 2]))
     assert line.of(12) == pytest.approx(3.2, rel=0.05)
     assert line.of(1) == pytest.approx(2.1, rel=0.1)
-
-
-def test_sizes_not_seen_for_long_weigh_less() -> None:
-    line = CostLine(fading=0.05)
-    for rows, seconds in ((1, 1.0), (64, 9.0), (8, 1.2), (16, 1.4)):
-        line.observe(rows, seconds)
-    early = abs(line.of(16) - 1.4)
-    for _ in range(200):
-        line.observe(8, 1.2)
-        line.observe(16, 1.4)
-    assert abs(line.of(16) - 1.4) < 0.01 * early
-    for _ in range(20_000):  # all others' weights underflow, and the line goes through the one that is left
-        line.observe(8, 1.5)
-    assert line.of(8) == pytest.approx(1.5)
-    assert 0 <= line.line[1] < 0.03
 
 
 def test_seeded_or_from_nothing() -> None:
