@@ -1,7 +1,7 @@
-"""A capture for tests on a CPU, as blind as a CUDA graph: operations are noted once and done again, Python is not.
+"""A capture for tests on a CPU: as a CUDA graph, it repeats operations and does not run Python again.
 
-What a function reads of Python's world while it is recorded (lengths, lists, new tensors) stays as it was then, and a
-question to the device (`item`, `nonzero`, a shape that depends on numbers) fails, as it does in a capture.
+Python values that a function reads while it is recorded (lengths, lists, new tensors) stay the same in replays. Reading
+from the device (`item`, `nonzero`, a shape that depends on numbers) fails, as it does in a capture.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COPYING = {aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, ate
 
 
 def tensors_of(result: Any) -> list[Tensor]:
-    """The tensors of an operation's result, which mostly is one."""
+    """Return the tensors of an operation's result."""
     leaves = [result] if isinstance(result, Tensor) else tree_flatten(result)[0]
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
@@ -70,7 +70,7 @@ class _Made:
 
 
 class Tape(Capture):
-    """Does what was noted again, operation by operation."""
+    """Repeats noted operations."""
 
     def __init__(self) -> None:
         self.replayed = 0
@@ -96,7 +96,7 @@ class Tape(Capture):
 
 
 def record_on(monkeypatch: pytest.MonkeyPatch, kind: Callable[[], Capture] = Tape) -> None:
-    """Have the runners that a test opens record with `kind`; none is taken over from a test before or left behind."""
+    """Have the runners that a test opens record with `kind`, and share none with other tests."""
     monkeypatch.setattr(graph_runner, "capture_for", lambda device: kind())
     monkeypatch.setattr(draftree.runner, "_runners", weakref.WeakKeyDictionary())
 

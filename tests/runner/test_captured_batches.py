@@ -1,4 +1,4 @@
-"""Numbers of requests in recorded passes, which are rounded up as well, and the slots that they stand in."""
+"""Numbers of requests in recorded passes, which are rounded up, and their slots."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_numbers_of_requests_that_have_recordings() -> None:
 
 @pytest.mark.parametrize("first", [0, 2])
 @pytest.mark.parametrize("name", ["llama", "mistral-window"])
-def test_requests_that_pad_a_batch_are_seen_by_nobody(name: str, first: int) -> None:
-    """Batches of one to nine with fewer recordings, and other slots and all contexts as they were to the bit."""
+def test_padding_of_a_batch_changes_nothing(name: str, first: int) -> None:
+    """Run batches of one to nine: the same logits, and no bit of a context or another slot changed."""
     lengths = (21, 35, 9, 17, 30, 12, 26, 40, 19)
     target = inspect_model(build(name))
     captured = CudaGraphRunner(target)
@@ -63,8 +63,8 @@ def stores(run: Run) -> list[Any]:
 
 
 @pytest.mark.parametrize("lengths", [(190, 20, 20, 20, 20), (180,) * 5])
-def test_no_cache_grows_for_what_pads(lengths: tuple[int, ...]) -> None:
-    """Padding goes behind the shortest context; where there is no room behind that one either, nothing is padded."""
+def test_no_cache_grows_for_padding(lengths: tuple[int, ...]) -> None:
+    """Padding goes behind the shortest context. A batch is not padded where that would make the cache grow."""
     target = inspect_model(build("llama"))
     runners = EagerRunner(target), CudaGraphRunner(target)
     runs = [Run(runner, lengths, capacity=256).prefill() for runner in runners]
@@ -77,7 +77,7 @@ def test_no_cache_grows_for_what_pads(lengths: tuple[int, ...]) -> None:
 
 
 def test_inputs_begin_where_kernels_expect_them() -> None:
-    """Triton compiles a kernel anew for what does not begin at a multiple of 16 bytes."""
+    """Begin inputs at multiples of 16 bytes, as Triton compiles another kernel for other addresses."""
     for batch, rows in itertools.product((1, 2, 3, 6), (1, 2, 64)):
         frame = Frame(batch, rows, 256, rows, 0, (0, 4), (), injects=False, heads=1, row_by_row=False)
         packed, inputs, *_ = Buffers(CallAgain(), torch.device("cpu")).packed(frame)

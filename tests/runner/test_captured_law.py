@@ -47,7 +47,7 @@ CASES = product(NAMES, [False, True], [1, 5])
 
 @pytest.mark.parametrize(("name", "sampled", "batch"), few(CASES, [("llama", True, 1), ("gemma3", False, 5)]))
 def test_token_ids_are_those_of_hugging_face(name: str, sampled: bool, batch: int) -> None:
-    """Every kind of drafter over recorded passes, and half of the tries with every other family."""
+    """Run every kind of drafter over recorded passes, and half of the tries with every other family."""
     model, rows = build(name), prompts(FIVE[:batch])
     ids, mask = left_pad(rows)
     options: dict[str, Any] = SAMPLED | {"seed": 11} if sampled else {}
@@ -72,7 +72,7 @@ def test_token_ids_are_those_of_hugging_face(name: str, sampled: bool, batch: in
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_drafters_inside_the_model(kind: str) -> None:
-    """Rows that enter as embeddings, join behind a layer or are only looked at, in a ragged batch."""
+    """Run rows that enter as embeddings, join behind a layer or are tapped, in a ragged batch."""
     model, rows = build("llama"), prompts(FIVE)
     ids, mask = left_pad(rows)
     expected = hf(model, ids, mask)
@@ -87,7 +87,7 @@ def test_drafters_inside_the_model(kind: str) -> None:
 
 
 def test_requests_that_come_and_go() -> None:
-    """Scheduler are taken, freed and moved between steps; texts are those of requests alone."""
+    """Take, free and move slots between steps; texts are those of requests alone."""
     model = build("qwen3")
     runner = open_runner(model, "cuda_graphs")
     asked = prompts((12, 30, 7, 21, 17, 3), seed=5)
@@ -106,10 +106,7 @@ def test_requests_that_come_and_go() -> None:
 
 
 def test_strict_mode_in_sixteen_bits() -> None:
-    """Rows that attend apart have the bits of plain steps, in trees of any shape, so ids are those of the plain engine.
-
-    The model's scores are so close together that other bits would be other tokens.
-    """
+    """Decode with trees on a model whose scores are so close together that other bits would be other tokens."""
     model = flat("llama")
     runner = open_runner(model, "cuda_graphs")
     plain, _ = run_strict(model, runner)
@@ -121,7 +118,7 @@ def test_strict_mode_in_sixteen_bits() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "qwen2-window"])
-def test_rows_apart_have_the_bits_of_steps_of_one_row(name: str) -> None:
+def test_rows_that_attend_alone_have_the_bits_of_single_steps(name: str) -> None:
     model = copy.deepcopy(build(name)).to(torch.bfloat16)
     runner = CudaGraphRunner(inspect_model(model))
     tree = Tree(BUSHY, 3)

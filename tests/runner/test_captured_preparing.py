@@ -1,6 +1,6 @@
-"""Passes that record, which takes long on a GPU: they are made once before, and their time is that of no step.
+"""Passes that record, which takes long on a GPU: a shape first runs without it, and neither pass counts as a step.
 
-`DearTape` stands for a CUDA graph; see `tape`.
+`CostlyTape` takes the place of a CUDA graph; see `tape`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from draftree.shaping import DynamicTree
 CLOSE = 2e-5
 
 
-class DearTape(Tape):
-    """Takes as long to record as a GPU does, which is counted and left out of what steps take."""
+class CostlyTape(Tape):
+    """Takes as long to record as a GPU does."""
 
     costly = True
 
 
 @pytest.fixture
-def dear(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
-    """Recordings are dear; on a clock of 0.1 ms a look, each pass that prepares one takes 0.1 s."""
+def costly(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
+    """Return a clock that advances 0.1 ms a reading and 0.1 s for each pass that prepares a recording."""
     now = [0.0]
 
     def prepare() -> None:
@@ -49,12 +49,12 @@ def dear(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
         now[0] += 1e-4
         return now[0]
 
-    record_on(monkeypatch, DearTape)
+    record_on(monkeypatch, CostlyTape)
     monkeypatch.setattr(graph_runner, "note_preparation", prepare)
     return clock
 
 
-def test_what_is_dear_is_recorded_when_it_comes_again(dear: Callable[[], float]) -> None:
+def test_a_shape_is_recorded_the_second_time(costly: Callable[[], float]) -> None:
     target = inspect_model(build("llama"))
     captured = CudaGraphRunner(target)
     runs = [Run(runner, (40, 19)).prefill() for runner in (EagerRunner(target), captured)]
@@ -70,19 +70,19 @@ def test_what_is_dear_is_recorded_when_it_comes_again(dear: Callable[[], float])
     assert tape(captured).replayed == 3
 
 
-def test_preparing_is_not_what_a_step_takes(dear: Callable[[], float]) -> None:
-    cost = measure_cost(CudaGraphRunner(inspect_model(build("llama"))), clock=dear)
+def test_step_costs_leave_recording_out(costly: Callable[[], float]) -> None:
+    cost = measure_cost(CudaGraphRunner(inspect_model(build("llama"))), clock=costly)
     assert cost.rows[-1] == 128
     assert cost.seconds.max() < 0.001
 
 
 @pytest.mark.parametrize("kind", ["lookahead", "draft-model"])
-def test_what_a_step_prepares_is_not_learned(kind: str, dear: Callable[[], float]) -> None:
+def test_sizing_leaves_recording_out(kind: str, costly: Callable[[], float]) -> None:
     row, model = prompts((12,))[0], copy.deepcopy(build("llama"))  # with a runner of its own
     text = generate(model, torch.tensor([row]), max_new_tokens=60, eos_token_id=[]).sequences[0, len(row) :].tolist()
     shape = Timed(DynamicTree())
     engine = Engine(
-        model, runner="cuda_graphs", drafter=drafters({tuple(row): text})[kind](), shape=shape, slots=1, clock=dear
+        model, runner="cuda_graphs", drafter=drafters({tuple(row): text})[kind](), shape=shape, slots=1, clock=costly
     )
     request = engine.add(row, SamplingParams(max_new_tokens=60, eos_token_ids=()))
     engine.run()

@@ -1,4 +1,4 @@
-"""Trees that grow over several passes: rows are committed depth by depth, and later rows see only their own branch."""
+"""Trees that grow over several passes: rows are committed by depth, and later rows see only their own branch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def runner_of(name: str) -> Runner:
 
 
 def ancestors() -> Tensor:
-    """BoolTensor [9, 9]: who is above whom, oneself included."""
+    """Return the ancestors of each node and the node itself, BoolTensor [9, 9]."""
     seen = torch.eye(len(NODES), dtype=torch.bool)
     for node, parent in enumerate(NODES):
         if parent >= 0:
@@ -42,7 +42,9 @@ def prompts(runner: Runner, cache: SlotCache) -> None:
         cache.commit([list(range(length))], result.segments)
 
 
-@pytest.mark.parametrize("name", ["llama-cpu", "llama-eager", "llama-hooked", "gpt2-hooked", "gemma3-hooked"])
+@pytest.mark.parametrize(
+    "name", ["llama-cpu", "llama-eager", "llama-hooked", "llama-cuda_graphs", "gpt2-hooked", "gemma3-hooked"]
+)
 @pytest.mark.parametrize("slots", [(0, 3), (2, 1)], ids=["ragged", "alone"])
 def test_a_tree_grown_by_depth_is_the_tree_of_one_pass(name: str, slots: tuple[int, int]) -> None:
     runner = runner_of(name)
@@ -62,7 +64,7 @@ def test_a_tree_grown_by_depth_is_the_tree_of_one_pass(name: str, slots: tuple[i
         torch.testing.assert_close(result.logits, expected[:, rows], rtol=0, atol=2e-5)
         grown.commit([[0, 1, 2]] * batch, result.segments)
 
-    # One branch is kept, what comes behind it sees that alone.
+    # One branch stays, and later rows see only that.
     for b in range(batch):
         grown.keep(first + b, CONTEXTS[first + b], [2, 5, 6])
     whole.commit([[2, 5, 6]] * batch, result.segments)
@@ -72,8 +74,8 @@ def test_a_tree_grown_by_depth_is_the_tree_of_one_pass(name: str, slots: tuple[i
     torch.testing.assert_close(last[1], last[0], rtol=0, atol=2e-5)
 
 
-def test_more_than_the_whole_context_may_be_spoken_of() -> None:
-    """A request whose context is shorter than the others' trees has True in the columns that it lacks."""
+def test_visible_may_cover_more_than_a_context() -> None:
+    """A request whose context is shorter than the others' trees has True in the positions that it lacks."""
     runner = CpuRunner(inspect_model(build("llama")))
     hooked = HookedRunner(runner.target)
     logits = []
@@ -82,7 +84,7 @@ def test_more_than_the_whole_context_may_be_spoken_of() -> None:
         prompts(driver, cache)
         visible = torch.ones(3, 2, 14, dtype=torch.bool)
         visible[:, 0, 13] = False
-        visible[1, 1, 11] = False  # the last committed column of the second request
+        visible[1, 1, 11] = False  # the last committed position of the second request
         visible[2, 0, 0] = False  # the 12th last of the third
         positions = torch.tensor(CONTEXTS)[:, None] + torch.arange(2)
         logits.append(driver.run(Plan(torch.tensor([[5, 6]] * 3), positions, visible), cache).logits)

@@ -1,6 +1,6 @@
-"""What a model takes is free once nobody holds it, without waiting for Python's garbage collection.
+"""The memory of a model is free when its last reference goes, without Python's garbage collection.
 
-Memory of a GPU that is full does not make Python collect, and of a machine's neither.
+A full memory of a GPU or a machine does not make Python collect.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def no_collection() -> Iterator[None]:
         ("t5", "hooked", "none"),
     ],
 )
-def test_a_model_that_is_gone_leaves_nothing(name: str, runner: str, drafter: str) -> None:
+def test_a_deleted_model_leaves_nothing(name: str, runner: str, drafter: str) -> None:
     model = copy.deepcopy(build(name))
     alive = [weakref.ref(parameter) for parameter in model.parameters()]
     ids = torch.tensor(prompts((9,)))
@@ -65,7 +65,7 @@ def test_a_model_that_is_gone_leaves_nothing(name: str, runner: str, drafter: st
 
 
 @pytest.mark.usefixtures("no_collection")
-def test_copies_of_old_weights_go_before_memory_is_asked_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_of_old_weights_are_freed_before_new_ones_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(build("llama"))
     old = [weakref.ref(open_runner(model, choice)) for choice in ("auto", "eager")]
     assert all(runner() is not None for runner in old)

@@ -1,4 +1,4 @@
-"""Masks against the sentence that defines them, column by column."""
+"""Masks against their definition, one KV position at a time."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def test_masks_say_who_sees_whom(data: st.DataObject) -> None:
     cache.lengths[first:] = lengths
     segment = Segment(0, None, positions, visible, sighted if prefix else None)
     masks = PassMasks(segment, cache, first, torch.float32)
-    columns = prefix + max(lengths) + rows
+    places = prefix + max(lengths) + rows
     boolean, additive = masks.boolean(kind), masks.additive(kind)
     assert additive is not None
-    assert boolean.shape == (batch, rows, columns)
-    assert additive.shape == (batch, 1, rows, columns)
+    assert boolean.shape == (batch, rows, places)
+    assert additive.shape == (batch, 1, rows, places)
     for b, length in enumerate(lengths):
         for i in range(rows):
             query = int(positions[b, i])
-            for column in range(columns):
-                at = column - prefix
+            for place in range(places):
+                at = place - prefix
                 if at < 0:
                     expected = bool(sighted[b, i])
                 elif at < length:
@@ -67,8 +67,8 @@ def test_masks_say_who_sees_whom(data: st.DataObject) -> None:
                     expected = bool(visible[b, i, j]) and _sees(kind, query, int(positions[b, j]))
                 else:
                     expected = False  # left over from a longer slot's pass
-                assert boolean[b, i, column] == expected
-                assert additive[b, 0, i, column] == (0.0 if expected else torch.finfo(torch.float32).min)
+                assert boolean[b, i, place] == expected
+                assert additive[b, 0, i, place] == (0.0 if expected else torch.finfo(torch.float32).min)
 
 
 def test_rows_without_leave_do_not_see_the_deep_prefix() -> None:

@@ -1,7 +1,7 @@
-"""RoPE whose frequencies depend on the length: every row gets what token-by-token decoding would have given it.
+"""RoPE whose frequencies depend on the length: every row gets the angles of token-by-token decoding.
 
-The stock reference here decodes with a cache, one token at a time behind a whole prompt, because keys written below
-the switching length keep their angles when the text grows past it.
+The stock reference decodes with a cache, one token at a time behind a whole prompt, because keys written below the
+switching length keep their angles when the text grows past it.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def _pristine(name: str) -> Any:
 @functools.cache
 @torch.no_grad()
 def _decoded(name: str, prompt: tuple[int, ...], text: tuple[int, ...], tokens: tuple[int, ...]) -> list[Tensor]:
-    """Logits [V] of every node of a tree, after `prompt` at once and then `text` and the node's branch token by token.
+    """Return logits [V] of every node of a tree, after `prompt` at once and then `text` and the branch by token.
 
-    Each by a model that has seen nothing else before: these rotary modules remember the longest call.
+    Each node has a fresh copy of the model, as these rotary modules remember the longest call.
     """
 
     def read(model: Any, cache: DynamicCache, ids: Sequence[int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""A model whose later half lies on another device, as `device_map="auto"` may place it; that device is not there."""
+"""A model whose later half lies on another, simulated device, as `device_map="auto"` may place it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAMILIES = ("llama", "gemma2", "gpt_neox")
 
 
 def spread(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    """The model with what accelerate puts on models over two devices; its ids and embeddings lie on the CPU."""
+    """Return the model with accelerate's hooks for two devices; its ids and embeddings lie on the CPU."""
     model = copy.deepcopy(build(name)).to(dtype)
     decoder = model.get_decoder()
     layers: Any = next(m for m in decoder.children() if isinstance(m, torch.nn.ModuleList))
@@ -47,7 +47,7 @@ def drafter_of(kind: str, model: Any, references: Any) -> Drafter | None:
 
 
 def check(requests: list[Request], expected: torch.Tensor) -> None:
-    """Hold answers to those [B, n] of Hugging Face on one device."""
+    """Compare answers with those [B, n] of Hugging Face on one device."""
     for request, text in zip(requests, expected, strict=True):
         assert request.error is None
         assert request.tokens == text.tolist()[: len(request.tokens)]

@@ -138,9 +138,9 @@ class CudaGraphRunner(EagerRunner):
         with. So the stores of the last cache serve the next one of its size, recordings included.
         """
         cache = super().new_cache(slots, capacity, prefix)
+        with suppress(IndexError):
+            cache.take_over(self._free_stores.popleft())  # freed where they do not fit
         if prefix is None:
-            with suppress(IndexError):
-                cache.take_over(self._free_stores.popleft())  # freed where they do not fit
             weakref.finalize(cache, _keep, self._free_stores, cache.all_stores).atexit = False
         return cache
 

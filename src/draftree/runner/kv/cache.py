@@ -168,8 +168,9 @@ class SlotCache(Cache):
         """Use the stores of an earlier cache, if they fit. Their contents lie behind all contexts and are not seen."""
         some = stores.keys[0]
         assert some is not None
-        if some.shape[0] == self.slots and self.capacity <= some.shape[2] <= MOST_WASTE * self.capacity:
-            self.all_stores, self.capacity = stores, some.shape[2]
+        slots, _, capacity, _ = some.shape
+        if self.prefix is None and slots == self.slots and self.capacity <= capacity <= MOST_WASTE * self.capacity:
+            self.all_stores, self.capacity = stores, capacity
 
     @property
     def shown_prefix(self) -> int:
