@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from benchmarks.harness.inputs import Settings, Subject, encode_all
 from benchmarks.harness.kit import ASSISTED, COLUMNS, LIMITED, REFUSED, SMALL, WARM, Case, Kit, make_kit, run_case
 from draftree.bench.report import Report, Table
-from draftree.drafter_names import names_in
 from draftree.models import load_model
 from draftree.placement import Placement
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
+from draftree.registry import names_in
 
 SAYS = "Whole answers, by model, batch size, sampling and method"
 

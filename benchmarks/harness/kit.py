@@ -23,11 +23,12 @@ from draftree.bench.quick import entries, remarks, warmed
 from draftree.bench.report import Table
 from draftree.bench.samples import Sample
 from draftree.bench.summary import Row, find_differences, summarise
-from draftree.drafter_names import TRAINED, make_parts, names_in
+from draftree.by_name import make_parts
 from draftree.drafting import Drafter, DraftModel, Lookahead
 from draftree.drafting.folder import demo_drafter, load_drafter
 from draftree.errors import did_you_mean
 from draftree.progress import Watcher
+from draftree.registry import TRAINED, names_in
 from draftree.shaping import DynamicTree
 
 REFERENCE, COMPILED, PROMPT_LOOKUP, ASSISTED = "hf-generate", "hf-compiled", "hf-prompt-lookup", "hf-assisted"

@@ -20,9 +20,10 @@ import draftree
 from benchmarks.drafters.early_exit import SelfSpeculative
 from benchmarks.drafters.jacobi import Jacobi
 from benchmarks.harness.inputs import Settings, Subject, Texts, encode_all
-from draftree import drafter_names
+from draftree import registry
 from draftree.bench.methods import Draftree
 from draftree.bench.samples import Task
+from draftree.by_name import make_parts
 from draftree.demo_model import without_bars
 from draftree.drafting import Drafter
 from draftree.drafting.folder import Trained, demo_drafter
@@ -33,9 +34,9 @@ from draftree.prompts import Prompt, embedded_prompts
 from draftree.runner import inspect_model
 
 TRIE, COLD = "lookahead", "lookahead-cold"  # warmed by the answers to other prompts, or empty
-TRAINED = (*drafter_names.TRAINED, "early-head")
+TRAINED = (*registry.TRAINED, "early-head")
 BASELINES = ("jacobi", "self-speculative")  # of the papers, in `benchmarks.drafters`
-KNOWN = (*drafter_names.UNTRAINED, COLD, *BASELINES, *TRAINED)
+KNOWN = (*registry.UNTRAINED, COLD, *BASELINES, *TRAINED)
 
 
 @dataclass
@@ -158,9 +159,7 @@ class Setup:
 
     def drafter(self, name: str) -> Drafter:
         """A drafter of that name as it is before the first prompt; several, joined by +, are merged."""
-        made: Drafter = drafter_names.make_parts(
-            name, {TRIE: self.trie, COLD: draftree.Lookahead, "jacobi": Jacobi}, self.trained
-        )
+        made: Drafter = make_parts(name, {TRIE: self.trie, COLD: draftree.Lookahead, "jacobi": Jacobi}, self.trained)
         return made
 
     @cached_property
@@ -178,7 +177,7 @@ class Setup:
                 raise ValueError(f"A drafter is given as {entry!r}: give NAME, FOLDER or NAME=FOLDER.")
             if name in found:
                 raise ValueError(f"Two drafters are called {name!r}: give each a name of its own, as NAME=FOLDER.")
-            for part in drafter_names.names_in(folder):
+            for part in registry.names_in(folder):
                 if part not in KNOWN and not Path(part).is_dir():
                     known = ", ".join(KNOWN)
                     raise ValueError(f"There is no drafter {part!r}: choose {known}, or the folder of a trained one.")

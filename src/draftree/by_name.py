@@ -1,26 +1,21 @@
-"""What a name stands for, on the command line and in a deployment: a drafter, a small model, an early head."""
+"""Make drafters, BiLD's small model and early heads by the names of commands and deployments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draftree.drafter_names import TRAINED, UNTRAINED, make_parts, names_in
 from draftree.errors import did_you_mean
+from draftree.registry import CHOICE, DRAFTERS, REGISTRY, TRAINED, UNTRAINED, names_in
 
 SMALL_ONES = ("demo", "small")  # names of the embedded model's small one in --bild
 TUNED = ".json"  # ends the name of a file that draftree tune wrote
-DRAFTERS = ("none", *UNTRAINED, *TRAINED)
-CHOICE = (
-    f"{', '.join(DRAFTERS)}, several joined by +, the folder of a drafter or small model, or a .json file that "
-    "draftree tune wrote"
-)
 
 
 def check_drafter(name: str, trie: Path | None = None) -> None:
-    """Refuse what `make_drafter` cannot make, before a model is loaded.
+    """Refuse a name that `make_drafter` does not know, before a model is loaded.
 
     Raises:
         ValueError: no such drafter, or an option that does not belong to it.
@@ -47,14 +42,34 @@ def check_drafter(name: str, trie: Path | None = None) -> None:
         raise ValueError(f"--trie belongs to the lookahead drafter, not to {name!r}: leave one of them out.")
 
 
-def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = None) -> Any:
-    """The drafter called `name` on the command line: one of `DRAFTERS`, or a folder that training wrote.
-
-    A folder without `draftree_config.json` is taken for a small model of Hugging Face's; names joined by + are merged;
-    a .json file is what `draftree tune` chose, its trees included, and stands alone.
+def make_parts(name: str, own: Mapping[str, Callable[[], Any]], trained: Callable[[str], Any]) -> Any:
+    """Return the drafter called `name`, merged where it joins several by +.
 
     Args:
-        name: those of `TRAINED` are the embedded model's.
+        name: one of `UNTRAINED`, or a name that the caller knows.
+        own: makes the caller's drafters by name; they replace those of `UNTRAINED`.
+        trained: makes the drafters of other names, such as trained ones and folders.
+    """
+    from draftree.drafting import Merge
+
+    made = []
+    for part in names_in(name):
+        if part in own:
+            made.append(own[part]())
+        else:
+            made.append(REGISTRY[part].load()() if part in UNTRAINED else trained(part))
+    return made[0] if len(made) == 1 else Merge(made)
+
+
+def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = None) -> Any:
+    """Return the drafter that a command names.
+
+    - A name of `DRAFTERS`; several names joined by + are merged.
+    - A folder that training wrote. A folder without `draftree_config.json` is read as a small Hugging Face model.
+    - A .json file of `draftree tune`, which sets the trees too and is not merged.
+
+    Args:
+        name: see above; names of `TRAINED` are drafters of the embedded model.
         tokenizer: the model's.
         model: the target.
         trie: a saved trie for Lookahead.
@@ -89,7 +104,7 @@ def make_bild(
     *,
     lossless: bool,
 ) -> Any:
-    """BiLD of `model` and the small model called `name` on the command line.
+    """Return BiLD with the small model that a command names.
 
     Args:
         name: a folder, or "demo" or "small" for the embedded model's own.
@@ -118,7 +133,7 @@ def make_bild(
 
 
 def make_pruner(name: str | None, model: Any) -> Any:
-    """Early pruning by the head in folder `name`, or the embedded model's for "demo"; None for None.
+    """Return early pruning by the head in folder `name`, or the embedded model's for "demo"; None for None.
 
     Raises:
         ValueError: no such folder, or a head of another model.

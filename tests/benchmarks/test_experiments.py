@@ -25,10 +25,10 @@ from benchmarks.papers.claims import paper_claims
 from benchmarks.papers.low_precision import SCORES
 from benchmarks.shapes import gate, merge
 from draftree.cli import app
-from draftree.drafter_names import names_in
 from draftree.drafting.folder import demo_drafter
 from draftree.models import encode_prompt
 from draftree.prompts import embedded_prompts
+from draftree.registry import names_in
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ROOT / "src" / "draftree" / "data" / "drafters"

@@ -13,11 +13,12 @@ from benchmarks.inflate.drafter import RULES, inflate_drafter
 from benchmarks.inflate.model import inflate
 from benchmarks.inflate.sizes import Size
 from draftree.drafting import HiddenTransfer
-from draftree.drafting.folder import HOMES, base_of
+from draftree.drafting.folder import base_of
 from draftree.engine.generate import generate
 from draftree.models import encode_prompt
 from draftree.prompts import embedded_prompts
 from draftree.pruning.early_head import EarlyHead
+from draftree.registry import IN_MODEL
 from draftree.shaping import Fixed
 
 SIZES = {
@@ -91,7 +92,7 @@ def test_layers_of_transfers_are_those_of_the_same_share():
 
 
 def test_every_method_has_rules():
-    assert set(RULES) == set(HOMES)
+    assert set(RULES) == set(IN_MODEL)
 
 
 def test_what_does_not_fit_is_refused(demo):

@@ -19,10 +19,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import draftree
-from draftree.by_name import DRAFTERS
 from draftree.cli import app, main, screen
 from draftree.cli.options import complete_drafter, grouped
 from draftree.models import load_model
+from draftree.registry import DRAFTERS
 
 
 @dataclass(frozen=True)

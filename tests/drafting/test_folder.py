@@ -49,7 +49,7 @@ def test_round_trip(tmp_path, method):
         assert torch.equal(loaded.weights.state_dict()[name], tensor)
     assert type(saved).from_pretrained(str(tmp_path / "d"), model).settings == saved.settings
     names = sorted(p.name for p in (tmp_path / "d").iterdir())
-    assert names == sorted([CONFIG, WEIGHTS]), "nothing half written is left behind"
+    assert names == sorted([CONFIG, WEIGHTS])
     prompt = torch.tensor([[5, 6, 7]])
     plain = draftree.generate(model, prompt, max_new_tokens=12)
     drafted = draftree.generate(model, prompt, drafter=loaded, max_new_tokens=12)
@@ -113,7 +113,7 @@ def test_early_heads_keep_their_further_places(tmp_path):
     with pytest.raises(ValueError, match=r"has no tensor 'further\.0\.norm'"):
         EarlyHead.from_pretrained(tmp_path, model)
     config = json.loads((tmp_path / CONFIG).read_text())
-    del config["settings"]["places"], config["weights"]
+    del config["settings"]["places"]
     (tmp_path / CONFIG).write_text(json.dumps(config))
     old = EarlyHead.from_pretrained(tmp_path, model)
     assert old.settings["places"] == 1
@@ -182,7 +182,6 @@ def test_refuses_broken_files(held):
     refused("masks is 1000000000: give at most 64", settings={"masks": 10**9})
     refused("prompts is 1000000000: give at most 4096", settings={"prompts": 10**9})
     refused("tree is 'full-99', of 3 levels: take fewer", settings={"masks": 3, "tree": "full-99"})
-    refused("no method 'None'", method="None")
     refused("broken", method=["bita"])
     for text in ("{", '"text"'):
         (folder / CONFIG).write_text(text)
@@ -197,10 +196,12 @@ def test_refuses_broken_files(held):
         one_sentence(error)
 
     refused_tensors("has no tensor 'prompt_keys'", {k: v for k, v in tensors.items() if k != "prompt_keys"})
-    refused_tensors(r"shape \[3, 64\], not \[2, 64\]", tensors | {"mask_embeddings": torch.zeros(3, 64)})
+    refused_tensors(
+        r"shape \[3, 64\] and type torch.float32, not floating numbers of shape \[2, 64\]",
+        tensors | {"mask_embeddings": torch.zeros(3, 64)},
+    )
     refused_tensors("unknown tensor 'more'", tensors | {"more": torch.zeros(1)})
-    refused_tensors("whole or complex numbers", {k: v.int() for k, v in tensors.items()})
-    refused_tensors("not hold the tensors that its", {k: 2 * v for k, v in tensors.items()})
+    refused_tensors("not floating numbers", {k: v.int() for k, v in tensors.items()})
     (folder / WEIGHTS).write_bytes(b"torn")
     with pytest.raises(ValueError, match="broken"):
         load_drafter(folder, model)
@@ -214,7 +215,7 @@ def test_refuses_numbers_that_are_none(tmp_path, number, dtype):
     with torch.no_grad():
         next(iter(drafter.weights.parameters())).view(-1)[3] = number
     drafter.save_pretrained(tmp_path, dtype=dtype)
-    with pytest.raises(ValueError, match="infinite or none at all: train the drafter again"):
+    with pytest.raises(ValueError, match="infinite numbers or NaN in 'mask_embeddings': train"):
         load_drafter(tmp_path, model)
 
 
@@ -310,9 +311,3 @@ def test_shipped_drafters_are_small_and_say_how_they_were_made(demo):
     assert EarlyHead.from_pretrained(str(root / "early-head"), demo.model).layer == 4
     with pytest.raises(ValueError, match="choose medusa, bita, hidden-transfer"):
         draftree.demo_drafter("early-head", demo.model)
-
-
-@pytest.mark.parametrize("name", ["~nobody-of-this-name/drafter", "/" + "a" * 5000])
-def test_folders_that_cannot_be(name: str) -> None:
-    with pytest.raises(ValueError, match="There is no drafter folder"):
-        load_drafter(name, build("llama"))

@@ -16,9 +16,9 @@ from serve_driver import MESSAGES, Running, ids_of, serving
 
 from draftree import Fixed, Merge
 from draftree.by_name import make_drafter
-from draftree.drafter_names import TRAINED
 from draftree.drafting import Drafter, RequestState
 from draftree.drafting.base import Capabilities
+from draftree.registry import TRAINED
 from draftree.serve.token_bytes import TokenBytes
 from draftree.tree import Draft, TokenTree
 

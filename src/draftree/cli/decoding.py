@@ -64,7 +64,7 @@ class Drafting:
     def of_embedded(self) -> bool:
         """Return whether an option names a part trained for the embedded model."""
         from draftree.by_name import SMALL_ONES
-        from draftree.drafter_names import TRAINED, names_in
+        from draftree.registry import TRAINED, names_in
 
         trained = any(part in TRAINED for part in names_in(self.name))
         return trained or self.early_head == "demo" or self.bild in SMALL_ONES

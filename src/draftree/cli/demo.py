@@ -29,7 +29,7 @@ def demo(
 ) -> None:
     """Answer questions with MODEL plainly and with drafting, and compare speed and tokens."""
     from draftree.by_name import check_drafter, make_drafter
-    from draftree.drafter_names import TRAINED, names_in
+    from draftree.registry import TRAINED, names_in
 
     check_drafter(drafter)
     where.check()

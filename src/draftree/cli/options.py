@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from draftree.by_name import CHOICE, DRAFTERS
+from draftree.registry import CHOICE, DRAFTERS
 
 RESULTS = Path("bench-results")
 

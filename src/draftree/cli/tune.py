@@ -85,8 +85,8 @@ def tune(
 def _spec(name: str) -> Any:
     """What --drafters names: a folder that training wrote, one of a small model, or one of the embedded model's own."""
     from draftree.by_name import check_drafter
-    from draftree.drafter_names import TRAINED
     from draftree.drafting.folder import SMALL, is_small_model
+    from draftree.registry import TRAINED
     from draftree.tuning.file import Spec
 
     folder = Path(name).is_dir()

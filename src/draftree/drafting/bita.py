@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from draftree.drafting.base import Attachment
-from draftree.drafting.folder import weights_device
 from draftree.drafting.groups import GroupDrafter, GroupNodes
 from draftree.drafting.in_model import DEEPEST
 from draftree.errors import check_least, did_you_mean
@@ -85,7 +84,7 @@ class BiTAWeights(nn.Module):
 
 
 def _normal(*shape: int) -> nn.Parameter:
-    return nn.Parameter(STD * torch.randn(shape, dtype=torch.float32, device=weights_device()))
+    return nn.Parameter(STD * torch.randn(shape, dtype=torch.float32, device="cpu"))
 
 
 class _Placed(NamedTuple):

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from draftree.drafting.base import Attachment
-from draftree.drafting.folder import weights_device
 from draftree.drafting.groups import GroupDrafter, GroupNodes
 from draftree.drafting.in_model import DEEPEST, checked_shapes
 from draftree.errors import check_least, layers_of
@@ -59,10 +58,9 @@ class HiddenTransferWeights(nn.Module):
     def __init__(self, hidden_size: int, transfer_layers: Sequence[int]) -> None:
         super().__init__()
         self.transfer_layers = tuple(transfer_layers)
-        device = weights_device()
         self.transfer = nn.ModuleList()
         for _ in transfer_layers:
-            linear = nn.Linear(hidden_size, hidden_size, bias=False, dtype=torch.float32, device=device)
+            linear = nn.Linear(hidden_size, hidden_size, bias=False, dtype=torch.float32, device="cpu")
             nn.init.eye_(linear.weight)
             self.transfer.append(linear)
 

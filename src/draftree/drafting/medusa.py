@@ -19,7 +19,6 @@ from torch.nn import functional as F
 
 from draftree.drafting.base import Attachment, Step
 from draftree.drafting.base_model import base_of
-from draftree.drafting.folder import weights_device
 from draftree.drafting.in_model import DEEPEST, InModelDrafter
 from draftree.errors import check_least
 from draftree.runner import anatomy_of
@@ -35,7 +34,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(hidden_size, hidden_size, dtype=torch.float32, device=weights_device())
+        self.linear = nn.Linear(hidden_size, hidden_size, dtype=torch.float32, device="cpu")
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
@@ -58,11 +57,10 @@ class MedusaWeights(nn.Module):
     def __init__(self, hidden_size: int, vocab_size: int, heads: int = 4, layers: int = 1, *, own_head: bool) -> None:
         super().__init__()
         self.heads, self.layers, self.own_head = heads, layers, own_head
-        device = weights_device()
         for i in range(heads):
             parts: list[nn.Module] = [ResidualBlock(hidden_size) for _ in range(layers)]
             if own_head:
-                parts.append(nn.Linear(hidden_size, vocab_size, bias=False, dtype=torch.float32, device=device))
+                parts.append(nn.Linear(hidden_size, vocab_size, bias=False, dtype=torch.float32, device="cpu"))
             self.add_module(str(i), nn.Sequential(*parts))
 
     def forward(self, hidden: Tensor, head: Head) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from draftree.drafting.folder import Trained, weights_device
+from draftree.drafting.folder import Trained
 from draftree.errors import check_least
 from draftree.runner.target import inspect_model
 
@@ -39,14 +39,13 @@ class EarlyHeadWeights(nn.Module):
     def __init__(self, hidden_size: int, rank: int = 0, places: int = 1) -> None:
         super().__init__()
         self.rank = rank
-        device = weights_device()
-        self.norm = nn.Parameter(torch.ones(hidden_size, dtype=torch.float32, device=device))
+        self.norm = nn.Parameter(torch.ones(hidden_size, dtype=torch.float32, device="cpu"))
         if rank:
-            down = torch.randn(rank, hidden_size, dtype=torch.float32, device=device) * hidden_size**-0.5
+            down = torch.randn(rank, hidden_size, dtype=torch.float32, device="cpu") * hidden_size**-0.5
             self.down = nn.Parameter(down)
-            self.up = nn.Parameter(torch.zeros(hidden_size, rank, dtype=torch.float32, device=device))
+            self.up = nn.Parameter(torch.zeros(hidden_size, rank, dtype=torch.float32, device="cpu"))
         else:
-            self.projection = nn.Parameter(torch.eye(hidden_size, dtype=torch.float32, device=device))
+            self.projection = nn.Parameter(torch.eye(hidden_size, dtype=torch.float32, device="cpu"))
         self.further = nn.ModuleList(EarlyHeadWeights(hidden_size, rank) for _ in range(places - 1))
 
     def forward(self, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from draftree.drafter_names import TRAINED
 from draftree.drafting import Drafter, Lookahead, Merge, PromptLookup
 from draftree.drafting.folder import demo_drafter, model_hash, trained_drafter
 from draftree.errors import LARGEST, brief
 from draftree.files import is_whole, read_json, replacing, write_json
+from draftree.registry import TRAINED
 from draftree.runner import inspect_model
 from draftree.runner.step_cost import chip_name
 from draftree.shaping import DynamicTree, Fixed, Shape
