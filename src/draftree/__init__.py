@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from draftree.shaping import Fixed as Fixed
     from draftree.trace.file import read_trace as read_trace
     from draftree.trace.file import write_trace as write_trace
-    from draftree.trace.page import write_trace_page as write_trace_page
+    from draftree.trace.file import write_trace_page as write_trace_page
     from draftree.tuning.file import load_tuned as load_tuned
 
 _ROOMS = {
@@ -70,8 +70,7 @@ _ROOMS = {
     "draftree.pruning": ("EarlyHead", "EarlyPruning", "demo_early_head"),
     "draftree.runner": ("open_runner", "pack_weights", "unpack_weights"),
     "draftree.shaping": ("DynamicTree", "Fixed"),
-    "draftree.trace.file": ("read_trace", "write_trace"),
-    "draftree.trace.page": ("write_trace_page",),
+    "draftree.trace.file": ("read_trace", "write_trace", "write_trace_page"),
     "draftree.tuning.file": ("load_tuned",),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}

@@ -9,7 +9,6 @@ from typing import Any
 
 from draftree.checkpoints import is_gguf, known_folder, pretrained
 from draftree.errors import install
-from draftree.files import open_regular
 from draftree.placement import Placement
 
 EMBEDDED = "embedded"  # the name of the model that ships with the package
@@ -80,7 +79,7 @@ def _gguf_options(path: str, placement: Placement) -> dict[str, str]:
     file = Path(path)
     if not is_gguf(path):
         return {}
-    with open_regular(file) as opened:
+    with file.open("rb") as opened:
         if opened.read(4) != b"GGUF":
             raise ValueError(f"{path!r} does not begin as a GGUF file: copy or download it again.")
     if find_spec("gguf") is None or find_spec("accelerate") is None:

@@ -20,7 +20,7 @@ from draftree import BiLD, DraftModel, Lookahead, Merge, PromptLookup, generate
 PROMPT = torch.tensor([[5, 9, 20, 30, 5, 9, 20]])
 MAKERS: dict[str, Callable[[Any], Any]] = {
     "lookahead": lambda model: Lookahead(),
-    "lookahead in Python": lambda model: Lookahead(backend="python"),
+    "lookahead without a compiler": lambda model: Lookahead(compiled=False),
     "prompt lookup": lambda model: PromptLookup(),
     "draft model": lambda model: DraftModel(draftree.demo_drafter("draft-model", model).model),
     "bild": lambda model: BiLD(draftree.demo_drafter("draft-model", model).model),
@@ -59,7 +59,7 @@ def test_copies_draft_as_the_original(demo: Any, name: str, copied: Any) -> None
         assert late.trie.nodes == drafter.trie.nodes
         generate(demo.model, PROMPT + 1, drafter=late, **options)
         assert late.trie.nodes > drafter.trie.nodes, "what the copy learns is its own"
-        assert late.trie.backend == drafter.trie.backend
+        assert late.trie.compiled == drafter.trie.compiled
 
 
 @pytest.mark.parametrize(("copied", "name"), crossed([copy.deepcopy, pickled], [*MAKERS, *MORE]))

@@ -9,8 +9,8 @@ import pytest
 
 import draftree
 from draftree.drafting.in_model import InModelDrafter
+from draftree.drafting.lookahead.options import TrieOptions
 from draftree.drafting.lookahead.trie import Trie
-from draftree.drafting.lookahead.twins import TrieOptions
 
 PAGES = Path(__file__).parents[2] / "docs" / "methods"
 ROW = re.compile(r"^\| `(\w+)` \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$")

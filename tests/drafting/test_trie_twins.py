@@ -1,4 +1,4 @@
-"""The C trie and its Python twin give the same drafts, to the last element, whatever is done to both.
+"""The compiled trie and its oracle give the same drafts, to the last element, under any sequence of calls.
 
 Small alphabets with a live token 0 and an end-of-sequence token inside make branches collide, and small
 capacities keep the clock hand busy, so that freed nodes are reused under open branches.
@@ -10,15 +10,17 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tree_paths import path_of
+from trie_oracle import oracle
 
 from draftree.drafting.lookahead import Trie
-from draftree.drafting.lookahead.c_trie import load_library
+from draftree.drafting.lookahead import trie as trie_module
+from draftree.drafting.lookahead.trie import load_library
 from draftree.tree import TokenTree
 
 try:
     load_library()
 except OSError as error:
-    pytest.skip(f"the C twin is not built ({error}): python hatch_build.py", allow_module_level=True)
+    pytest.skip(f"the compiled trie is not built ({error}): python hatch_build.py", allow_module_level=True)
 
 EOS = 3
 TOKENS = st.lists(st.integers(0, 4), max_size=24)
@@ -51,7 +53,7 @@ OPTIONS = st.fixed_dictionaries(
 
 
 def assert_same_dump(c: Trie, python: Trie) -> None:
-    for left, right in zip(c._backend.dump(), python._backend.dump(), strict=True):
+    for left, right in zip(c._store.dump(), python._store.dump(), strict=True):
         np.testing.assert_array_equal(left, right)
 
 
@@ -106,8 +108,9 @@ def check_tree(draft, budget, depth, mode, eos):
 @given(options=OPTIONS, steps=st.lists(STEP, max_size=40), scan=st.sampled_from([1, 2, 256]))
 def test_twins_agree(options, steps, scan):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftree.drafting.lookahead.twins.SCAN", scan)
-        twins = [Trie(**options, backend=backend) for backend in ("c", "python")]
+        patch.setattr("draftree.drafting.lookahead.options.SCAN", scan)
+        patch.setattr(trie_module, "SCAN", scan)
+        twins = [Trie(**options), oracle(**options)]
     live: set[int] = set()
     for name, *arguments in steps:
         if name == "dump":
@@ -139,7 +142,7 @@ def test_twins_agree(options, steps, scan):
 def test_twins_agree_at_length(max_nodes):
     """Long enough for the hash to grow many times, and at 3000 nodes for the hand to go round and round."""
     rng = np.random.default_rng(max_nodes)
-    twins = [Trie(max_nodes=max_nodes, eos_token_ids=[EOS], backend=backend) for backend in ("c", "python")]
+    twins = [make(max_nodes=max_nodes, eos_token_ids=[EOS]) for make in (Trie, oracle)]
     for request in range(12):
         prompt = (rng.zipf(1.4, 150) % 90).tolist()
         for trie in twins:
@@ -157,3 +160,24 @@ def test_twins_agree_at_length(max_nodes):
                 trie.end(request)
         assert_same_dump(*twins)
     assert twins[0].nodes > 5000
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts=st.lists(TOKENS, max_size=4), prompt=TOKENS, more=TOKENS)
+def test_without_a_compiler_the_same_paths_are_found(texts, prompt, more):
+    """Below all bounds the plain store has the same nodes and probabilities; equal paths may change places."""
+    found = []
+    for compiled in (True, False):
+        trie = Trie(branch_length=4, prune=False, eos_token_ids=[EOS], compiled=compiled)
+        for text in texts:
+            trie.warm(text)
+        trie.begin(1, prompt)
+        trie.extend(1, more)
+        draft = trie.retrieve(1, 500)
+        check_tree(draft, 500, 4, "hierarchical", (EOS,))
+        paths = {}
+        for token, parent, logp, source in zip(*(column.tolist() for column in draft), strict=True):
+            path = (*(list(paths)[parent] if parent >= 0 else ()), token)
+            paths[path] = (round(logp, 4), source)
+        found.append((paths, trie.nodes))
+    assert found[0] == found[1]

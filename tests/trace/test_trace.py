@@ -27,7 +27,6 @@ from draftree.engine.recorder import Track
 from draftree.engine.request import Request
 from draftree.engine.stats import RequestStats
 from draftree.shaping import Fixed
-from draftree.trace.counts import run_statistics
 from draftree.trace.file import Trace, read_trace, write_trace
 from draftree.trace.labels import label, pieces
 from draftree.tree import TokenTree
@@ -87,7 +86,7 @@ def record(case: str, runner: str = "auto", node_budget: int = 12) -> tuple[Reco
 def test_counts_of_the_file_are_those_of_the_run_to_the_last_bit(case, tmp_path):
     recorder, out = record(case, "hooked" if case == "in-model" else "auto")
     trace = read_trace(write_trace(recorder, tmp_path / "run.jsonl"))
-    found = run_statistics(trace).requests
+    found = trace.statistics().requests
     assert len(found) == len(out.stats.requests)
     for mine, theirs in zip(found, out.stats.requests, strict=True):
         for counted in fields(RequestStats):
@@ -150,7 +149,7 @@ def test_requests_that_join_and_leave_and_engines_that_share_a_recorder(tmp_path
     trace = read_trace(write_trace(recorder, tmp_path / "run.jsonl"))
     assert sorted(trace.runs) == [0, 1]
     assert list(trace.requests) == [r.id for r in requests]
-    assert run_statistics(trace).requests == [r.stats for r in requests]
+    assert trace.statistics().requests == [r.stats for r in requests]
     sizes = [len(step["members"]) for step in trace.steps]
     assert set(sizes) == {1, 2}
     assert {request["finish_reason"] for request in trace.requests.values()} <= {"eos", "length"}
@@ -166,7 +165,7 @@ def test_encoder_decoders_tell_what_was_asked(tmp_path):
     recorder, options = Recorder(), {"no_repeat_ngram_size": 3, "max_new_tokens": NEW}
     out = generate(build("bart"), ids, mask, drafter=draftree.Lookahead(), recorder=recorder, **options)
     trace = read_trace(write_trace(recorder, tmp_path / "run.jsonl"))
-    assert run_statistics(trace).requests == out.stats.requests
+    assert trace.statistics().requests == out.stats.requests
     told = list(trace.requests.values())
     assert [row["source"] for row in told] == [row[::-1] for row in prompts()]
     assert told[1]["prompt_text"] == " ".join(map(str, prompts()[1][::-1]))
@@ -216,7 +215,7 @@ def test_steps_without_a_pass_are_in_the_record(tmp_path):
         stats += out.stats.requests
     trace = read_trace(write_trace(recorder, tmp_path / "run.jsonl"))
     assert {step["passed"] for step in trace.steps} == {True, False}
-    assert run_statistics(trace).requests == stats
+    assert trace.statistics().requests == stats
 
 
 # ---------------------------------------------------------------- the file, its texts, its errors
@@ -248,7 +247,7 @@ def test_a_file_that_is_no_trace_is_refused_in_a_sentence(tmp_path):
         ("later", json.dumps(first | {"format": 99}) + "\n", "trace of format 99"),
         ("cut", "".join(whole[:-1]), "was cut off"),
         ("torn", "".join(whole)[:-9], "is no JSON object"),
-        ("changed", whole[0] + '{"kind": "tree"}\n', "there is no 'tree' in a trace"),
+        ("changed", whole[0] + '{"kind": "run"}\n', "is not as draftree writes it"),
     ):
         path = tmp_path / name
         path.write_text(content)
@@ -317,10 +316,10 @@ def test_command_records_lossy_runs_and_says_so(tmp_path):
     [
         (["hi", "--bild", "demo", "--nodes", "4"], "leave --nodes out"),
         (["hi", "--lossless"], "belongs to --bild"),
-        ([], "Give a prompt to record"),
-        (["hi", "--replay", "x.jsonl"], "leave the prompt out"),
-        (["--replay", "x.jsonl", "--drafter", "medusa"], "leave --drafter out"),
-        (["--replay", "x.jsonl", "--max-new-tokens", "8"], "leave --max-new-tokens out"),
+        ([], "Give a prompt, or --replay"),
+        (["hi", "--replay", "x.jsonl"], "leave out the prompt"),
+        (["--replay", "x.jsonl", "--drafter", "medusa"], "leave out --drafter"),
+        (["--replay", "x.jsonl", "--max-new-tokens", "8"], "leave out --max-new-tokens"),
         (["--replay", "x.jsonl", "--html", "nowhere/run.html"], "There is no folder nowhere"),
         (["--replay", "nowhere.jsonl"], "nowhere.jsonl"),
         (["hi", "--step", "2"], "add --replay"),

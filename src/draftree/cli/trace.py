@@ -74,8 +74,7 @@ def trace(
     from draftree.engine.engine import Engine
     from draftree.engine.recorder import Recorder
     from draftree.shaping import Fixed
-    from draftree.trace.file import read_trace, write_trace
-    from draftree.trace.page import write_trace_page
+    from draftree.trace.file import read_trace, write_trace, write_trace_page
 
     target, tokenizer = where.load(model)
     running.prepare(target)
@@ -119,8 +118,7 @@ def show_recorded(replay: Path, html: Path | None, steps: list[int]) -> None:
     """
     from draftree.cli.screen import report_written, wide_console
     from draftree.cli.trace_view import show
-    from draftree.trace.file import read_trace
-    from draftree.trace.page import write_trace_page
+    from draftree.trace.file import read_trace, write_trace_page
 
     if not replay.is_file():
         raise ValueError(f"There is no recorded run {str(replay)!r}: make one with draftree trace PROMPT.")

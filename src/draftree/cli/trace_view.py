@@ -10,20 +10,18 @@ from rich.text import Text
 from rich.tree import Tree
 
 from draftree.cli.screen import legend, source_style
-from draftree.trace.counts import run_statistics
 from draftree.trace.file import Trace
-from draftree.trace.labels import names_of
 
 KEY = "Trees: ✓ accepted, ✕ pruned inside the pass, others rejected; numbers are path probabilities."
 
 
 def outline(trace: Trace, console: Console) -> None:
     """Print the text, coloured by drafter, and the statistics."""
-    for request, name in names_of(trace).items():
+    for request, name in trace.names().items():
         if len(trace.requests) > 1:
             console.print(Text(f"Request {name}", style="bold"))
         console.print(_text(trace, request), soft_wrap=True)
-    stats = run_statistics(trace)
+    stats = trace.statistics()
     console.print(legend(stats.total.accepted_by_source))
     stats.summary()
 

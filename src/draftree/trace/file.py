@@ -1,35 +1,83 @@
-"""The file of a trace: JSON lines, each saying what kind it is, with a version in the first.
+"""The file of a trace, and everything computed from it: statistics and a web page.
 
-The file is complete in itself: token texts are in it, so that it can be read where neither model nor tokenizer is. The
-format is described in `docs/trace.md`.
+The file has JSON lines. Each line names its kind, and the first one has the version of the format. Token texts are
+included, so that neither model nor tokenizer is needed to read it. `docs/trace.md` describes the fields.
 """
 
 from __future__ import annotations
 
+import html
 import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from draftree.engine.recorder import Recorder
+from draftree.engine.stats import RequestStats, RunStats
 from draftree.errors import brief
-from draftree.files import open_regular, parse_json, replacing
-from draftree.trace.labels import label, pieces
-from draftree.trace.records import Trace as Trace
-from draftree.trace.records import wrong_record, wrong_whole
+from draftree.files import parse_json, replacing, write_text
+from draftree.pages import fill
+from draftree.trace.labels import label, pieces, request_name
 from draftree.version import __version__
 
 FORMAT = 2
-MOST_FIRST = 4096  # bytes of the first line
-KINDS = ("run", "request", "step", "tokens")
+# Characters that could end the data's element in a page become JSON escapes.
+ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A recorded run, as plain values.
+
+    Attributes:
+        runs: the engines, by number.
+        requests: by id.
+        steps: in the order in which they happened, run by run.
+        tokens: text of each token id alone.
+    """
+
+    runs: dict[int, dict[str, Any]]
+    requests: dict[int, dict[str, Any]]
+    steps: list[dict[str, Any]]
+    tokens: dict[int, str]
+
+    def of(self, request: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Yield (step, the request's part of it) for each step of a request."""
+        for step in self.steps:
+            for member in step["members"]:
+                if member["request"] == request:
+                    yield step, member
+
+    def names(self) -> dict[int, str]:
+        """Return a display name of each request, by id."""
+        named = enumerate(self.requests.items(), 1)
+        return {request: request_name(number, about["prompt_text"]) for number, (request, about) in named}
+
+    def statistics(self) -> RunStats:
+        """Return the statistics of all requests, computed from the steps as the engine computes them."""
+        found = {request: RequestStats() for request in self.requests}
+        for step in self.steps:
+            sources = self.runs[step["run"]]["sources"]
+            share = 1 / len(step["members"])
+            for member in step["members"]:
+                stats = found[member["request"]]
+                stats.count(member["accepted"], len(member["tokens"]) - 1, passed=step["passed"])
+                accepted = (node for node in member["accepted"] if node is not None)
+                stats.accepted_by_source.update(sources[member["sources"][node]] for node in accepted)
+                stats.pruned += len(member["pruned"])
+                for stage, seconds in step["seconds"].items():
+                    stats.seconds[stage] += seconds * share
+        return RunStats(list(found.values()))
 
 
 def write_trace(recorder: Recorder, path: str | Path, tokenizer: Any = None) -> Path:
-    """Write what `recorder` holds to `path`; returns the path.
+    """Write the records of `recorder` to `path`, and return the path.
 
     Args:
-        recorder: of finished or running engines; what is recorded later is not in the file.
-        path: of the file, by custom named .jsonl.
-        tokenizer: gives the texts of tokens; None leaves their numbers.
+        recorder: of finished or running engines.
+        path: of the file, usually named .jsonl.
+        tokenizer: gives the texts of tokens; None writes their ids.
 
     Raises:
         ValueError: nothing was recorded.
@@ -49,7 +97,7 @@ def write_trace(recorder: Recorder, path: str | Path, tokenizer: Any = None) -> 
         _line(file, {"kind": "trace", "format": FORMAT, "draftree": __version__})
         for record in records:
             if record["kind"] == "request":
-                prompt = record["source"] or record["prompt"]  # the input of the encoder, or of the decoder
+                prompt = record["source"] or record["prompt"]  # The input of the encoder, or of the decoder.
                 record["prompt_text"] = " ".join(map(str, prompt)) if tokenizer is None else tokenizer.decode(prompt)
                 record["pieces"] = pieces(tokenizer, output.get(record["request"], []))
             _line(file, record)
@@ -67,48 +115,34 @@ def read_trace(path: str | Path) -> Trace:
 
     Raises:
         OSError: there is no such file.
-        ValueError: it is not a regular file or no trace, was cut off, or has a format that this version does not know.
+        ValueError: the file is not a trace, was cut off, or has another format.
     """
     path = Path(path)
-    with open_regular(path) as file:
-        first = _parsed(path, 1, file.readline(MOST_FIRST))
-        lines = file.read().split(b"\n") if first.get("kind") == "trace" else []
+    lines = path.read_bytes().splitlines()
+    first = _parsed(path, 1, lines[0] if lines else b"")
     if "format" not in first or first.get("kind") != "trace":
         raise ValueError(f"{path} is no trace: give a file that draftree trace or draftree.write_trace wrote.")
     if first["format"] != FORMAT:
         raise ValueError(
             f"{path} is a trace of format {brief(repr(first['format']))}, and this version reads format {FORMAT}: "
-            f"record it again, or read it with draftree {brief(first.get('draftree', 'of its time'))}."
+            "record it again."
         )
     trace = Trace({}, {}, [], {})
-    whole = False
-    for number, line in enumerate(lines, 2):
-        if not line:
-            continue
-        record = _parsed(path, number, line)
-        kind = record.get("kind")
-        if kind not in KINDS:
-            raise ValueError(
-                f"{path}, line {number}: there is no {brief(repr(kind))} in a trace; the file was changed, so record "
-                "it again."
-            )
-        wrong = wrong_record(trace, record)
-        if wrong is not None:
-            raise ValueError(f"{path}, line {number}, is not as draftree writes it, {wrong}: record the run again.")
-        if kind == "run":
-            trace.runs[record["run"]] = record
-        elif kind == "request":
-            trace.requests[record["request"]] = record
-        elif kind == "step":
-            trace.steps.append(record)
-        else:
-            trace.tokens.update((int(token), text) for token, text in record["texts"].items())
-            whole = True
-    if not whole:
+    try:
+        for number, line in enumerate(lines[1:], 2):
+            record = _parsed(path, number, line)
+            if record["kind"] == "run":
+                trace.runs[record["run"]] = record
+            elif record["kind"] == "request":
+                trace.requests[record["request"]] = record
+            elif record["kind"] == "step":
+                trace.steps.append(record)
+            else:
+                trace.tokens.update((int(token), text) for token, text in record["texts"].items())
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}, line {number}, is not as draftree writes it ({error}): record it again.") from None
+    if not trace.tokens or not trace.steps:
         raise ValueError(f"{path} was cut off: its last line, with the texts of tokens, is missing. Record it again.")
-    wrong = wrong_whole(trace)
-    if wrong is not None:
-        raise ValueError(f"{path} does not add up, {wrong}: record the run again.")
     return trace
 
 
@@ -120,3 +154,13 @@ def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ValueError(f"{path}, line {number} is no JSON object: give a file that draftree trace wrote.")
     return record
+
+
+def write_trace_page(trace: Trace, path: str | Path, title: str = "draftree trace") -> Path:
+    """Write `trace` as one self-contained HTML page, and return the path.
+
+    The page makes no network requests. Texts are stored as data, never as markup.
+    """
+    data = json.dumps(asdict(trace) | {"names": trace.names()}, separators=(",", ":"), allow_nan=False)
+    write_text(path, fill("draftree.trace", title=html.escape(title), data=data.translate(ESCAPES)))
+    return Path(path)

@@ -1,7 +1,7 @@
-"""Lookahead: drafts retrieved from a trie of prompts and earlier outputs (Zhao et al., KDD '24).
+"""Lookahead: draft from a trie of prompts and earlier outputs (Zhao et al., KDD '24, arXiv 2312.12728).
 
-Every position of a prompt or an output is a key, what followed it a branch; the context's last tokens are looked up
-and the branches found are verified as one tree. Nothing is trained, and the trie gets better with use.
+The last tokens of the context are searched in the trie, and the branches after them are verified as one tree. There is
+no training; the trie improves with use.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftree.drafting.base import ByRequest, Capabilities, Drafter, RequestState
+from draftree.drafting.lookahead.options import MAX_TOKEN, MODES, SOURCES, checked_ids, chosen
 from draftree.drafting.lookahead.trie import Trie
-from draftree.drafting.lookahead.twins import MAX_TOKEN, MODES, SOURCES, checked_ids, chosen
 from draftree.runner.target import Target
 from draftree.tree import Draft, TokenTree
 
 NAMES = {SOURCES["prompt"]: "lookahead/prompt", SOURCES["output"]: "lookahead/output", SOURCES["mix"]: "lookahead/both"}
 
-MOST_CACHE_SALTS = 64  # tries kept of requests with a cache_salt of their own; each takes up to `max_nodes` nodes
+MOST_CACHE_SALTS = 64  # Limit of tries for requests with a cache salt; each has up to `max_nodes` nodes.
 
 
 class Lookahead(Drafter):
-    """Drafts from a trie; one object may serve many calls and engines, and learns from all of them.
+    """Draft from a trie. One drafter may serve many calls and engines, and learns from all of them.
 
     Args:
-        decoding_length: most nodes of a draft (paper: 64; how many are verified is the shape's choice).
-        branch_length: most tokens of a branch (paper: 12, in batches 8).
+        decoding_length: limit of nodes in a draft (paper: 64); the shape chooses how many are verified.
+        branch_length: limit of tokens in a branch (paper: 12, in batches 8).
         mode: "hierarchical" (branches merged into one tree), "parallel" (branches side by side under the same
             budget) or "single" (the best branch, as in LLMA).
         sources: "mix", "prompt" or "output".
         trie_options: `max_query_length`, `prompt_weight`, `capacity`, `max_nodes`, `prune`, `eliminate` and
-            `backend`, see `TrieOptions` and `Trie`.
+            `compiled`; see `TrieOptions` and `Trie`.
     """
 
     name = "lookahead"
@@ -53,18 +53,18 @@ class Lookahead(Drafter):
         self.mode = mode
         self.sources = sources
         self._options = {"decoding_length": decoding_length, "branch_length": branch_length, **trie_options}
-        self._answers: list[list[int]] = []  # to be stored when the trie is made
+        self._answers: list[list[int]] = []  # Stored when the trie is made.
         self._eos: Sequence[int] = ()
-        self._salted: dict[str, Trie] = {}  # the one used last stands last
-        self._loaded: Any = None  # what makes the trie that was loaded anew, and its arguments
-        self._seen: ByRequest[int] = ByRequest()  # how many tokens of each the trie has been given
-        # Engines in several threads may meet the drafter at once, and one may be collected, and end, while it is held.
+        self._salted: dict[str, Trie] = {}  # The most recently used one is last.
+        self._loaded: Any = None  # Function and arguments that make another trie from the loaded file.
+        self._seen: ByRequest[int] = ByRequest()  # Tokens of each request that the trie has.
+        # Garbage collection of an engine may end requests while this thread holds the lock.
         self._making = threading.RLock()
-        checked = Trie(**self._options)  # a bad option is refused here, not in the first call
+        checked = Trie(**self._options)  # Bad options raise here, not in the first call.
         self._trie: Trie | None = checked if "eos_token_ids" in trie_options else None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Options and what was learned; a copy has no requests."""
+        """Copy options and tries, without requests."""
         with self._making:
             own = {"_salted": dict(self._salted), "_answers": list(self._answers)}
             return {name: value for name, value in vars(self).items() if name != "_making"} | own
@@ -75,14 +75,14 @@ class Lookahead(Drafter):
 
     @property
     def trie(self) -> Trie:
-        """The store; made when the first target tells its EOS ids, or on first use."""
+        """Return the trie, made with the EOS ids of the first target or on first use."""
         return self.trie_of(None)
 
     def trie_of(self, cache_salt: str | None) -> Trie:
         """Return the trie of one cache_salt: `trie` for None, else a copy of the loaded one.
 
-        The tries of the last `MOST_CACHE_SALTS` salts are kept, each bounded as `trie` is. To make one of a large file
-        takes up to a second, so a server asks for it outside of the engine's thread.
+        The `MOST_CACHE_SALTS` most recently used tries are kept. Copying a large one takes up to a second, so a server
+        calls this outside of the engine's thread.
         """
         with self._making:
             if cache_salt is None:
@@ -93,9 +93,9 @@ class Lookahead(Drafter):
                     self._answers = []
                 return self._trie
             if cache_salt in self._salted:
-                self._salted[cache_salt] = self._salted.pop(cache_salt)  # the last one is the newest
+                self._salted[cache_salt] = self._salted.pop(cache_salt)
                 return self._salted[cache_salt]
-        made = self._new_trie()  # others draft meanwhile
+        made = self._new_trie()  # Without the lock, so that other threads can draft.
         with self._making:
             found = self._salted.pop(cache_salt, made)
             idle = [name for name, trie in self._salted.items() if not trie.live_requests]
@@ -105,7 +105,7 @@ class Lookahead(Drafter):
             return found
 
     def has_trie(self, cache_salt: str | None) -> bool:
-        """Whether `trie_of` has the store at hand."""
+        """Return whether `trie_of` has the trie already."""
         with self._making:
             return cache_salt in self._salted if cache_salt is not None else self._trie is not None
 
@@ -122,27 +122,27 @@ class Lookahead(Drafter):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tries, and of the file that scopes begin with."""
+        """Return the bytes of all tries, and of the loaded file."""
         with self._making:
             tries = [*self._salted.values(), *([] if self._trie is None else [self._trie])]
-        loaded = 0 if self._loaded is None else len(self._loaded[1][0])
+        loaded = 0 if self._loaded is None else sum(column.nbytes for column in self._loaded[1][2][:-1])
         return loaded + sum(trie.nbytes for trie in tries)
 
     def source_name(self, source: int) -> str:
         return NAMES.get(source, self.name)
 
     def begin(self, request: RequestState) -> None:
-        # What is predicted is part of the prompt's branches: it is dropped with them when the request ends.
+        # The prediction joins the prompt's branches, which are dropped when the request ends.
         self.trie_of(request.cache_salt).begin(request.id, [*request.prediction, *request.tokens])
         self._seen[request.id] = len(request.tokens)
 
     def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         tries = [self.trie_of(request.cache_salt) for request in requests]
-        for trie, request in zip(tries, requests, strict=True):  # what one brings may be drafted for another
+        for trie, request in zip(tries, requests, strict=True):  # Requests of this step may draft from each other.
             trie.extend(request.id, self._news(request))
         drafts: list[Draft] = []
         for trie, request, budget in zip(tries, requests, budgets, strict=True):
-            depth = min(request.room - 1, MAX_TOKEN)  # a model without a limit of its own may have any room
+            depth = min(request.room - 1, MAX_TOKEN)
             if budget < 1 or depth < 1:
                 drafts.append(([], [], [], 0))
             else:
@@ -159,7 +159,7 @@ class Lookahead(Drafter):
             trie.end(request.id)
 
     def _news(self, request: RequestState) -> list[int]:
-        """The request's tokens that the trie has yet to read; none before its first draft."""
+        """Return the request's tokens that the trie does not have yet."""
         tokens = request.tokens
         seen = self._seen.get(request.id, len(tokens))
         self._seen[request.id] = len(tokens)
@@ -170,7 +170,7 @@ class Lookahead(Drafter):
         checked = [checked_ids(answer, "answer") for answer in answers]
         if cache_salt is None:
             with self._making:
-                if self._trie is None:  # stored by `bind`, which knows the EOS ids that end an answer
+                if self._trie is None:  # `bind` stores them, with the EOS ids that end an answer.
                     self._answers += checked
                     return
         trie = self.trie_of(cache_salt)
@@ -178,7 +178,7 @@ class Lookahead(Drafter):
             trie.warm(answer)
 
     def save(self, path: str | os.PathLike[str], tokenizer: Any) -> None:
-        """Write the trie's outputs to a flat file that names `tokenizer`."""
+        """Write the outputs in the trie to a safetensors file that names `tokenizer`."""
         self.trie.save(path, tokenizer_fingerprint(tokenizer))
 
     @classmethod
@@ -189,31 +189,30 @@ class Lookahead(Drafter):
         *,
         mode: str = "hierarchical",
         sources: str = "mix",
-        backend: str = "auto",
     ) -> Lookahead:
-        """A drafter on a saved trie, with the trie's own options.
+        """Return a drafter on a saved trie, with the options of that trie.
 
         Raises:
-            ValueError: no trie file, a damaged one, or one of another tokenizer.
+            ValueError: the file is not a trie, is damaged, or belongs to another tokenizer.
         """
-        trie = Trie.load(path, tokenizer_fingerprint(tokenizer), backend=backend)
+        trie = Trie.load(path, tokenizer_fingerprint(tokenizer))
         own = {name: value for name, value in vars(trie.options).items() if name != "eos_token_ids"}
-        drafter = cls(**own, mode=mode, sources=sources, backend=backend)
+        drafter = cls(**own, mode=mode, sources=sources)
         drafter._trie, drafter._loaded = trie, trie.__reduce__()
         return drafter
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """A short name of a tokenizer's vocabulary: equal where equal ids mean equal text.
+    """Return a short name of a tokenizer's vocabulary; equal names mean equal ids for equal text.
 
     Raises:
-        TypeError: something that is no tokenizer.
+        TypeError: the object is not a tokenizer.
     """
     import hashlib
 
     if not hasattr(tokenizer, "get_vocab"):
         raise TypeError(
-            f"A trie's file names its tokenizer, and a {type(tokenizer).__name__} is no tokenizer: give the model's."
+            f"A trie file names its tokenizer: give the model's tokenizer, not a {type(tokenizer).__name__}."
         )
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
     digest = hashlib.sha256(repr(vocabulary).encode()).hexdigest()[:32]

@@ -1,9 +1,4 @@
-"""The Python twin of the Lookahead trie: dicts and a heap, written to be read.
-
-It is the fallback where no C compiler was found, and the oracle of `trie.c`: under any sequence of calls
-both give the same drafts to the last element (tests/drafting/test_trie_twins.py). A change here is a change there. The
-rules of the store and of retrieval are described in `trie.py`.
-"""
+"""The oracle of `trie.c`: the same store in plain Python. Both give the same drafts under any sequence of calls."""
 
 from __future__ import annotations
 
@@ -12,14 +7,114 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
+from typing import Any
 
 import numpy as np
 
-from draftree.drafting.lookahead import twins
-from draftree.drafting.lookahead.python_forest import ONE_HIT, Cursors, Forest, Node, close
-from draftree.drafting.lookahead.twins import FROM_OUTPUT, FROM_PROMPT, MODES, NO_PARENT, Arrays, Dump, TrieOptions
+from draftree.drafting.lookahead import Trie
+from draftree.drafting.lookahead import options as options_module
+from draftree.drafting.lookahead.dict_trie import NO_PARENT, ONE_HIT
+from draftree.drafting.lookahead.options import MODES, TrieOptions
 
-NODE_BYTES = 400  # a node, its dict and its share of the tables, as sys.getsizeof adds them up
+FROM_PROMPT, FROM_OUTPUT = 1, 2
+MAX_COUNT = 1 << 31
+HAND_STEPS = 64
+
+
+class Node:
+    """One token on a branch. `children` is in order of touch: the last key is the newest."""
+
+    __slots__ = ("children", "count", "index", "parent", "pins", "stamp", "token")
+
+    def __init__(self, token: int, parent: Node | None, index: int) -> None:
+        self.token, self.parent, self.index = token, parent, index
+        self.children: dict[int, Node] = {}
+        self.count = self.stamp = self.pins = 0
+
+
+Cursors = list[tuple[Node, int]]  # open branches: where each stands, and how deep
+
+
+class Forest:
+    """Key trees with hit counts below a root without a token, bounded by a clock hand that halves and frees."""
+
+    def __init__(self, max_nodes: int, per_key: int, prune: bool) -> None:
+        self.max_nodes, self.per_key, self.prune = max_nodes, per_key, prune
+        self.root = Node(-1, None, NO_PARENT)
+        self.nodes: list[Node | None] = []
+        self.free: list[int] = []
+        self.hand = 0
+
+    @property
+    def live(self) -> int:
+        return len(self.nodes) - len(self.free)
+
+    def locate(self, suffix: Sequence[int]) -> Node | None:
+        node: Node | None = self.root
+        for token in suffix:
+            node = node.children.get(token) if node else None
+        return node
+
+    def add(self, parent: Node, token: int) -> Node:
+        if not self.free:
+            self.free.append(len(self.nodes))
+            self.nodes.append(None)
+        index = self.free.pop()
+        node = self.nodes[index] = parent.children[token] = Node(token, parent, index)
+        return node
+
+    def hit(self, parent: Node, token: int, tick: int) -> Node | None:
+        node = parent.children.pop(token, None)
+        if node is not None:
+            parent.children[token] = node
+        elif self.make_room(new_key=parent is self.root):
+            node = self.add(parent, token)
+        else:
+            return None
+        if node.count < MAX_COUNT:
+            node.count += ONE_HIT
+        node.stamp = tick
+        return node
+
+    def make_room(self, new_key: bool) -> bool:
+        for step in range(HAND_STEPS + 1):
+            limit = self.max_nodes
+            if self.prune and self.per_key:
+                limit = min(limit, self.per_key * (len(self.root.children) + new_key))
+            if self.live < limit:
+                return True
+            if not self.prune or step == HAND_STEPS:
+                break
+            if self.hand >= len(self.nodes):
+                self.hand = 0
+            node = self.nodes[self.hand]
+            if node is not None:
+                node.count = max(1, node.count // 2)  # a share of nothing has no logarithm
+                self.remove(node)
+            self.hand += 1
+        return False
+
+    def remove(self, node: Node) -> None:
+        while node.parent is not None and not node.children and not node.pins and node.count < ONE_HIT:
+            del node.parent.children[node.token]
+            self.nodes[node.index] = None
+            self.free.append(node.index)
+            node = node.parent
+
+    def feed(self, cursors: Cursors, token: int, tick: int, branch_length: int, ends: bool) -> Cursors:
+        kept: Cursors = []
+        for at, depth in cursors if ends else [*cursors, (self.root, -1)]:
+            node = self.hit(at, token, tick)
+            at.pins -= 1  # the root is never freed, so its own do not matter
+            if node is not None and not ends and depth + 1 < branch_length:
+                node.pins += 1
+                kept.append((node, depth + 1))
+        return kept
+
+
+def close(cursors: Cursors) -> None:
+    for node, _ in cursors:
+        node.pins -= 1
 
 
 @dataclass
@@ -54,11 +149,11 @@ class Path:
         return (-self.score, self.depth, -o_stamp, -p_stamp, self.token)
 
 
-class PythonTrie:
-    """Same calls as `CTrie`; arguments were checked by `Trie`."""
+class Oracle:
+    """A store with the methods of the compiled one."""
 
     def __init__(self, options: TrieOptions) -> None:
-        self.options, self.scan = options, twins.SCAN
+        self.options, self.scan = options, options_module.SCAN
         self.min_nodes = options.min_nodes or options.branch_length
         self.eos = frozenset(options.eos_token_ids)
         self.n_context = max(options.branch_length, options.max_query_length)
@@ -105,7 +200,7 @@ class PythonTrie:
 
     def unseen(self, path: Path) -> float:
         """Hits that a path's parent is taken to have more. Behind a long text that was seen before, less is open."""
-        return twins.SMOOTHING / (path.known * path.known)
+        return options_module.SMOOTHING / (path.known * path.known)
 
     def expand(self, path: Path, at: int) -> list[Path]:
         """The merged children of a path as a heap, of each forest the `scan` most recently touched ones."""
@@ -123,7 +218,7 @@ class PythonTrie:
         heapq.heapify(kids)
         return kids
 
-    def retrieve(self, slot: int, budget: int, depth: int, mode: int, sources: int) -> Arrays:
+    def retrieve(self, slot: int, budget: int, depth: int, mode: int, sources: int) -> Any:
         r = self.requests[slot]
         rows: list[Path] = []
         seen = 0
@@ -192,11 +287,7 @@ class PythonTrie:
     def nodes(self) -> int:
         return self.output.live + self.shared.live + sum(r.prompt.live for r in self.requests.values())
 
-    @property
-    def nbytes(self) -> int:
-        return self.nodes * NODE_BYTES
-
-    def dump(self) -> Dump:
+    def dump(self) -> Any:
         nodes = [node for node in self.output.nodes if node is not None]
         return (
             np.array([node.index for node in nodes], dtype=np.int32),
@@ -207,14 +298,6 @@ class PythonTrie:
             self.tick,
         )
 
-    def restore(self, dump: Dump) -> None:
-        _, *columns, self.tick = dump
-        made: list[Node] = []
-        for token, parent, count, stamp in zip(*(column.tolist() for column in columns), strict=True):
-            node = self.output.add(self.output.root if parent == NO_PARENT else made[parent], token)
-            node.count, node.stamp = count, stamp
-            made.append(node)
-
 
 def emitted_before(branch: list[Path], rows: list[Path]) -> bool:
     """Is the branch the beginning of one that is already in the result?"""
@@ -224,3 +307,10 @@ def emitted_before(branch: list[Path], rows: list[Path]) -> bool:
         [path.token for path in rows[start:stop]][: len(tokens)] == tokens
         for start, stop in pairwise([*starts, len(rows)])
     )
+
+
+def oracle(**given: Any) -> Trie:
+    """Return a `Trie` on the oracle's store."""
+    trie = Trie(**given, compiled=False)
+    trie._store = Oracle(trie.options)  # type: ignore[assignment]
+    return trie
