@@ -26,7 +26,7 @@ COMMANDS: dict[str, list[list[str]]] = {
         ["generate", *SHORT, "--drafter", "lookahead+draft-model", PROMPT],
         ["trace", *SHORT, "--html", "trace.html", PROMPT],
         ["tune", "--minutes", "1", "--per-set", "2", *SHORT, "--out", "tuned.json"],
-        ["bench", "quick", "--per-set", "1", *SHORT, "--no-compile", "--out", "quick"],
+        ["bench", "quick", "--per-set", "1", *SHORT, "--out", "quick"],
     ],
     "grammar": [["generate", "--choice", "yes", "--choice", "no", PROMPT]],
     "gguf": [["generate", *SHORT, "What is the capital of France?"]],
@@ -34,7 +34,7 @@ COMMANDS: dict[str, list[list[str]]] = {
         ["bench", "list"],
         ["bench", "list", "serving"],
         ["bench", "run", "premise", "--set", "rows=1,2", "--set", "rounds=1", "--out", "premise"],
-        ["bench", "quick", "--per-set", "1", *SHORT, "--no-compile", "--out", "quick"],
+        ["bench", "compare", "--per-set", "1", *SHORT, "--no-compile", "--batch", "1", "--out", "compare"],
     ],
     "serve": [SERVE],
     "train": [
