@@ -18,8 +18,8 @@ from zoo import MEMBERS, build, construct
 from draftree.drafting import BiTA
 from draftree.engine import Engine, Request, SamplingParams
 from draftree.runner import Runner, open_runner
-from draftree.runner.cuda_graphs.fixed import FixedRows, FixedSlots
 from draftree.runner.cuda_graphs.frames import Frame, PassInputs
+from draftree.runner.cuda_graphs.recording import FixedRows, FixedSlots
 from draftree.runner.plan import Plan
 from draftree.shaping import Fixed
 

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from draftree.runner.base import note_preparation
 from draftree.runner.cuda_graphs.capture import capture_for
-from draftree.runner.cuda_graphs.fixed import Outputs, Recorded, Recording, recording_of
 from draftree.runner.cuda_graphs.frames import (
     BUCKETS,
     MOST_COVERED,
@@ -37,6 +36,7 @@ from draftree.runner.cuda_graphs.frames import (
     bucket_of,
     by_torch,
 )
+from draftree.runner.cuda_graphs.recording import Outputs, Recorded, Recording, recording_of
 from draftree.runner.eager.parts import Parts
 from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.kv.cache import BLOCK, SlotCache, Stores
@@ -194,7 +194,7 @@ class CudaGraphRunner(EagerRunner):
             if stop == count:
                 stop_row = logit_slice(plan, segment).stop
                 last = n if stop_row is None else min(stop_row, n)
-            made = self._replay(plan, segment, cache, first, (start, stop), x, last)
+            made = self._replay(plan, segment, cache, (start, stop), x, last)
             for layer, state in made.taps.items():
                 hidden[layer] = state[: plan.batch, :n].clone()
             x = made.leaving[: plan.batch, :n]
@@ -210,23 +210,19 @@ class CudaGraphRunner(EagerRunner):
         return PassResult(logits, segments, hidden, self)
 
     def _replay(
-        self,
-        plan: Plan,
-        segment: Segment,
-        cache: SlotCache,
-        first: int,
-        layers: tuple[int, int],
-        x: Tensor | None,
-        last: int,
+        self, plan: Plan, segment: Segment, cache: SlotCache, layers: tuple[int, int], x: Tensor | None, last: int
     ) -> Outputs:
-        """Run layers [start, stop) on the segment's rows, which are tokens, or states x [B, n, d] from before."""
+        """Run layers [start, stop) on the segment's rows, which are tokens, or states x [B, n, d] from before.
+
+        `last` is the row behind the last one that gets logits, 0 where none does.
+        """
         own = plan.embeddings if x is None else x
-        frame = self._frame(plan, segment, cache, first, layers, injects=own is not None, last=last)
+        frame = self._frame(plan, segment, cache, layers, last, injects=own is not None)
         recording = self._recording(frame, cache)
         real, n, _ = segment.visible.shape
         injected = 0 if own is None else own.shape[1]
         tokens, head_start = plan.tokens if x is None else None, plan.first_logit_row if last else 0
-        self._buffers.fill(recording.packed, segment, first, cache.starts, tokens, injected, head_start)
+        self._buffers.fill(recording.packed, segment, cache.first, cache.starts, tokens, injected, head_start)
         if own is not None:
             assert recording.buffers.entering is not None
             recording.buffers.entering[:real, n - injected : n].copy_(own)
@@ -234,16 +230,9 @@ class CudaGraphRunner(EagerRunner):
         return recording.buffers
 
     def _frame(
-        self,
-        plan: Plan,
-        segment: Segment,
-        cache: SlotCache,
-        first: int,
-        layers: tuple[int, int],
-        *,
-        injects: bool,
-        last: int,
+        self, plan: Plan, segment: Segment, cache: SlotCache, layers: tuple[int, int], last: int, *, injects: bool
     ) -> Frame:
+        """Return the shape in which layers [start, stop) run on the segment's rows; see `_replay`."""
         real, n, wide = segment.visible.shape
         rows = bucket_of(n)
         assert rows is not None
@@ -271,13 +260,13 @@ class CudaGraphRunner(EagerRunner):
             injects=injects,
             heads=heads,
             row_by_row=plan.row_by_row,
-            leading=first == 0 and not kernel_attends,
+            leading=cache.first == 0 and not kernel_attends,
         )
 
     # ---------------------------------------------------------------- recordings
 
     def _recording(self, frame: Frame, cache: SlotCache) -> Recording:
-        """Return the recording of a frame and cache; the one that was unused for longest makes room for a new one."""
+        """Return the recording of a frame and cache. The least recently used one is dropped beyond `KEPT`."""
         held = cache.recordings
         if frame not in held:
             like = torch.empty(0, dtype=self.target.dtype, device=self.target.device)
