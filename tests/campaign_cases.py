@@ -62,7 +62,7 @@ MERGES: dict[str, tuple[str, ...]] = {
     "trie+lookup": ("lookahead", "prompt-lookup"),
     "model+bita": ("draft-model", "bita"),
     "trie+lookup+bita": ("lookahead", "prompt-lookup", "bita"),
-    "random+three": ("random", "bita", "hidden-transfer", "medusa"),
+    "random+transfer": ("random", "hidden-transfer"),
 }
 OF_DECODERS = ("random", "lookahead", "lookahead-prompt", "prompt-lookup")  # with an encoder
 

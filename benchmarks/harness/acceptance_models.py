@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.shapes.by_rank import ByRank
 from draftree.drafting.base import RequestState
-from draftree.drafting.merge.calibration import Calibration
+from draftree.drafting.merge.votes import Calibration
 from draftree.engine import Recorder
 from draftree.tree import TokenTree
 

@@ -10,7 +10,7 @@ from tree_paths import from_arrays
 
 from draftree.drafting import RequestState
 from draftree.drafting.acceptance_statistics import BINS, CLASSES, HEAVY, WIDTH, AcceptanceStatistics, cells_of
-from draftree.drafting.merge.calibration import Calibration
+from draftree.drafting.merge.votes import Calibration
 from draftree.tree import TokenTree
 
 

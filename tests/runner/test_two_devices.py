@@ -42,7 +42,7 @@ def spread(name: str, dtype: torch.dtype = torch.float32) -> Any:
 
 def drafter_of(kind: str, model: Any, references: Any) -> Drafter | None:
     if kind == "merge":
-        return Merge([make(name, model) for name in ("hidden-transfer-one-layer", "bita", "hidden-transfer")])
+        return Merge([drafters(references)["lookahead"](), make("hidden-transfer-one-layer", model)])
     return make(kind, model) if kind in MAKERS else drafters(references)[kind]()
 
 

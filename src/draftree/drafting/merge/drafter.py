@@ -1,47 +1,44 @@
-"""Merge: several drafters at once, their trees joined under one node budget by calibrated probability.
+"""Merge: join the trees of several drafters under one node budget, by calibrated probability.
 
-A trie knows the text so far, and nothing of new text; heads and masks inside the model draft new text, two or three
-tokens far. Where each is strong the other is weak, so more of one tree of both is accepted than of a tree of either
-with as many nodes. Shaping and pruning work on merged trees as on any other.
+A trie repeats earlier text; a small model or heads inside the model draft new text. The joined tree is accepted further
+than a tree of either with as many nodes. Shaping and pruning treat it like any other tree.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch import Tensor
 
-from draftree.drafting.base import Attachment, ByRequest, Capabilities, Drafter, RequestState, Step, StepPlan
-from draftree.drafting.merge.attachments import Joint, join
+from draftree.drafting.base import Attachment, Capabilities, Drafter, RequestState, Step, StepPlan
 from draftree.drafting.merge.votes import Votes
 from draftree.errors import given_as
 from draftree.runner.target import Target
 from draftree.tree import TokenTree
 
 Part = TypeVar("Part", bound=Drafter)
-LEAST_BUDGET = 16  # draft tokens that each drafter may draft at least, so that it shows where two of them agree
+LEAST_BUDGET = 16  # least budget of each drafter, so that drafters can agree on a token
 
 
 class Merge(Drafter):
-    """Joins the trees of several drafters under one node budget.
+    """Joins the trees of tries, prompt lookup and grammars with those of one small model or drafter inside the model.
 
     Args:
-        drafters: the drafters, in any order; each is called as if it were alone, and may be used elsewhere
-            afterwards. A `Merge` among them stands for its own drafters.
+        drafters: the drafters, in any order; at most one of them drafts inside the model. A `Merge` among them
+            stands for its own drafters.
 
     Raises:
         TypeError: something that is no drafter.
-        ValueError: no drafter, the same one twice, or one with a lossy rule of its own.
+        ValueError: no drafter, the same one twice, two inside the model, or one with a lossy rule of its own.
 
     Attributes:
-        drafters: the drafters, one level deep.
-        names: what statistics call them; several of one name are numbered. A token drafted by two is
+        drafters: the drafters, without nesting.
+        names: their names in statistics; several of one name are numbered. A token that two of them drafted is of
             "lookahead+bita".
-        votes: what is known of the worth of their draft tokens.
+        votes: joins their trees, and learns how often each is right.
     """
 
     name = "merge"
@@ -57,6 +54,12 @@ class Merge(Drafter):
             raise ValueError(
                 f"{lossy} brings a lossy rule for its own draft tokens, not those of others: use it alone, "
                 f"or merge {lossy}(lossless=True)."
+            )
+        inside = [drafter.name for drafter in self.drafters if drafter.capabilities.attaches]
+        if len(inside) > 1:
+            raise ValueError(
+                f"{' and '.join(inside)} both draft inside the model, and a pass takes the rows of one drafter: merge "
+                "one of them with a drafter outside the model, such as draftree.Lookahead()."
             )
         if len({id(drafter) for drafter in self.drafters}) < len(self.drafters):
             raise ValueError("Merge has the same drafter object twice, whose state would be mixed up: make two of it.")
@@ -74,36 +77,24 @@ class Merge(Drafter):
         )
         self._certain = [i for i, c in enumerate(can) if c.certain]
         self.votes = Votes(len(self.drafters))
-        self._begun: ByRequest[list[int]] = ByRequest()  # the drafters that have begun it
-        self._joints: ByRequest[Joint] = ByRequest()  # of the pass under way, by its first request
 
     def bind(self, target: Target, *, eos_token_ids: Sequence[int] = ()) -> None:
         """See `Drafter.bind`.
 
         Raises:
-            ValueError: a drafter that does not fit the model, or two with keys and values of their own.
+            ValueError: a drafter that does not fit the model.
         """
-        for i in range(len(self.drafters)):
+        for i, drafter in enumerate(self.drafters):
             with self._named(i):
-                self.drafters[i].bind(target, eos_token_ids=eos_token_ids)
-        self.deep_prefix(target)
+                drafter.bind(target, eos_token_ids=eos_token_ids)
 
     def deep_prefix(self, target: Target) -> list[tuple[Tensor, Tensor]] | None:
-        """See `Drafter.deep_prefix`.
-
-        Raises:
-            ValueError: two drafters bring one.
-        """
-        found = {n: prefix for n, d in zip(self.names, self.drafters, strict=True) if (prefix := d.deep_prefix(target))}
-        if len(found) > 1:
-            raise ValueError(
-                f"{' and '.join(list(found)[:2])} both bring keys and values of their own, and a pass has room "
-                "for one: merge only one of them."
-            )
-        return next(iter(found.values()), None)
+        """See `Drafter.deep_prefix`: that of the drafter inside the model."""
+        found = (drafter.deep_prefix(target) for drafter in self.drafters)
+        return next((prefix for prefix in found if prefix), None)
 
     def source_name(self, source: int) -> str:
-        """See `Drafter.source_name`: all drafters that drafted the token."""
+        """See `Drafter.source_name`: the names of all drafters of the token."""
         return "+".join(name for i, name in enumerate(self.names) if source >> i & 1)
 
     def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
@@ -111,24 +102,18 @@ class Merge(Drafter):
         return nodes + sum(drafter.rows(nodes, requests, attach_to) - nodes for drafter in self.drafters)
 
     def begin(self, request: RequestState) -> None:
-        begun = self._begun[request.id] = []
+        """See `Drafter.begin`."""
         for i, drafter in enumerate(self.drafters):
-            begun.append(i)  # one that raises may have kept something
             with self._named(i):
                 drafter.begin(request)
 
     def plan(self, step: StepPlan) -> Attachment | None:
-        """See `Drafter.plan`: the rows of all drafters, and all that any of them reads."""
-        trees = step.trees
-        if trees is None:
-            return None
-        parts: list[Attachment | None] = []
+        """See `Drafter.plan`: the rows of the drafter inside the model."""
         for i, drafter in enumerate(self.drafters):
-            with self._named(i):
-                parts.append(drafter.plan(step) if drafter.capabilities.attaches else None)
-        joint = join(list(zip(self.names, parts, strict=True)), trees)
-        self._joints[step.requests[0].id] = joint
-        return joint.attachment
+            if drafter.capabilities.attaches:
+                with self._named(i):
+                    return drafter.plan(step)
+        return None
 
     def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         wider = [max(n, LEAST_BUDGET) if n else 0 for n in budgets]
@@ -146,34 +131,28 @@ class Merge(Drafter):
             return drafter.draft(requests, [min(n, drafter.max_nodes) for n in budgets])
 
     def observe(self, step: Step) -> None:
+        """See `Drafter.observe`: each drafter sees the sources of its own draft tokens."""
         self.votes.compare(step.requests)
-        joint = self._joints.pop(step.requests[0].id, None)
         for i, drafter in enumerate(self.drafters):
             if drafter.capabilities.observes:
-                own = step if joint is None else joint.view(step, i)
                 drafted = (step.trees.source >> i & 1) * drafter.source
                 with self._named(i):
-                    drafter.observe(replace(own, trees=replace(step.trees, source=drafted)))
+                    drafter.observe(replace(step, trees=replace(step.trees, source=drafted)))
 
     def end(self, request: RequestState) -> None:
-        """See `Drafter.end`; one drafter's error keeps no other from forgetting the request."""
+        """See `Drafter.end`: all drafters are called, also where one raises."""
         self.votes.forget(request)
-        self._joints.pop(request.id, None)
-        begun, errors = self._begun.get(request.id, []), []
-        while begun:
-            try:
-                with self._named(begun[-1]):
-                    self.drafters[begun[-1]].end(request)
-            except Exception as error:
-                errors.append(error)
-            begun.pop()  # one that was interrupted stays, and is ended when this is called again
-        self._begun.pop(request.id, None)
-        if errors:
-            raise errors[0]
+        with ExitStack() as ends:
+            for i in range(len(self.drafters)):
+                ends.callback(self._end, i, request)
+
+    def _end(self, i: int, request: RequestState) -> None:
+        with self._named(i):
+            self.drafters[i].end(request)
 
     @contextmanager
     def _named(self, drafter: int) -> Iterator[None]:
-        """Adds the name of drafter number `drafter` to whatever it raises."""
+        """Add the name of drafter number `drafter` to its errors."""
         try:
             yield
         except Exception as error:
@@ -182,7 +161,7 @@ class Merge(Drafter):
 
 
 def parts_of(drafter: Drafter | None, kind: type[Part]) -> list[Part]:
-    """The drafters of one kind among those that a drafter is made of; none of None."""
+    """Return the drafters of one class in a drafter or `Merge`; an empty list for None."""
     parts = drafter.drafters if isinstance(drafter, Merge) else [drafter]
     return [part for part in parts if isinstance(part, kind)]
 
@@ -202,10 +181,6 @@ def _flat(drafters: Iterable[Any]) -> Iterator[Drafter]:
 
 
 def _numbered(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, several of one with a number behind."""
-    seen: Counter[str] = Counter()
-    found = []
-    for name in names:
-        seen[name] += 1
-        found.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
-    return tuple(found)
+    """Return the names, the second and later ones of a name with a number."""
+    before = [names[:i].count(name) for i, name in enumerate(names)]
+    return tuple(name if not n else f"{name}-{n + 1}" for name, n in zip(names, before, strict=True))

@@ -1,27 +1,101 @@
-"""One tree of several drafters' trees: their probabilities are calibrated, then those for one token are combined.
+"""Join the trees of several drafters: calibrate their probabilities, then combine those of one token.
 
-A trie's hit counts and a head's softmax cannot be compared as they are. So each drafter's path probabilities are first
-turned into shares of draft tokens that were accepted (`Calibration`), and read as probabilities of a token after its
-parent. Where two drafters draft the same token, the chance that both are wrong is taken to be the product of theirs, as
-if they knew different things: how far that holds of a pair can be learned, and over six merges of the embedded model's
-drafters with 4, 8 and 16 nodes that accepted 0.1 % more tokens. The larger of the two would leave agreement unused.
+- A trie's hit counts and a head's softmax are not comparable. So a drafter's path probabilities are replaced by the
+  share of its draft tokens that came true (`Calibration`), and read as probabilities of a token after its parent.
+- Lossless decoding makes that share exact also for draft tokens that were not verified: no text depends on them.
+- Where two drafters draft the same token, the chance that both are wrong is the product of theirs, as if they were
+  independent.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from draftree.drafting.base import RequestState
-from draftree.drafting.merge.calibration import Calibration
-from draftree.tree import Draft, TokenTree
+from draftree.drafting.acceptance_statistics import FADING_OWN, AcceptanceStatistics, cells_of
+from draftree.drafting.base import ByRequest, RequestState
+from draftree.tree import Draft, TokenTree, follow
 from draftree.tree.structure import check_parents
 
-TIE = 0.02  # weight of a drafter's own log-probability: keeps its order where calibration sees no difference
+TIE = 0.02  # weight of a drafter's own log-probability, which orders draft tokens of one cell
 LEAST, CERTAIN = 1e-6, 0.999  # probabilities of a token after its parent
+EVERY, KNOWN = 2, 64  # after 64 drafts every second one is compared: comparing costs as much as drafting
+
+
+class _Draft(NamedTuple):
+    """A draft to be compared with the text: the position behind its root, its nodes, and its draft tokens' cells."""
+
+    position: int
+    tokens: list[int]
+    parents: list[int]
+    cells: list[int]
+
+
+class Calibration:
+    """Learns how often one drafter's draft tokens come true, by their log-probability and rank."""
+
+    def __init__(self) -> None:
+        self._all = AcceptanceStatistics()
+        self._own: ByRequest[AcceptanceStatistics] = ByRequest()
+        self._waiting: ByRequest[deque[_Draft]] = ByRequest()
+        self._offered = 0
+
+    def worth(self, trees: TokenTree, requests: Sequence[RequestState]) -> np.ndarray:
+        """Return the probability that each node's path is the text, float64 [B, N]; 0 for roots and padding."""
+        logp = trees.logp.numpy(force=True)
+        worth = np.zeros(logp.shape)
+        for b, (request, size) in enumerate(zip(requests, trees.sizes, strict=True)):
+            if size > 1:
+                chances = self._all.chances(self._own.get(request.id))
+                worth[b, 1:size] = [chances[cell] for cell in cells_of(logp[b, 1:size].tolist())]
+        return worth
+
+    def remember(self, requests: Sequence[RequestState], trees: TokenTree) -> None:
+        """Store drafts, to be compared with the text later."""
+        self._offered += 1
+        if self._offered > KNOWN and self._offered % EVERY:
+            return
+        logp, parents, tokens = trees.logp.tolist(), trees.parents.tolist(), trees.tokens.tolist()
+        for b, (request, size) in enumerate(zip(requests, trees.sizes, strict=True)):
+            if size > 1:
+                draft = _Draft(len(request.tokens), tokens[b][:size], parents[b][:size], cells_of(logp[b][1:size]))
+                self._waiting.setdefault(request.id, deque()).append(draft)
+
+    def compare(self, requests: Sequence[RequestState]) -> None:
+        """Learn from drafts that more text cannot change."""
+        for request in requests:
+            waiting = self._waiting.get(request.id)
+            while waiting:
+                right, ended = _right(waiting[0], request.tokens)
+                if not ended:
+                    break
+                self._learn(request, waiting.popleft(), right)
+
+    def forget(self, request: RequestState) -> None:
+        """Learn from the remaining drafts of a request that ends, and drop its state."""
+        for draft in self._waiting.pop(request.id, ()):
+            if len(request.tokens) > draft.position:
+                self._learn(request, draft, _right(draft, request.tokens)[0])
+        self._own.pop(request.id, None)
+
+    def _learn(self, request: RequestState, draft: _Draft, right: list[int]) -> None:
+        own = self._own.setdefault(request.id, AcceptanceStatistics(FADING_OWN))
+        for statistics in (self._all, own):
+            statistics.add(draft.cells, right)
+
+
+def _right(draft: _Draft, text: Sequence[int]) -> tuple[list[int], bool]:
+    """Return the draft tokens on the text's path, counted from 0, and whether more text can add none."""
+    right: list[int] = []
+    found = [0]
+    for _, found in follow(draft.tokens, draft.parents, text[draft.position :]):
+        right += [node - 1 for node in found]
+    return right, set(found).isdisjoint(draft.parents)
+
 
 Vote = tuple[float, int]  # probability of a token after its parent, and the number of the drafter that claims it
 
@@ -36,7 +110,7 @@ class _Proposed(NamedTuple):
 
 
 class Votes:
-    """Joins the trees of so many drafters, and learns from the text what their votes are worth.
+    """Joins the trees of some drafters, and learns how often each is right.
 
     Attributes:
         calibrations: one for each drafter.
@@ -46,10 +120,10 @@ class Votes:
         self.calibrations = [Calibration() for _ in range(drafters)]
 
     def join(self, requests: Sequence[RequestState], trees: Sequence[TokenTree], budgets: Sequence[int]) -> TokenTree:
-        """The best `budgets[b]` draft tokens of all drafters for each request, best first.
+        """Return the best `budgets[b]` draft tokens of all drafters for each request, best first.
 
-        `trees` are those of each drafter. The source of drafter i's draft tokens is bit i, their log-probability that
-        of the joined path.
+        `trees` has one entry for each drafter. Bit i of a node's source stands for drafter i; its log-probability is
+        that of the joined path.
         """
         drafted: list[_Proposed | None] = []
         for calibration, tree in zip(self.calibrations, trees, strict=True):
@@ -60,12 +134,12 @@ class Votes:
         return TokenTree.from_drafts([request.tokens[-1] for request in requests], joined, budgets)
 
     def compare(self, requests: Sequence[RequestState]) -> None:
-        """Learn from the text that was emitted."""
+        """Learn from emitted text."""
         for calibration in self.calibrations:
             calibration.compare(requests)
 
     def forget(self, request: RequestState) -> None:
-        """The request is over; the rest of its text will not come."""
+        """Drop the state of a request that ends."""
         for calibration in self.calibrations:
             calibration.forget(request)
 
@@ -81,7 +155,7 @@ def _read(calibration: Calibration, tree: TokenTree, requests: Sequence[RequestS
 
 
 def _union(b: int, drafted: Sequence[_Proposed | None]) -> Draft:
-    """All draft tokens for request b, each path once, with the probability that the votes give it."""
+    """Return all draft tokens for request b, each path once, with their joint probabilities."""
     tokens, parents = [-1], [-1]
     votes: list[list[Vote]] = [[]]
     place: dict[tuple[int, int], int] = {}
