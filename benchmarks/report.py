@@ -60,7 +60,7 @@ size and the small one's text ([how](developer/experiments.md#inflated-models)).
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A result file's facts; a ValueError where it is none, not complete, or does not say where and how it was made."""
+    """Return the facts of a result file; raise a ValueError for an incomplete file, or one without its origin."""
     try:
         facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         about, rows, complete = facts["about"], facts["rows"], facts["complete"]
@@ -75,7 +75,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def page() -> str:
-    """The page's text."""
+    """Return the page's text."""
     lines = [HEAD]
     for entry in SHOWN["page"]:
         facts = read(RESULTS / entry["file"])
@@ -87,7 +87,7 @@ def page() -> str:
 
 
 def block_of(facts: dict[str, Any], entry: dict[str, Any]) -> list[str]:
-    """Lines of a result: what it shows and how it was made, and its table; as an entry of shown.toml has it."""
+    """Return lines of a result: what it shows and how it was made, and its table; as an entry of shown.toml has it."""
     table = pd.DataFrame(facts["rows"])
     for name, values in entry.get("only", {}).items():
         table = table[table[name].isin(values)]
@@ -99,7 +99,7 @@ def block_of(facts: dict[str, Any], entry: dict[str, Any]) -> list[str]:
 
 
 def side_by_side(entry: dict[str, Any], folder: Path) -> list[str]:
-    """Lines of a table that shows one figure of several results, a column each, as an entry of shown.toml has it.
+    """Return the lines of a table of one figure of several results, a column each, as an entry of shown.toml has it.
 
     With `across`, there is a column for every value of that column too, and no intervals.
     """
@@ -127,14 +127,14 @@ def side_by_side(entry: dict[str, Any], folder: Path) -> list[str]:
 
 
 def differing(results: Sequence[Mapping[str, Any]]) -> str:
-    """How many answers of these results differ from those of the first engine's plain decoding, in words."""
+    """Return in words how many answers differ from those of the first engine's plain decoding."""
     rows = [row for facts in results for row in facts["rows"] if "differing" in row]
     differ, answers = (sum(row[name] for row in rows) for name in ("differing", "answers"))
     return "no answer differs" if not differ else f"{differ} of {answers} answers differ from plain decoding's"
 
 
 def tables(text: str) -> str:
-    """A page with every table between result markers made anew; a ValueError for a block that shown.toml lacks."""
+    """Return a page with new tables between its result markers; raise a ValueError for an unknown block."""
     for name in re.findall(r"<!-- results:([\w-]+) -->", text):
         begin, end = f"<!-- results:{name} -->", f"<!-- /results:{name} -->"
         if name not in SHOWN["table"] or text.count(begin) != 1 or text.count(end) != 1:

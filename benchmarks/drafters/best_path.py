@@ -38,7 +38,7 @@ def _tree(setup: Setup, name: str) -> Drafter:
 
 
 def _path(setup: Setup, name: str) -> Drafter:
-    """The same drafter, whose trees are one branch; a ValueError for one that has no such form."""
+    """Return the same drafter, whose trees are one branch; raise a ValueError for one that has no such form."""
     drafter = fresh(setup, name)
     if isinstance(drafter, InModelDrafter):
         depth = drafter.depth

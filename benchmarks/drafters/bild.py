@@ -67,7 +67,7 @@ def check_options(setup: Setup) -> None:
 
 
 def open_pair(setup: Setup) -> Pair:
-    """The models that the setup and its options `small` and `aligned` name; the embedded pair by default.
+    """Return the models that the setup and its options `small` and `aligned` name; the embedded pair by default.
 
     Where no small model is named beside a large one, or one that does not fit, that is a ValueError.
     """
@@ -84,7 +84,7 @@ def open_pair(setup: Setup) -> Pair:
 
 
 def open_rows(setup: Setup) -> tuple[list[Question], str]:
-    """Rows to answer, and the metric: rows of the file `data`, or the prompts to measure on, of every set in turn.
+    """Return the rows to answer and the metric: rows of the file `data`, or measured prompts of every set in turn.
 
     Raises:
         ValueError: nothing there, rows without what was named, references where the prompts are the package's, or a
@@ -182,7 +182,7 @@ def compared(setup: Setup, pair: Pair, rows: list[Question], metric: str) -> Ite
 def _summed_up(
     runs: pd.DataFrame, ways: list[BildWay], ids: Mapping[BildWay, Any], qualities: Mapping[BildWay, float]
 ) -> pd.DataFrame:
-    """A row for each way: its quality, time, and how often the large model was called."""
+    """Return a row for each way: its quality, time, and how often the large model was called."""
     base, hf = of(runs, PLAIN), of(runs, THEIRS)
     found: list[dict[str, Any]] = []
     for way in ways:
@@ -232,7 +232,7 @@ def _fill_in(table: pd.DataFrame, counted: Mapping[str, Sequence[Operations]]) -
 
 
 def _example(setup: Setup, row: Question, alone: Any, method: Any, ids: Any) -> list[Any]:
-    """A row as the page shows it: what each model writes alone, and BiLD's text, the large model's tokens marked."""
+    """Return a row for the page: each model's text alone, and BiLD's with the large model's tokens marked."""
     emitted: list[tuple[int, bool]] = []
 
     def note(request: Any) -> None:

@@ -41,11 +41,11 @@ class Redrawn:
 
     @property
     def units(self) -> int:
-        """How many rows or prompts there are to draw from, whichever are fewer."""
+        """Return the number of rows or of prompts to resample, whichever is smaller."""
         return min(self.counts)
 
     def columns(self, name: str) -> dict[str, float | None]:
-        """The figure as rows of tables hold it; NaN without any case, and no interval of a single one."""
+        """Return the figure as rows of tables hold it; NaN without any case, and no interval of a single one."""
         value = self.figure(*map(np.arange, self.counts))
         if self.units < 2 or np.isnan(value):
             return Estimate(value).columns(name)
@@ -75,7 +75,7 @@ class Curve:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many rows and prompts there are."""
+        """Return the number of rows and of prompts."""
         return len(self.scores[0]), len(self.seconds[0])
 
     def drawn(self, rows: NDArray[np.int64], prompts: NDArray[np.int64]) -> tuple[list[float], list[float]]:
@@ -110,7 +110,7 @@ def curve_ratio(above: Curve, below: Curve) -> Redrawn:
 
 
 def reached(above: Curve, below: Curve) -> tuple[int, int]:
-    """How many of the second curve's points the first one is compared at, and of how many."""
+    """Return the number of the second curve's points that are compared, and of all its points."""
     here, there = (curve.drawn(*map(np.arange, curve.counts)) for curve in (above, below))
     return sum(time >= here[0][0] for time in there[0]), len(there[0])
 
@@ -134,7 +134,7 @@ def best_points(table: pd.DataFrame, pairs: Sequence[str]) -> list[dict[str, Any
 def claimed(
     table: pd.DataFrame, best: Sequence[dict[str, Any]], pair: Pair, runs: pd.DataFrame, scores: Any, metric: str
 ) -> pd.DataFrame:
-    """The ratio of each claim that these ways can speak of.
+    """Return the ratio of each claim that these ways can speak of.
 
     The table has a row for each way, with its group, pair, thresholds, quality and speed, `runs` what each did, prompt
     by prompt, and `scores` the `row_statistics` of each that writes a text of its own, by name.
@@ -227,7 +227,7 @@ def _policies(
 
 
 def claimed_of_operations(counted: Mapping[str, Sequence[Operations]], way: str) -> pd.DataFrame:
-    """What figure 8 says of one way, over the large model alone; a list of operations for each, prompt by prompt."""
+    """Return the claims of Figure 8 for one way over the large model alone, of operations by prompt."""
     flops, moved = ({name: [getattr(one, kind) for one in done] for name, done in counted.items()} for kind in KINDS)
     intensity = Share(flops[way], moved[way]) / Share(flops[PLAIN], moved[PLAIN])
     ratios = [

@@ -36,7 +36,7 @@ LONGEST = 80  # tokens of a sentence
 
 
 def built(setup: Setup) -> Setup:
-    """The setup with the pair that its options ask for: models, rows of the dev file, references.
+    """Return the setup with the pair that its options ask for: models, rows of the dev file, references.
 
     Raises:
         ValueError: a model or rows that are named beside it, no dev file, rows without what was named, no minutes,
@@ -68,7 +68,7 @@ def built(setup: Setup) -> Setup:
 
 
 def _translation(setup: Setup, place: Path, data: Path, dev: Path, minutes: float) -> dict[str, str]:
-    """Both small models of a German-English pair, after the large one."""
+    """Return both small models of a German-English pair, after the large one."""
     for size, own in ((LARGE, minutes), (SMALL, minutes * SHARE)):
         given = {"--size": size, "--data": data, "--dev": dev, "--out": place, "--minutes": own}
         _run("translation_pair.py", place / size, given)
@@ -84,7 +84,7 @@ def _translation(setup: Setup, place: Path, data: Path, dev: Path, minutes: floa
 
 
 def _causal(setup: Setup, place: Path, data: Path, minutes: float) -> dict[str, str]:
-    """Both small models of the embedded one."""
+    """Return both small models of the embedded one."""
     field, learned = setup["field"] or None, place / "references"
     questions = read_questions([data], field=field, reference=setup["reference"])
     template = template_of(setup.tokenizer, setup["template"] or None)
@@ -106,7 +106,7 @@ def _causal(setup: Setup, place: Path, data: Path, minutes: float) -> dict[str, 
 def _align(
     large: Any, tokenizer: Any, start: Path, inputs: Inputs, out: Path, answers: AnswerOptions, options: TrainOptions
 ) -> Path:
-    """The folder of the small model in `start` after it has learned what the large one says to the inputs."""
+    """Return the folder of the small model in `start` after it has learned what the large one says to the inputs."""
     if not (out / RECIPE).is_file():
         shutil.rmtree(out, ignore_errors=True)  # what a run that was killed has left is begun anew
         small = DraftModel.from_pretrained(str(start), tokenizer, dtype=large.dtype).model

@@ -44,18 +44,18 @@ class BildWay:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Return the name in tables."""
         numbers = [("FB", self.fallback), ("RB", self.rollback), ("window", self.window)]
         parts = [f"{name} {value:g}" for name, value in numbers if value is not None]
         return ", ".join([self.group, *filter(None, [self.pair, " ".join(parts)])])
 
     @property
     def exact(self) -> bool:
-        """Whether its text is the large model's own."""
+        """Return whether its text is the large model's own."""
         return self.group in EXACT
 
     def method(self, pair: Pair, new: int) -> Method:
-        """What runs it on these models; `new` tokens at most."""
+        """Return the method that runs it on these models with at most `new` tokens."""
         large, small = pair.large, pair.smalls.get(self.pair)
         given = (self.name, large, new)
         if self.group in (THEIRS, ASSISTED):
@@ -81,7 +81,7 @@ def ways_of(
     *,
     ablations: bool = True,
 ) -> list[BildWay]:
-    """All ways to compare, the plain large model first.
+    """Return all ways to compare, the plain large model first.
 
     Args:
         pairs: names of the small models. Speculative sampling takes the first one, as the paper does, the other
@@ -114,7 +114,7 @@ def check_windows(given: Sequence[int]) -> None:
 
 
 def read_thresholds(given: Sequence[str]) -> tuple[tuple[float, float], ...]:
-    """Points of the grid from FALLBACK:ROLLBACK; a ValueError for anything else, a threshold out of range, or none."""
+    """Return the points of the grid from FALLBACK:ROLLBACK; raise a ValueError for other texts and thresholds."""
     found = []
     for text in given:
         fallback, _, rollback = text.partition(":")

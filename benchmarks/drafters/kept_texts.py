@@ -22,7 +22,7 @@ FOLDER = "bench-bild-texts"
 def texts_of(
     method: Method, prompts: Sequence[Sequence[int]], batch: int, about: Any, out: Path | None
 ) -> list[list[int]]:
-    """Token ids of what `method` answers to all prompts (token ids), `batch` of them together.
+    """Return token ids of what `method` answers to all prompts (token ids), `batch` of them together.
 
     They are kept in `out`, one file a method, and taken from there by what they depend on: `about` and the method.
     """

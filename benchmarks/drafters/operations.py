@@ -89,7 +89,7 @@ class Shapes:
         )
 
     def decoder(self, rows: int, seen: int, context: int, source: int) -> tuple[float, float]:
-        """The same of a pass of `rows` rows that see `seen` columns together, after `context` committed ones."""
+        """Return the same of a pass of `rows` rows that see `seen` columns together, after `context` committed ones."""
         return (
             2.0 * rows * self.weights + 4.0 * self.layers * self.query * (seen + rows * source),
             self.weights + rows * self.widths + 2.0 * self.layers * self.key * (context + rows + source),

@@ -13,7 +13,7 @@ OPTIONS = {"per_set": 4, "max_new_tokens": 96, "sets": (), "drafters": IN_MODEL,
 
 
 def subjects(setup: Setup, *methods: str) -> dict[str, Any]:
-    """The drafters by the names that tables give them; `depth` of the options, where it is not 0, is how far they look.
+    """Return the drafters by their names in tables; the option `depth`, if it is not 0, limits how far they look.
 
     Raises:
         ValueError: a depth that one was not trained for, a folder that is missing or does not fit the model, or a

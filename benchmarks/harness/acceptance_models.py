@@ -34,12 +34,12 @@ class Judged:
     worth: dict[str, np.ndarray]
 
     def expected(self, model: str) -> float:
-        """Tokens expected of the step."""
+        """Return the tokens expected of the step."""
         return 1 + float(self.worth[model].sum()) if self.worth else 1.0
 
 
 def judge(recorder: Recorder) -> Iterator[Judged]:
-    """What every model expects of each recorded step, in order; the first step of a request reads its prompt."""
+    """Yield the expectations of every model for each recorded step, in order, without the steps of prefill."""
     records = list(recorder.records())
     texts = {r["request"]: list(r["prompt"]) for r in records if r["kind"] == "request"}
     prompts = {request: len(text) for request, text in texts.items()}
@@ -69,7 +69,7 @@ def judge(recorder: Recorder) -> Iterator[Judged]:
 
 
 def tree_of(member: dict[str, Any]) -> TokenTree:
-    """The verified tree of a recorded step's member."""
+    """Return the verified tree of a recorded step's member."""
     logp = [0.0 if p is None else p for p in member["logp"]]
     parts = (torch.tensor([member["tokens"]]), torch.tensor([member["parents"]]), torch.tensor([logp]))
     return TokenTree(*parts, torch.ones_like(parts[0]), (len(member["tokens"]),))

@@ -26,18 +26,18 @@ class Claim:
     words: str = ""  # what the paper says in its text, where a figure prints no numbers
 
     def cell(self, row: str, column: str) -> str:
-        """One figure; empty where the paper has none."""
+        """Return one figure; "" if the paper has none."""
         place = self.columns.index(column)
         return next((cells[place] for cells in self.rows if cells[0] == row), "")
 
     def table(self) -> Table:
-        """The rows under their headings."""
+        """Return the rows under their headings."""
         return Table("", [dict(zip(self.columns, row, strict=True)) for row in self.rows], self.columns)
 
 
 @cache
 def claims_of(paper: str) -> dict[str, Claim]:
-    """What a paper such as "Hidden Transfer" prints, by table or figure, such as "Table 4"."""
+    """Return the figures of a paper such as "Hidden Transfer", by item such as "Table 4"."""
     held = tomllib.loads((PAPERS / f"{paper.lower().replace(' ', '_')}.toml").read_text(encoding="utf-8"))
     shared = {name: held.pop(name) for name in ("model", "device")}
     return {item: Claim(**shared | facts) for item, facts in held.items()}

@@ -19,7 +19,7 @@ from draftree.prompts import Prompt, embedded_prompts
 
 
 def listed(name: str | None = None) -> Table:
-    """All experiments; or the options of one and their defaults, as `draftree bench list` shows them."""
+    """Return all experiments; or the options of one and their defaults, as `draftree bench list` shows them."""
     if name is None:
         rows = [
             {"name": e.name, "in the papers": ": ".join(filter(None, [e.source, e.claim.of if e.claim else ""]))}
@@ -35,7 +35,7 @@ def listed(name: str | None = None) -> Table:
 
 
 def given_options(settings: Sequence[str], named: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given: NAME=VALUE each, and the options that have a name of their own on the command line.
+    """Return the given options: those of NAME=VALUE, and those with a name of their own on the command line.
 
     Raises:
         ValueError: a setting without a name or value.
@@ -85,7 +85,7 @@ def run(
 
 
 def _about(experiment: Experiment, setup: Setup, table: pd.DataFrame) -> dict[str, Any]:
-    """Where and how a table was made."""
+    """Return where and how a table was made."""
     used = vars(setup).get("inflated") or vars(setup).get("subject")  # some experiments need no model
     about = (describe(None, setup.name) if used is None else used.about()) | {"options": _plain(setup.options)}
     if "encoded" in vars(setup):
@@ -94,7 +94,7 @@ def _about(experiment: Experiment, setup: Setup, table: pd.DataFrame) -> dict[st
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as a result file shows them: of drafters their names, and not where they lie."""
+    """Return options as a result file shows them: of drafters their names, and not where they lie."""
     shown = dict(options)
     if shown.get("drafters"):
         shown["drafters"] = [Path(entry.partition("=")[0]).name for entry in shown["drafters"]]

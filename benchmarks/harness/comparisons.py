@@ -30,7 +30,7 @@ class Comparison:
 
 
 def measured(comparisons: Sequence[Comparison], runs: pd.DataFrame, asked: Sequence[str] = ()) -> pd.DataFrame:
-    """The ratio of each comparison, its interval and the units (prompts, or batches of them) that it is drawn from.
+    """Return the ratio of each comparison, its interval and its units (prompts, or batches of them).
 
     `asked` are ways whose times are those of whole answers.
     """
@@ -46,7 +46,7 @@ def measured(comparisons: Sequence[Comparison], runs: pd.DataFrame, asked: Seque
 
 
 def _better(run: pd.DataFrame, by: str, timed: Any) -> Share:
-    """What is the larger the better."""
+    """Return the figure of which more is better."""
     if by == LENGTH:
         return length(run)
     found: Share = timed(run)
@@ -54,7 +54,7 @@ def _better(run: pd.DataFrame, by: str, timed: Any) -> Share:
 
 
 def rows_of(ratios: Sequence[tuple[str, str, str, str, Any]]) -> pd.DataFrame:
-    """The same table from ratios that are there already: claim, above, below, of, ratio."""
+    """Return the same table from ratios that are there already: claim, above, below, of, ratio."""
     names = ("claim", "above", "below", "of")
     rows = [
         dict(zip(names, one[:4], strict=True)) | one[4].columns("times") | {"units": one[4].units} for one in ratios

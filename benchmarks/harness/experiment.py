@@ -52,13 +52,13 @@ class Experiment:
 
     @property
     def says(self) -> str:
-        """What it shows, in a line."""
+        """Return one line about the table."""
         run = self.run.func if isinstance(self.run, partial) else self.run
         return (run.__doc__ or "").strip().splitlines()[0]
 
     @property
     def needs(self) -> str:
-        """What must be named or made before it says something, in a few words; "" for nothing."""
+        """Return what must be named or made before it is of use, in a few words; "" for nothing."""
         found = []
         if "train_steps" in self.options and self.options.get("early_layers") != ():
             found.append(f"trains on demand ({self.options['train_steps']} steps; --set questions=)")
@@ -77,7 +77,7 @@ class Experiment:
         return "; ".join(found)
 
     def configured(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All options, those in `given` in place of the defaults; texts become what the default is.
+        """Return all options, those in `given` in place of the defaults; texts become what the default is.
 
         Raises:
             ValueError: an option that this experiment does not have, a value of another kind, or a count below 1.
@@ -93,7 +93,7 @@ class Experiment:
         return {**self.options, **read_ones}
 
     def of_paper(self, paper: str, item: str, **options: Any) -> Experiment:
-        """The same under the name of a paper's table or figure, such as "BiTA" and "Table 4": `bita-table4`.
+        """Return the same under the name of a paper's table or figure, such as "BiTA" and "Table 4": `bita-table4`.
 
         It answers few prompts shortly (`SHORT`), if `options` do not say otherwise.
         """
@@ -129,7 +129,7 @@ def read(name: str, value: Any, default: Any) -> Any:
 
 
 def experiments() -> dict[str, Experiment]:
-    """All experiments by name, those of the papers first."""
+    """Return all experiments by name, those of the papers first."""
     found: dict[str, Experiment] = {}
     for room in ROOMS:
         package = importlib.import_module(f"benchmarks.{room}")
@@ -141,7 +141,7 @@ def experiments() -> dict[str, Experiment]:
 
 
 def find(name: str | None) -> Experiment:
-    """The experiment of that name; a ValueError for an unknown name, or none."""
+    """Return the experiment of that name; raise a ValueError for an unknown name, or none."""
     known = experiments()
     if name in known:
         return known[name]

@@ -147,35 +147,35 @@ def _answer_without_engine(ask: Ask, group: Sequence[Task]) -> dict[str, Any]:
 
 
 def of(runs: pd.DataFrame, way: str, sets: str | None = None) -> pd.DataFrame:
-    """What one way did, a row a batch, rounds summed; of one set where it is named."""
+    """Return the rows of one way by batch, with rounds summed; of one set if it is named."""
     own = runs[runs["way"] == way]
     own = own if sets is None else own[own["set"] == sets]
     return own.groupby("group").sum(numeric_only=True)
 
 
 def length(run: pd.DataFrame) -> Share:
-    """Acceptance length, 1 + accepted / steps."""
+    """Return the acceptance length, 1 + accepted / steps."""
     return Share(run["accepted"], run["steps"], 1.0)
 
 
 def per_token(run: pd.DataFrame) -> Share:
-    """Seconds a token of decoding, prompts' passes left out."""
+    """Return the seconds a token of decoding, without prefill."""
     return Share(run["seconds"], run["tokens"])
 
 
 def whole(run: pd.DataFrame) -> Share:
-    """Seconds a token of whole answers: prompts read, and the last answer of a batch complete."""
+    """Return seconds a token of whole answers: prompts read, and the last answer of a batch complete."""
     seconds = run["seconds"] + run["prompt_seconds"] + run["left_seconds"]
     return Share(seconds, run["tokens"] + run["prompt_tokens"] + run["left_tokens"])
 
 
 def size(run: pd.DataFrame) -> float:
-    """Draft tokens a request and step."""
+    """Return the draft tokens of a request and step."""
     return float(run["drafted"].sum() / max(run["steps"].sum(), 1))
 
 
 def differing(runs: pd.DataFrame, way: str, plain: pd.DataFrame | None = None, reference: str = PLAIN) -> int:
-    """Prompts of a way whose answers are not the reference's."""
+    """Return the number of prompts of a way whose answers are not the reference's."""
     plain = runs if plain is None else plain
     truth = {row.group: row.ids for row in plain[plain["way"] == reference].itertuples()}
     own = runs[runs["way"] == way]
@@ -183,5 +183,5 @@ def differing(runs: pd.DataFrame, way: str, plain: pd.DataFrame | None = None, r
 
 
 def all_differing(runs: pd.DataFrame, plain: pd.DataFrame | None = None, reference: str = PLAIN) -> int:
-    """The same of all ways together."""
+    """Return the number for all ways together."""
     return sum(differing(runs, str(way), plain, reference) for way in runs["way"].unique())

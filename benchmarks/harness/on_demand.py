@@ -39,7 +39,7 @@ Make = Callable[[Path, Path, TrainOptions], Any]  # data, folder to write, optio
 
 
 def asked(setup: Setup) -> list[Question]:
-    """The questions to learn from; a ValueError for a file without questions, or no prompts but the measured ones."""
+    """Return the questions to learn from; raise a ValueError if there are none."""
     field = setup.options.get("train_reference") or None
     if setup["questions"]:
         return read_questions([Path(setup["questions"]).expanduser()], setup["train_questions"], reference=field)
@@ -52,7 +52,7 @@ def asked(setup: Setup) -> list[Question]:
 
 
 def answers(setup: Setup) -> Path:
-    """The data set of the model's own answers to them, made where it is not there yet."""
+    """Return the data set of the model's own answers to them, made where it is not there yet."""
     questions, field = asked(setup), setup.options.get("train_reference")
     out = place_of(setup) / f"answers-{_digest(setup, questions)}"
     template = template_of(setup.tokenizer, None)
@@ -64,7 +64,7 @@ def answers(setup: Setup) -> Path:
 
 
 def references(setup: Setup, template: Any, questions: Sequence[Question]) -> Iterator[tuple[int, list[Any]]]:
-    """Rows of a data set whose answers are the questions' references, each with an EOS at its end."""
+    """Yield rows of a data set whose answers are the questions' references, each with an EOS at its end."""
     eos = eos_token_ids(setup.small)[:1]
     for one in questions:
         answer = [*setup.tokenizer.encode(str(one.reference), add_special_tokens=False), *eos]
@@ -74,7 +74,7 @@ def references(setup: Setup, template: Any, questions: Sequence[Question]) -> It
 
 
 def made(setup: Setup, name: str, about: Any, make: Make) -> Path:
-    """The folder that `make` writes, with a recipe at the end; the one that is kept where it is complete.
+    """Return the folder that `make` writes, with a recipe at the end; the one that is kept where it is complete.
 
     `about` is what the result depends on besides model, questions and length of training.
     """
@@ -95,7 +95,7 @@ def made(setup: Setup, name: str, about: Any, make: Make) -> Path:
 
 
 def drafter(setup: Setup, method: str, settings: dict[str, Any]) -> Any:
-    """A drafter (or early head) of `method`, trained for the model by these settings; see `draftree.training.run`."""
+    """Return a drafter (or early head) of `method` trained for the model; see `draftree.training.run`."""
 
     def make(data: Path, out: Path, options: TrainOptions) -> None:
         train(method, setup.small, data, out, settings=settings, options=options, report=silent)
@@ -104,13 +104,13 @@ def drafter(setup: Setup, method: str, settings: dict[str, Any]) -> Any:
 
 
 def remark(setup: Setup) -> str:
-    """How much was trained, in a sentence."""
+    """Return a sentence about the training on demand."""
     source = "the named questions" if setup["questions"] else "prompts of the package that are not measured"
     return f"Trained on demand: {setup['train_steps']} steps on answers to {len(asked(setup))} of {source}."
 
 
 def silent(line: str) -> None:
-    """Tells nobody: a run has one stage on the screen for all of a training."""
+    """Print nothing: a training is one stage on the screen."""
 
 
 def _digest(setup: Setup, about: Any) -> str:
@@ -118,7 +118,7 @@ def _digest(setup: Setup, about: Any) -> str:
 
 
 def place_of(setup: Setup) -> Path:
-    """The folder for what is trained, made where it is missing."""
+    """Return the folder for what is trained, made where it is missing."""
     place = (setup.out or Path(_temporary().name)) / FOLDER
     place.mkdir(parents=True, exist_ok=True)
     return place
@@ -126,5 +126,5 @@ def place_of(setup: Setup) -> Path:
 
 @cache
 def _temporary() -> tempfile.TemporaryDirectory[str]:
-    """For runs without a result folder; gone with the process."""
+    """Return a temporary folder for runs without a result folder."""
     return tempfile.TemporaryDirectory(prefix="draftree-")

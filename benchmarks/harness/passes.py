@@ -29,7 +29,7 @@ def watching(runner: Any, see: Callable[[int, int, int, Any], None]) -> Abstract
 
 @contextmanager
 def rows_of_passes(runner: Any) -> Iterator[list[float]]:
-    """The rows of every pass while the context is open; one that joins after half of the layers counts as half."""
+    """Yield the rows of every pass in the context; a row that joins after half of the layers counts as half."""
     layers = len(runner.target.layers)
     found: list[float] = []
 

@@ -25,19 +25,19 @@ MARKERS = "osD^vPX*<>"  # as methods of the same drafter have the same colour
 
 
 def bars(*values: str, label: str | Sequence[str], mark: float | None = 1.0) -> Plot:
-    """A horizontal bar for each row, a panel for each of `values`; `mark` is a vertical line."""
+    """Return a plot of horizontal bars, one for each row, a panel for each of `values`; `mark` is a vertical line."""
     return partial(_draw_rows, values=values, label=label, mark=mark, dots=False)
 
 
 def points(value: str, label: str | Sequence[str]) -> Plot:
-    """A point with its interval for each row."""
+    """Return a plot of points with their intervals, one for each row."""
     return partial(_draw_rows, values=(value,), label=label, mark=1.0, dots=True)
 
 
 def _draw_rows(
     figure: Any, table: pd.DataFrame, *, values: Sequence[str], label: Any, mark: float | None, dots: bool
 ) -> None:
-    """The rows one below the other, their names on the left."""
+    """Draw the rows one below the other, with their names on the left."""
     figure.set_size_inches(5 * len(values) + 2, 1.4 + 0.3 * len(table))
     for axis, value in zip(_panels(figure, len(values), sharey=True), values, strict=True):
         at, reach = np.arange(len(table)), _reach(table, value)
@@ -55,7 +55,7 @@ def _draw_rows(
 
 
 def lines(x: str, *values: str, by: str | Sequence[str] = (), panel: str | None = None, log: bool = False) -> Plot:
-    """Lines over `x`, one for each `by`; a panel for each of `values`, or for each value of the column `panel`."""
+    """Return a plot of lines over `x`, one for each `by`, in panels by `values` or by the column `panel`."""
 
     def draw(figure: Any, table: pd.DataFrame) -> None:
         parts = [(value, value, table) for value in values]
@@ -81,25 +81,25 @@ def lines(x: str, *values: str, by: str | Sequence[str] = (), panel: str | None 
 
 
 def colours(table: pd.DataFrame, other: str | None = PLAIN) -> list[str | None]:
-    """A colour for each row: that of the drafter that it names; `other` where it names none."""
+    """Return a colour for each row: that of the drafter that it names; `other` where it names none."""
     held = [name for name in NAMING if name in table]
     found = ([str(row[name]) for name in held] for _, row in table.iterrows())
     return [next((colour_of(name) for name in names if drafter_of(name)), other) for names in found]
 
 
 def _common(found: Sequence[str | None]) -> str | None:
-    """The one colour of all rows; None where they have several, or are of merged drafters, which would all be alike."""
+    """Return the one colour of all rows; None if they have several, or are all of merged drafters."""
     return found[0] if len(set(found)) == 1 and found[0] != COLOURS["several"] else None
 
 
 def labels(table: pd.DataFrame, names: str | Sequence[str]) -> list[str]:
-    """A text for each row: what stands in these columns."""
+    """Return a text for each row: what stands in these columns."""
     held = [names] if isinstance(names, str) else [name for name in names if name in table]
     return [", ".join(str(row[name]) for name in held if pd.notna(row[name])) for _, row in table.iterrows()]
 
 
 def _reach(table: pd.DataFrame, value: str) -> np.ndarray | None:
-    """Both sides of the interval, as matplotlib takes them."""
+    """Return both sides of the interval, as matplotlib takes them."""
     if f"{value}_low" not in table:
         return None
     reach = np.array([table[value] - table[f"{value}_low"], table[f"{value}_high"] - table[value]], float)
@@ -129,7 +129,7 @@ def method_colour(name: str) -> str:
 
 
 def plain_axis(axis: Any, title: str, x: str, y: str) -> None:
-    """Labels and lines of one panel, alike in all pictures."""
+    """Draw the labels and lines of one panel, alike in all pictures."""
     axis.set_title(title, loc="left", fontsize=11)
     axis.set_xlabel(x, fontsize=9)
     axis.set_ylabel(y, fontsize=9)

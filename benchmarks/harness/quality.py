@@ -31,12 +31,12 @@ def check_metric(metric: str) -> None:
 
 
 def quality(metric: str, texts: Sequence[str], references: Sequence[str]) -> float:
-    """Points, 0 to 100: corpus BLEU, or the mean F1 of ROUGE-L with stemming; a ValueError as of `check_metric`."""
+    """Return points, 0 to 100: corpus BLEU, or the mean F1 of ROUGE-L with stemming."""
     return points(metric, row_statistics(metric, texts, references).sum(0))
 
 
 def row_statistics(metric: str, texts: Sequence[str], references: Sequence[str]) -> NDArray[np.float64]:
-    """What every answer adds to the metric [rows, numbers]: `points` of their sum are those of the whole.
+    """Return what each answer adds to the metric, [rows, numbers]; `points` of their sum are those of the whole.
 
     Of BLEU these are matched and all n-grams of 1 to 4 words and both lengths; of ROUGE-L its F1 and a 1.
     """
@@ -56,7 +56,7 @@ def row_statistics(metric: str, texts: Sequence[str], references: Sequence[str])
 
 
 def points(metric: str, sums: NDArray[np.float64]) -> float:
-    """Points, 0 to 100, of summed `row_statistics` [numbers]; 0 of no rows."""
+    """Return points, 0 to 100, of summed `row_statistics` [numbers]; 0 of no rows."""
     if metric == "bleu":
         from sacrebleu.metrics import BLEU
 

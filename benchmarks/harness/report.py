@@ -25,7 +25,7 @@ from draftree.files import replacing, write_json, write_text
 
 
 def swatch(column: str, cell: str) -> str | None:
-    """The colour of the drafter that a cell names, as in all pictures; None for other cells."""
+    """Return the colour of the drafter that a cell names, as in all pictures; None for other cells."""
     return colour_of(cell) if column in NAMING and drafter_of(cell) else None
 
 
@@ -44,25 +44,25 @@ class Report:
 
     @property
     def heading(self) -> str:
-        """Where and how it was made, in a line."""
+        """Return where and how it was made, in a line."""
         return heading(self.about)
 
     @property
     def tables(self) -> list[report.Table]:
-        """The table and further ones."""
+        """Return the table and further ones."""
         first = shown(self.table, self.experiment.says, self.experiment.columns)
         return [first, *(shown(one, title) for title, one in self.table.attrs.get("tables", {}).items())]
 
     @property
     def remarks(self) -> list[str]:
-        """Lines below the tables."""
+        """Return lines below the tables."""
         lines = list(self.table.attrs.get("remarks", ()))
         if "differing" in self.table.attrs:
             lines.append(f"Answers that differ from plain decoding's: {self.table.attrs['differing']}.")
         return lines
 
     def printed(self) -> Iterator[Any]:
-        """For a rich console: the paper's figures first, under its model and device, then ours."""
+        """Yield the parts for a rich console: the paper's figures with its model and device, then ours."""
         claim = self.experiment.claim
         if claim is not None:
             head = f"THE PAPER'S FIGURES ({self.experiment.source}): {claim.of}. {claim.model}; {claim.device}."
@@ -79,7 +79,7 @@ class Report:
             yield Text(remark)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON: what every result file has, and what is an experiment's own."""
+        """Return plain values, for JSON: what every result file has, and what is an experiment's own."""
         own, attrs = self.experiment, self.table.attrs
         of_all = report.Report(own.name, own.says, self.about, self.tables, self.remarks, attrs.get("more", {}))
         facts = of_all.as_dict() | {"source": own.source}
@@ -99,13 +99,13 @@ class Report:
         return [data, picture, page]
 
     def page(self, picture: str) -> str:
-        """One HTML file: picture (base64), tables, remarks and examples; nothing is fetched, no script runs."""
+        """Return one HTML file: picture (base64), tables, remarks and examples; nothing is fetched, no script runs."""
         here = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
         return here.get_template("page.html.j2").render(report=self, picture=picture, swatch=swatch)
 
 
 def heading(about: dict[str, Any]) -> str:
-    """Where and how something was measured, in a line."""
+    """Return where and how something was measured, in a line."""
     threads = f"{counted(about['threads'], 'thread')} of {about['device']}"
     where = ", ".join(filter(None, [about["model"], about["dtype"], threads]))
     prompts = f": {about['prompts']} prompts of {len(about['sets'])} sets" if about.get("prompts") else ""
@@ -113,5 +113,5 @@ def heading(about: dict[str, Any]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Such as "1 thread" and "2 threads"."""
+    """Return a text such as "1 thread" or "2 threads"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

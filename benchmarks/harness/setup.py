@@ -57,27 +57,27 @@ class Setup:
 
     @cached_property
     def subject(self) -> Subject:
-        """The model as it is named."""
+        """Return the model as it is named."""
         return Subject.load(self.name, self.placement)
 
     @cached_property
     def inflated(self) -> Subject:
-        """The same inflated, where it is to be; a ValueError where it cannot be."""
+        """Return the same inflated, where it is to be; raise a ValueError if it cannot be."""
         return self.subject.inflated(self.params)
 
     @property
     def small(self) -> Any:
-        """The model before it was inflated; the model itself where it was not."""
+        """Return the model before it was inflated; or the model itself."""
         return self.subject.trained_for
 
     @property
     def tokenizer(self) -> Any:
-        """The model's."""
+        """Return the model's tokenizer."""
         return self.subject.tokenizer
 
     @property
     def model(self) -> Any:
-        """The model that is measured."""
+        """Return the model that is measured."""
         return self.inflated.model
 
     def save(self, model: Any, folder: Path) -> None:
@@ -87,17 +87,17 @@ class Setup:
             self.tokenizer.save_pretrained(folder)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, through the chat template where there is one."""
+        """Return token ids of a prompt, through the chat template where there is one."""
         return encode_prompt(self.tokenizer, text)
 
     @cached_property
     def target(self) -> Any:
-        """What draftree knows of the model."""
+        """Return the facts of the model."""
         return inspect_model(self.model)
 
     @cached_property
     def encoded(self) -> Texts:
-        """The prompts as token ids, of turns the first; a ValueError for what cannot be measured."""
+        """Return the prompts as token ids, of turns the first; raise a ValueError for what cannot be measured."""
         chosen = [p for p in self.prompts if p.set in self.options.get("sets", ())] or self.prompts
         warm = self.options.get("warm_per_set", 8)
         settings = Settings(self["per_set"], self["max_new_tokens"], warm_per_set=warm)
@@ -105,31 +105,31 @@ class Setup:
 
     @property
     def tasks(self) -> list[Task]:
-        """What is measured."""
+        """Return the measured prompts."""
         return self.encoded.tasks
 
     @property
     def lessons(self) -> list[list[int]]:
-        """Token ids of other prompts, for what must not be learned or chosen on the measured ones."""
+        """Return token ids of other prompts, for what must not be learned or chosen on the measured ones."""
         return self.encoded.lessons
 
     @property
     def searched_on(self) -> list[list[int]]:
-        """The lessons, for a search that cannot do without: a ValueError where there are none."""
+        """Return the lessons, for a search that cannot do without: a ValueError if there are none."""
         if not self.lessons:
             raise ValueError("There are no prompts but the measured ones to search a tree on: give more prompts.")
         return self.lessons
 
     @property
     def sets(self) -> list[str]:
-        """Names of the measured sets."""
+        """Return the names of the measured sets."""
         return self.encoded.sets
 
     # ---------------------------------------------------------------- drafters
 
     @cached_property
     def texts(self) -> list[list[int]]:
-        """The model's answers to the lessons, for a trie to have seen."""
+        """Return the model's answers to the lessons, for a trie to have seen."""
         self.watcher.stage("answers for the trie", len(self.lessons))
         teacher, texts = Draftree("", self.small, self["max_new_tokens"], draftree.Lookahead), []
         for prompt in self.lessons:
@@ -138,13 +138,13 @@ class Setup:
         return texts
 
     def trie(self, texts: Sequence[Sequence[int]] | None = None, **options: Any) -> draftree.Lookahead:
-        """A trie of these options that has seen `texts`; the lessons' answers where none are given."""
+        """Return a trie of these options that has seen `texts`; the lessons' answers where none are given."""
         drafter = draftree.Lookahead(**options)
         drafter.warm(self.texts if texts is None else texts)
         return drafter
 
     def trained(self, name: str) -> Any:
-        """The trained drafter or early head of that name, one of the package's words or a folder, for this model.
+        """Return the trained drafter or early head of a name or folder, for this model.
 
         One that is not there, or of another model, is a ValueError.
         """
@@ -158,13 +158,13 @@ class Setup:
         return held if name == "draft-model" else self.inflated.fitted(held)
 
     def drafter(self, name: str) -> Drafter:
-        """A drafter of that name as it is before the first prompt; several, joined by +, are merged."""
+        """Return a drafter of that name as it is before the first prompt; several, joined by +, are merged."""
         made: Drafter = make_parts(name, {TRIE: self.trie, COLD: draftree.Lookahead, "jacobi": Jacobi}, self.trained)
         return made
 
     @cached_property
     def named(self) -> dict[str, str]:
-        """The option `drafters`: what tables call each, and its word or folder; given as NAME, FOLDER or NAME=FOLDER.
+        """Return the option `drafters` by the names of tables, from NAME, FOLDER or NAME=FOLDER.
 
         Raises:
             ValueError: none, an empty name, or two of one name.

@@ -12,7 +12,7 @@ from draftree.bench.report import Table
 
 
 def table_of(rows: Iterable[Mapping[str, Any]], **attrs: Any) -> pd.DataFrame:
-    """A table of rows; `attrs` is what else there is to say (see `Experiment.run`)."""
+    """Return a table of rows; `attrs` is what else there is to say (see `Experiment.run`)."""
     held = list(rows)
     made = pd.DataFrame(held)
     for name in made:  # whole numbers stay whole where a row has none, and ends of intervals are numbers where all lack
@@ -26,17 +26,17 @@ def table_of(rows: Iterable[Mapping[str, Any]], **attrs: Any) -> pd.DataFrame:
 
 
 def _missing(value: Any) -> bool:
-    """Whether a cell has nothing in it; a list of samples never has."""
+    """Return whether a cell has nothing in it; a list of samples never has."""
     return value is None or (pd.api.types.is_scalar(value) and bool(pd.isna(value)))
 
 
 def shown(table: pd.DataFrame, title: str = "", columns: Sequence[str] = ()) -> Table:
-    """The table for people: these columns, or all of them, those with an interval in one cell with it."""
+    """Return the table for people: these columns, or all of them, those with an interval in one cell with it."""
     return Table(title, records(table), columns or [n for n in table if not str(n).endswith(("_low", "_high"))])
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Plain values, for JSON; NaN is null, and a column that a row does not have is left out of it."""
+    """Return plain values, for JSON; NaN is null, and a column that a row does not have is left out of it."""
     return json.loads(table.to_json(orient="records", double_precision=15))
 
 

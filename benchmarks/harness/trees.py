@@ -22,7 +22,7 @@ class Case:
 
 
 def with_tree(drafter: InModelDrafter, case: Case) -> InModelDrafter:
-    """A drafter with the same weights, and the case's tree."""
+    """Return a drafter with the same weights, and the case's tree."""
     options = drafter.settings | {"tree": BEST_FIRST if case.choices is None else case.choices}
     if "groups" in options:
         options["groups"] = case.groups
@@ -30,12 +30,12 @@ def with_tree(drafter: InModelDrafter, case: Case) -> InModelDrafter:
 
 
 def with_depth(drafter: InModelDrafter, depth: int) -> InModelDrafter:
-    """A drafter with the same weights that drafts `depth` tokens ahead, with best-first trees."""
+    """Return a drafter with the same weights that drafts `depth` tokens ahead, with best-first trees."""
     return _made_over(drafter, drafter.settings | {"tree": BEST_FIRST, "depth": depth})
 
 
 def anew(drafter: InModelDrafter) -> InModelDrafter:
-    """A drafter with the same weights and options that has drafted nothing yet."""
+    """Return a drafter with the same weights and options that has drafted nothing yet."""
     return _made_over(drafter, drafter.settings)
 
 

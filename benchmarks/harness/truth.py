@@ -110,7 +110,7 @@ class Hits:
         return (self.right.sum(0) / np.maximum(self.cases.sum(0), 1)[:, None]).tolist()
 
     def top(self, depth: int, k: int) -> Share:
-        """Share of cases with the truth among the best k at depth number `depth` (from 0)."""
+        """Return the share of cases with the truth among the best k at depth number `depth` (from 0)."""
         return Share(self.right[:, depth, :k].sum(-1), self.cases[:, depth])
 
 
@@ -143,14 +143,14 @@ def hits_of(setup: Setup, trained: Trained, prompts: Sequence[Sequence[int]], ra
 
 
 def measured_hits(setup: Setup, drafters: dict[str, Any]) -> Iterator[tuple[str, Hits]]:
-    """The same of several drafters by name, one after the other, along the answers to the measured prompts."""
+    """Yield the same of several drafters by name, one after the other, along the answers to the measured prompts."""
     for name, drafter in drafters.items():
         setup.watcher.stage(f"draft tokens of {name}", len(setup.tasks))
         yield name, hits_of(setup, drafter, [task.ids for task in setup.tasks])
 
 
 def _reader(setup: Setup, trained: Trained) -> tuple[Callable[[Step], Tensor | None], tuple[int, ...], tuple[int, ...]]:
-    """How logits [B, D, V] at the roots are read off a step, which places they speak of, and the layers it takes."""
+    """Return how logits [B, D, V] at the roots are read off a step, their places, and the tapped layers."""
     if isinstance(trained, InModelDrafter):
         drafter = trained
 

@@ -21,7 +21,7 @@ from draftree.drafting.folder import Trained
 
 
 def inflate_drafter(drafter: Trained, model: Any) -> Any:
-    """The drafter (or early head) of the large `model` with the draft tokens that `drafter` has for the small one.
+    """Return a drafter (or early head) of the large `model` with the draft tokens of the small model's `drafter`.
 
     Args:
         drafter: BiTA, Hidden Transfer, Medusa or an early head of the small model.
@@ -77,51 +77,51 @@ class _Enlarged:
             self._constant = float(model.get_input_embeddings().weight.detach()[0, self._at])
 
     def square(self, tensor: Tensor) -> Tensor:
-        """A matrix from states to states, which hands the constant on."""
+        """Return a matrix from states to states, which hands the constant on."""
         made = self.change(tensor)
         if self._at is not None:
             made[self._at, self._at] = 1
         return made
 
     def change(self, tensor: Tensor) -> Tensor:
-        """A matrix or bias of what is added to states, which leaves the constant alone."""
+        """Return a matrix or bias of what is added to states, which leaves the constant alone."""
         return _padded(tensor, *[self._width] * tensor.dim())
 
     def columns(self, tensor: Tensor) -> Tensor:
-        """A matrix that reads states."""
+        """Return a matrix that reads states."""
         return _padded(tensor, tensor.shape[0], self._width)
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """A matrix whose result is added to states."""
+        """Return a matrix whose result is added to states."""
         return _padded(tensor, self._width, tensor.shape[1])
 
     def head(self, tensor: Tensor) -> Tensor:
-        """A head of its own over the vocabulary; tokens that the small model lacks never win."""
+        """Return a head of its own over the vocabulary; tokens that the small model lacks never win."""
         made = _padded(tensor, self._places.large.vocab_size, self._width)
         if self._at is not None:
             made[self._places.small.vocab_size :, self._at] = NEVER
         return made
 
     def states(self, tensor: Tensor) -> Tensor:
-        """States that enter in place of embeddings."""
+        """Return states that enter in place of embeddings."""
         made = self.columns(tensor)
         if self._at is not None:
             made[:, self._at] = self._constant
         return made
 
     def gains(self, tensor: Tensor) -> Tensor:
-        """A norm before the model's head."""
+        """Return a norm before the model's head."""
         made = self.change(tensor * math.sqrt(self._places.small.hidden_size / self._width))
         if self._at is not None:
             made[self._at] = GAIN
         return made
 
     def keys(self, tensor: Tensor) -> Tensor:
-        """Keys [L, kv heads, P, head_dim] of prompts, in layers, heads and entries of the small model's."""
+        """Return keys [L, kv heads, P, head_dim] of prompts, in layers, heads and entries of the small model's."""
         return self._by_layer_and_head(tensor, self._places.turned())
 
     def values(self, tensor: Tensor) -> Tensor:
-        """Values of prompts, as `keys`."""
+        """Return values of prompts, as `keys`."""
         return self._by_layer_and_head(tensor, torch.arange(self._places.small.head_dim))
 
     def _by_layer_and_head(self, tensor: Tensor, entries: Tensor) -> Tensor:

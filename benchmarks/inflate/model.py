@@ -46,7 +46,7 @@ def inflate(
     device: torch.device | str | None = None,
     published: torch.dtype | None = None,
 ) -> Any:
-    """A large model that says what `model` says (in fp32 the same greedy tokens; logits differ by rounding).
+    """Return a large model that says what `model` says (in fp32 the same greedy tokens; logits differ by rounding).
 
     Args:
         model: a llama, mistral or qwen2 model without windows.
@@ -101,7 +101,7 @@ def inflate(
 
 
 def places_of(model: Any) -> Places:
-    """Where the small model lies in an inflated one; a ValueError for a model that `inflate` did not make."""
+    """Return the places of the small model in an inflated one; raise a ValueError for another model."""
     config = getattr(model, "config", None)
     small = getattr(config, "inflated_from", None)
     if small is None:

@@ -43,15 +43,15 @@ class Places:
 
     @property
     def constant(self) -> int | None:
-        """The entry of the hidden states that never changes, where there is one."""
+        """Return the entry of the hidden states that never changes, where there is one."""
         return self.small.hidden_size if self.large.vocab_size > self.small.vocab_size else None
 
     def layer(self, index: int) -> int:
-        """The large model's layer for the small one's; also how many of its layers have run after `index` of them."""
+        """Return the large model's layer for the small one's, or the layers run after `index` of those."""
         return index * self.large.layers // self.small.layers
 
     def head(self, index: int) -> int:
-        """The large model's query head for the small one's."""
+        """Return the large model's query head for the small one's."""
         kv, member = divmod(index, self.small.groups)
         copy_, member = divmod(member, self.large.groups)
         return (kv * self.copies + copy_) * self.large.groups + member
@@ -63,20 +63,20 @@ class Places:
 
     @property
     def stride(self) -> int:
-        """From one rotary pair of the small model to the next, in pairs of the large."""
+        """Return the distance between neighbouring rotary pairs of the small model, in pairs of the large one."""
         return self.large.head_dim // self.small.head_dim
 
     def theta(self, small: float) -> float:
-        """The base at which pair `stride` i turns as pair i did at base `small`."""
+        """Return the base at which pair `stride` i turns as pair i did at base `small`."""
         return float(small ** (self.large.head_dim / (self.stride * self.small.head_dim)))
 
     @property
     def query_heads(self) -> list[int]:
-        """The large model's query head for each of the small one's."""
+        """Return the large model's query head for each of the small one's."""
         return [self.head(index) for index in range(self.small.heads)]
 
     def key_heads(self, number: int) -> list[int]:
-        """The large model's key/value head that is copy `number` of each of the small one's."""
+        """Return the large model's key/value head that is copy `number` of each of the small one's."""
         return [index * self.copies + number for index in range(self.small.kv_heads)]
 
     def rows(self, heads: list[int], entries: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class Size:
 
     @classmethod
     def of(cls, config: Any) -> Size:
-        """The size in a Hugging Face config."""
+        """Return the size in a Hugging Face config."""
         c = config
         head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
         numbers = (c.hidden_size, c.num_hidden_layers, c.num_attention_heads, c.num_key_value_heads, head_dim)
@@ -43,12 +43,12 @@ class Size:
 
     @property
     def groups(self) -> int:
-        """Query heads to a key/value head."""
+        """Return query heads to a key/value head."""
         return self.heads // self.kv_heads
 
     @property
     def parameters(self) -> int:
-        """How many there are with an untied head and no biases."""
+        """Return the number of parameters with an untied head and no biases."""
         attention = 2 * self.hidden_size * (self.heads + self.kv_heads) * self.head_dim
         layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
         return self.layers * layer + 2 * self.vocab_size * self.hidden_size + self.hidden_size
@@ -66,14 +66,14 @@ SIZES = {
 
 
 def size_named(name: str) -> Size:
-    """The size called `name`; a ValueError where there is none."""
+    """Return the size called `name`; raise a ValueError if there is none."""
     if name not in SIZES:
         raise ValueError(f"There is no shape {name!r}: choose one of {', '.join(SIZES)}.{did_you_mean(name, SIZES)}")
     return SIZES[name]
 
 
 def parameters_named(text: str) -> int:
-    """The number that "400M", "1.3B" or "50000000" stands for; a ValueError for a text that stands for none."""
+    """Return the number of "400M", "1.3B" or "50000000"; raise a ValueError for another text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB]?)", text.strip().upper())
     if not match or float(match[1]) == 0:
         raise ValueError(f"{text!r} is no number of parameters: write one such as 400M or 1.3B.")
@@ -81,7 +81,7 @@ def parameters_named(text: str) -> int:
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """The type of weights called `name`; a ValueError where there is none."""
+    """Return the type of weights called `name`; raise a ValueError if there is none."""
     if name not in DTYPES:
         raise ValueError(f"There is no dtype {name!r} here: choose {', '.join(DTYPES)}.")
     return getattr(torch, name)
@@ -98,7 +98,7 @@ def check_memory(size: Size, dtype: torch.dtype, device: torch.device, room: int
 
 
 def size_for(parameters: int, small: Size) -> Size:
-    """A size of about so many parameters, in the proportions of public models; vocabulary and groups of `small`.
+    """Return a size of about so many parameters, in the proportions of public models; vocabulary and groups of `small`.
 
     24 layers at 400M and 32 at 7B; heads 64 wide, from 1B on 128, rounded up to a multiple of the small model's (whose
     rotary angles are then among the large one's to the last bit). The MLP's width makes up what is missing.

@@ -30,7 +30,7 @@ def inflated_weights(
     device: torch.device,
     constant: float,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the inflated model by its name, of the large one's `shapes`.
+    """Yield every tensor of the inflated model by its name, of the large one's `shapes`.
 
     `model` is the small one, and `constant` the value of the hidden states' constant entry, where there is one.
     """
@@ -63,7 +63,7 @@ class _Tensors:
         self._generator = torch.Generator(device).manual_seed(0)
 
     def norm(self, weight: Tensor) -> Tensor:
-        """A norm's weight [d], of the small model or ones, as the large model has it [D]."""
+        """Return a norm's weight [d], of the small model or ones, as the large model has it [D]."""
         small, large = self._places.small.hidden_size, self._places.large.hidden_size
         shrink = math.sqrt(small / large)
         made = torch.full((large,), shrink, dtype=self._dtype, device=self._device)

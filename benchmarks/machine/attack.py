@@ -34,7 +34,7 @@ WORDS = "the sea and a ship that sails into the wind while the keeper of the lig
 
 @contextmanager
 def server(model: str) -> Iterator[tuple[str, int]]:
-    """A server of that model; its address, and its process."""
+    """Yield a server of that model; its address, and its process."""
     command = [sys.executable, "-m", "draftree", "serve", "--port", "0", "--model", model]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None

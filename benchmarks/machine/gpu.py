@@ -84,7 +84,7 @@ def plot(figure: Any, table: pd.DataFrame) -> None:
 
 
 def check_device(name: str) -> str:
-    """`name`, if it is a device of this machine; a ValueError where it is not."""
+    """`name`, if it is a device of this machine; raise a ValueError if it is not."""
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(
             "This machine has no CUDA device that torch can use: run this where there is one, or give another --device."
@@ -94,14 +94,14 @@ def check_device(name: str) -> str:
 
 
 def size_of(setup: Setup) -> tuple[str, Size]:
-    """What tables call the inflated model, and its size; a ValueError for no such shape or number of parameters."""
+    """Return the inflated model's name in tables, and its size."""
     if setup.params is None:
         return setup["shape"], size_named(setup["shape"])
     return setup.params, size_for(parameters_named(setup.params), Size.of(setup.small.config))
 
 
 def frame(table: Table) -> pd.DataFrame:
-    """What people are shown of a table, with its intervals."""
+    """Return the shown columns of a table, with their intervals."""
     columns = [f"{name}{end}" for name in table.columns for end in ("", "_low", "_high")]
     return pd.DataFrame([{name: row[name] for name in columns if name in row} for row in table.rows])
 
@@ -127,7 +127,7 @@ def seconds_of_answer(model: Any, ids: Sequence[int], new: int) -> float:
 
 
 def by_depth(case: Case) -> list[float]:
-    """How often a step of the warm trie accepts to depth 1, 2, ..; empty where it was not measured."""
+    """Return the share of the warm trie's steps that accept to depth 1, 2, ..; empty if it was not measured."""
     row = case.rows.get(names.WARM)
     if row is None or row.stats is None or not row.stats.steps:
         return []
@@ -135,7 +135,7 @@ def by_depth(case: Case) -> list[float]:
 
 
 def choices(cost: StepCost, accepted: Sequence[float], *, packed: bool) -> list[dict[str, Any]]:
-    """What would pay for batches of like requests.
+    """Return the draft tokens that pay for batches of like requests.
 
     Each request has one chain of draft tokens, `accepted` with these probabilities to depth 1, 2, ..; if trees are
     `packed`, the padding of smaller ones costs nothing. For each batch there are the `draft_tokens` of a request (their

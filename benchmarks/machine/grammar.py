@@ -62,7 +62,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
 
 
 def table(runs: pd.DataFrame, mixed: pd.DataFrame) -> pd.DataFrame:
-    """A row for each way."""
+    """Return a row for each way."""
     rows = []
     plain, theirs = of(runs, PLAIN), of(runs, HF)
     for way in runs["way"].unique():
@@ -82,7 +82,7 @@ def table(runs: pd.DataFrame, mixed: pd.DataFrame) -> pd.DataFrame:
 
 
 def compiled(setup: Setup, name: str) -> CompiledGrammar:
-    """A schema as the engine takes it."""
+    """Return a schema as the engine takes it."""
     grammar, ends = Grammar.json_schema(SCHEMAS[name]), eos_token_ids(setup.model)
     return grammar.compile(setup.tokenizer, setup.target.vocab_size, ends)
 
@@ -93,7 +93,7 @@ def forget(tokenizer: Any) -> None:
 
 
 def by_engine(engine: Engine, setup: Setup, name: str, task: Task) -> dict[str, Any]:
-    """One answer by an engine that lives on, under a schema that it does not know."""
+    """Return one answer by an engine that lives on, under a schema that it does not know."""
     forget(setup.tokenizer)
     with timed() as spent:
         began = time.perf_counter()
@@ -109,7 +109,7 @@ def by_engine(engine: Engine, setup: Setup, name: str, task: Task) -> dict[str, 
 
 
 def by_hugging_face(setup: Setup, name: str, task: Task) -> dict[str, Any]:
-    """One answer by Hugging Face's `generate` with the library's mask as a processor."""
+    """Return one answer by Hugging Face's `generate` with the library's mask as a processor."""
     began = time.perf_counter()
     eos = eos_token_ids(setup.model)[0]
     processor = Reference(words_of(setup), [reference_grammar(SCHEMAS[name])], len(task.ids), eos)
@@ -124,13 +124,13 @@ _words = cache(reference_words)
 
 
 def words_of(setup: Setup) -> Any:
-    """The tokenizer as the library reads it for Hugging Face's processor."""
+    """Return the tokenizer as the library reads it for Hugging Face's processor."""
     return _words(setup.tokenizer, setup.target.vocab_size, eos_token_ids(setup.model)[0])
 
 
 @contextmanager
 def timed() -> Iterator[list[float]]:
-    """A list of one number: seconds spent in grammars while the context is open."""
+    """Yield a list of one number: seconds spent in grammars while the context is open."""
     spent = [0.0]
 
     def clocked(method: Any) -> Any:
@@ -153,7 +153,7 @@ def timed() -> Iterator[list[float]]:
 
 
 def with_others(setup: Setup, others: Sequence[Other]) -> pd.DataFrame:
-    """Tokens a second of two requests without a grammar, beside others with and without one, in turns."""
+    """Return tokens a second of two requests without a grammar, beside others with and without one, in turns."""
     found: dict[tuple[str, bool], list[float]] = {}
     for turn in range(setup["rounds"]):
         for name in WITH_OTHERS:
@@ -170,7 +170,7 @@ def with_others(setup: Setup, others: Sequence[Other]) -> pd.DataFrame:
 
 
 def speed(setup: Setup, others: Sequence[Other], name: str, *, constrained: bool) -> float:
-    """Tokens a second of two requests that go on to their last token, while two slots beside them answer others.
+    """Return tokens a second of two requests that go on to their last token, while two slots beside them answer others.
 
     The others are the same answers with a grammar and without, as long as each other.
     """

@@ -16,7 +16,7 @@ def text(most: int = 16) -> dict[str, Any]:
 
 
 def record(**properties: Any) -> dict[str, Any]:
-    """An object with all of these and no others."""
+    """Return an object with all of these and no others."""
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
@@ -112,7 +112,7 @@ class Reference(LogitsProcessor):
 
 
 def reference_words(tokenizer: Any, vocabulary: int, eos: int) -> Any:
-    """The library's own view of a tokenizer, which it makes once."""
+    """Return the library's own view of a tokenizer, which it makes once."""
     from llguidance.hf import from_tokenizer
 
     return from_tokenizer(tokenizer, n_vocab=vocabulary, eos_token=eos)

@@ -69,7 +69,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
 
 
 def table(found: dict[tuple[str, str], list[dict[str, Any]]], differing: int) -> pd.DataFrame:
-    """A row for each drafter and way, medians over the rounds."""
+    """Return a row for each drafter and way, medians over the rounds."""
     rows = []
     for (drafter, way), rounds in found.items():
         speeds = pd.Series([one["tokens"] / one["seconds"] for one in rounds])
@@ -92,7 +92,7 @@ def table(found: dict[tuple[str, str], list[dict[str, Any]]], differing: int) ->
 
 
 def alone(setup: Setup, drafter: Drafter | None, *, one: bool) -> dict[str, Any]:
-    """The engine with one prompt after another, or all at once."""
+    """Return the engine with one prompt after another, or all at once."""
     params = SamplingParams(setup["max_new_tokens"], eos_token_ids=eos_token_ids(setup.model))
     engine = Engine(setup.model, drafter=drafter, slots=setup["slots"], keep_prefixes=True)
     with engine:
@@ -162,7 +162,7 @@ def program(name: str, *options: str) -> Iterator[str]:
 
 
 def answers(url: str) -> bool:
-    """Whether a server says that it is well."""
+    """Return whether a server says that it is well."""
     try:
         return httpx.get(f"{url}/health", timeout=2).status_code == 200
     except httpx.HTTPError:

@@ -27,7 +27,7 @@ BEST, BEST_OVER_PLAIN = "best drafter / HF generate", "best drafter / plain deco
 
 
 def figures_of(steps: Steps, case: Case) -> list[dict[str, Any]]:
-    """All figures of one model, as rows of `COLUMNS`; "of" is what a figure is of, where its name does not say it."""
+    """Return all figures of one model, as rows of `COLUMNS`; "of" adds to a figure's name."""
     found: list[dict[str, Any]] = []
 
     def add(name: str, estimate: Estimate | float, of: str = "") -> None:
@@ -63,7 +63,7 @@ def figures_of(steps: Steps, case: Case) -> list[dict[str, Any]]:
 
 
 def step_table(steps: Steps) -> Table:
-    """Timed steps, in milliseconds and over one row."""
+    """Return the timed steps, in milliseconds and over one row."""
     floor = steps.floor
     title = (
         f"Milliseconds of a step; floor: {floor['weight_bytes'] / 1e9:.3f} GB of weights at "
@@ -73,7 +73,7 @@ def step_table(steps: Steps) -> Table:
 
 
 def draw_steps(figure: Any, steps: Steps) -> None:
-    """Milliseconds of the steps by their rows."""
+    """Draw the milliseconds of the steps by their rows."""
     figure.set_size_inches(6.5, 4.8)
     axis = figure.subplots()
     for method in dict.fromkeys(row["name"] for row in steps.rows):

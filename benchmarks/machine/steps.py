@@ -131,7 +131,7 @@ class Bandwidth(Method):
 
     @property
     def best(self) -> float:
-        """The median of the faster of both."""
+        """Return the median of the faster of both."""
         return max(statistics.median(self._copying), statistics.median(self._summing))
 
 
@@ -160,7 +160,7 @@ def clock_of(device: torch.device) -> Callable[[], float]:
 
 
 def timed(step: Callable[[], Any], device: torch.device) -> float:
-    """Seconds that `step` takes on `device`, whose queue is empty before and after."""
+    """Return seconds that `step` takes on `device`, whose queue is empty before and after."""
     clock, wait = clock_of(device), (lambda _: None) if device.type == "cpu" else torch.accelerator.synchronize
     wait(device)
     start = clock()

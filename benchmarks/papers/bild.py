@@ -25,7 +25,7 @@ from draftree.training.options import TrainOptions
 
 
 def grid(fallbacks: tuple[float, ...], rollbacks: tuple[float, ...]) -> dict[str, Any]:
-    """All points of two lists of thresholds, as an option."""
+    """Return all points of two lists of thresholds, as an option."""
     return {"thresholds": tuple(f"{fallback:g}:{rollback:g}" for fallback in fallbacks for rollback in rollbacks)}
 
 

@@ -171,7 +171,7 @@ def _sweep(setup: Setup, setting: str, best: dict[str, int]) -> Iterator[pd.Data
 
 
 def _swept(setup: Setup, points: list[dict[str, Any]]) -> tuple[dict[str, InModelDrafter], list[str]]:
-    """The drafters that are named, or one trained now for each point; and what is to be said of them."""
+    """Return the drafters that are named, or one trained now for each point; and what is to be said of them."""
     if setup["drafters"]:
         return subjects(setup, "bita"), []
     depth = setup["depth"]
@@ -206,7 +206,7 @@ def medusa(setup: Setup) -> Iterator[pd.DataFrame]:
 
 
 def _efficient(name: str, drafter: InModelDrafter, printed: str = "") -> Way:
-    """A drafter with the paper's tree; masks behind every node."""
+    """Return a drafter with the paper's tree; masks behind every node."""
     nodes = tuple(efficient(K, drafter.depth))
     return sized(name, with_tree(drafter, Case(name, nodes, len(nodes))), len(nodes), printed)
 

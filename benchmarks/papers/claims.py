@@ -70,13 +70,13 @@ class PaperClaim:
 
 @cache
 def paper_claims() -> dict[str, PaperClaim]:
-    """All claims by their names."""
+    """Return all claims by their names."""
     held = tomllib.loads((HERE / "claims.toml").read_text(encoding="utf-8"))
     return {name: PaperClaim(**facts) for name, facts in held.items()}
 
 
 def page(folder: Path) -> str:
-    """The text of claims.md, from the result files in `folder`; a ValueError for a claim that `claims.toml` lacks."""
+    """Return the text of claims.md, from the result files in `folder`; raise a ValueError for an unknown claim."""
     found: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {name: [] for name in paper_claims()}
     for path in sorted(folder.glob("*.json")):
         facts = json.loads(path.read_text(encoding="utf-8"))

@@ -84,14 +84,14 @@ def speeds(setup: Setup, item: str = "Table 1") -> Iterator[pd.DataFrame]:
 
 
 def _layers(setup: Setup, known: dict[str, Any]) -> list[str]:
-    """Where the transfers are, and where the paper's would be, in a sentence for each drafter."""
+    """Return where the transfers are, and where the paper's would be, in a sentence for each drafter."""
     paper = ", ".join(map(str, default_transfer_layers(len(setup.target.layers))))
     own = {name: ", ".join(map(str, one.transfer_layers)) for name, one in known.items() if one.method == HEADS[0]}
     return [f"{name}: transfers behind layers {layers} (the paper's, scaled: {paper})." for name, layers in own.items()]
 
 
 def shared_tree(setup: Setup, heads: list[InModelDrafter]) -> Case:
-    """The tree of `nodes` draft tokens that is best for the mean of these drafters' accuracies on other prompts.
+    """Return the tree of `nodes` draft tokens that is best for the mean of these drafters' accuracies on other prompts.
 
     Without drafters inside the model, or without other prompts, there is a ValueError.
     """
@@ -222,7 +222,7 @@ def masking(setup: Setup) -> Iterator[pd.DataFrame]:
 
 
 def _trained(setup: Setup, points: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The drafters that are named, or one trained now for each point."""
+    """Return the drafters that are named, or one trained now for each point."""
     if setup["drafters"]:
         return subjects(setup, "hidden-transfer")
     return {name: on_demand.drafter(setup, "hidden-transfer", settings) for name, settings in points.items()}

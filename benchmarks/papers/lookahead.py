@@ -38,13 +38,13 @@ BARS = bars("over_plain", "acceptance_length", label=("way", "batch"))
 
 
 def trie(setup: Setup, warm: int | None = None, **options: Any) -> Lookahead:
-    """A trie that has seen `warm` answers of every set; None for all there are."""
+    """Return a trie that has seen `warm` answers of every set; None for all there are."""
     texts = setup.texts if warm is None else setup.texts[: warm * len(setup.sets)]
     return setup.trie(texts, **({"decoding_length": setup.options.get("nodes", 64), "branch_length": BRANCH} | options))
 
 
 def llma(setup: Setup, **options: Any) -> Drafter:
-    """One branch at a time, drawn from the prompt alone (section 4.3.1)."""
+    """Return one branch at a time, drawn from the prompt alone (section 4.3.1)."""
     return trie(setup, mode="single", sources="prompt", **options)
 
 
@@ -133,7 +133,7 @@ def capacity(setup: Setup) -> Iterator[pd.DataFrame]:
 
 
 def _clocked(store: Any, call: str) -> list[float]:
-    """Seconds of every call of one of a trie's methods from now on."""
+    """Return seconds of every call of one of a trie's methods from now on."""
     taken, inner = list[float](), getattr(store, call)
 
     def timed(*given: Any, **options: Any) -> Any:

@@ -87,7 +87,7 @@ def _rows(setup: Setup) -> tuple[list[Task], list[str]]:
 
 
 def _right(setup: Setup, runs: pd.DataFrame, way: str, references: list[str]) -> Share:
-    """Share of a way's answers that are right, answer by answer."""
+    """Return share of a way's answers that are right, answer by answer."""
     score = SCORES[setup["score"]]
     pairs = zip(_texts(setup, runs, way), references, strict=True)
     return Share([float(score(text) == score(known)) for text, known in pairs], [1.0] * len(references))

@@ -74,7 +74,7 @@ def _of_pruning(runs: pd.DataFrame, layers: list[int], ks: list[int]) -> pd.Data
 
 
 def _pruned(setup: Setup) -> str:
-    """Where trees are pruned, and where the paper's are; and how heads were trained, if they were."""
+    """Return where trees are pruned, and where the paper's are; and how heads were trained, if they were."""
     layers = ", ".join(str(head.layer) for head in heads(setup))
     said = (
         f"Trees are pruned behind layer {layers} of {len(setup.target.layers)}, the paper's behind layers 1 to 4 of 32 "
@@ -181,7 +181,7 @@ def _claims(runs: pd.DataFrame, names: tuple[str, ...], batch: int) -> list[pd.D
 
 
 def _static(setup: Setup) -> tuple[InModelDrafter, Case]:
-    """The heads, and the tree of `nodes` draft tokens that is best for them on other prompts.
+    """Return the heads, and the tree of `nodes` draft tokens that is best for them on other prompts.
 
     No heads, several, or no other prompts is a ValueError.
     """
@@ -215,7 +215,7 @@ def _way(setup: Setup, name: str, drafter: InModelDrafter, static: Case) -> Way:
 
 
 def _published(setup: Setup) -> ProPDTree:
-    """The paper's trees by the options that are named; refuses those that cannot be."""
+    """Return the paper's trees by the options that are named; refuses those that cannot be."""
     return ProPDTree(setup["nodes"], **{name: setup[name] for name in ("alpha", "fading", "share_alpha")})
 
 

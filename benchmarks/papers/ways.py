@@ -31,7 +31,7 @@ QUICK: dict[str, Any] = {
 
 
 def sized(name: str, drafter: Drafter, nodes: int | None, paper: str = "", *, reject: bool = False) -> Way:
-    """A way with trees of `nodes` draft tokens in every step, or sized by cost for None; its drafter is a fresh one.
+    """Return a way with trees of `nodes` draft tokens, or sized by cost for None; its drafter is a fresh one.
 
     `paper` is the paper's figure for it, and with `reject` no draft token is accepted.
     """
@@ -89,7 +89,7 @@ def compared(
 
 
 def _by_set(runs: pd.DataFrame, ways: Sequence[Way]) -> pd.DataFrame:
-    """Speed over plain decoding, seconds of a whole answer and acceptance length of every way and set."""
+    """Return speed over plain decoding, seconds of a whole answer and acceptance length of every way and set."""
     rows = []
     for name in runs["set"].unique():
         plain = of(runs, PLAIN, name)

@@ -44,7 +44,7 @@ ENVIRONMENTS = {
 
 
 def python_of(engine: str) -> Path:
-    """The interpreter of an engine's environment; where it cannot be made, a RuntimeError has pip's last line."""
+    """Return the interpreter of an engine's environment, or raise a RuntimeError with pip's last line."""
     needs = ENVIRONMENTS[engine]
     if not needs.requirements:
         return Path(sys.executable)

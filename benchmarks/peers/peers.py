@@ -74,7 +74,7 @@ class Process:
         return [Answer(ids, reply["seconds"] / len(prompts)) for ids in reply["answers"]]
 
     def reply(self, way: str, prompts: Sequence[Ids]) -> dict[str, Any]:
-        """What it answers to prompts together; a RuntimeError where it cannot."""
+        """Return the answers to prompts together; raise a RuntimeError if it cannot answer."""
         try:
             reply = self._ask({"way": way, "prompts": [list(ids) for ids in prompts]})
         except (EOFError, BrokenPipeError):
@@ -84,7 +84,7 @@ class Process:
         return reply
 
     def _ask(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """A line of JSON there and one back; an EOFError where the process has ended."""
+        """Return a line of JSON there and one back; raise a EOFError if the process has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(facts) + "\n")
@@ -137,7 +137,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
 
 
 def table(runs: pd.DataFrame, processes: Sequence[Process], left_out: dict[str, str]) -> pd.DataFrame:
-    """A row for each way that has answered everything."""
+    """Return a row for each way that has answered everything."""
     remarks = [f"{engine} is left out: {why}." for engine, why in left_out.items()]
     answered = []
     for process in processes:
@@ -168,7 +168,7 @@ def table(runs: pd.DataFrame, processes: Sequence[Process], left_out: dict[str, 
 
 
 def _claims(times: Mapping[tuple[str, str], Share]) -> list[tuple[str, str, str, str, Share]]:
-    """What Lookahead's Table 8 says of vLLM with a trie's drafts and without."""
+    """Return the claims of Lookahead's Table 8: vLLM with a trie's drafts over vLLM without."""
     above, below = ("vllm", COLD), ("vllm", PLAIN)
     if not {above, below} <= set(times):
         return []
@@ -176,12 +176,12 @@ def _claims(times: Mapping[tuple[str, str], Share]) -> list[tuple[str, str, str,
 
 
 def answers_of(runs: pd.DataFrame, name: tuple[str, str]) -> list[Ids]:
-    """All answers of one way, in the order of the prompts."""
+    """Return all answers of one way, in the order of the prompts."""
     return [ids for group in runs[runs["way"] == " ".join(name)]["ids"] for ids in group]
 
 
 def job_of(setup: Setup, work: Path, left_out: dict[str, str]) -> Job:
-    """What every engine is given; the model, its small one and its drafters are saved below `work`.
+    """Return the job of every engine; the model, its small model and its drafters are saved below `work`.
 
     A drafter that does not fit the model is put into `left_out`.
     """

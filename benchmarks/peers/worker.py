@@ -80,7 +80,7 @@ def serve(make: Callable[[Job], Peer]) -> None:
 
 
 def cut(ids: Ids, job: Job) -> Ids:
-    """An answer up to its EOS, and no longer than asked."""
+    """Return an answer up to its EOS, and no longer than asked."""
     ids = list(ids)[: job.new]
     end = next((i for i, token in enumerate(ids) if token in job.ends), len(ids) - 1)
     return ids[: end + 1]
@@ -98,12 +98,12 @@ def convert_apart(module: str, *arguments: str) -> None:
 
 
 def asking(method: Any) -> Ask:
-    """What asks one of `draftree.bench.methods`."""
+    """Return a function that asks one of `draftree.bench.methods`."""
     return lambda prompts: [answer.ids for answer in method.answers(prompts)]
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has had resident; 0 where the system does not say."""
+    """Return the most memory that this process has had resident; 0 where the system does not say."""
     try:  # a process begins with the peak of the one that started it, by `getrusage`
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines())
     except OSError:

@@ -145,7 +145,7 @@ def _given_the_parent(drafted: _Awaiting, text: Sequence[int]) -> _Found:
 
 
 def _by_depth(drafted: _Awaiting, text: Sequence[int]) -> _Found:
-    """The same for the candidates of each depth, those below the best path, whether or not that path is right.
+    """Return the same for the candidates of each depth, those below the best path, whether or not that path is right.
 
     None where the text does not reach the deepest of them.
     """

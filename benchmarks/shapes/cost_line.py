@@ -57,16 +57,16 @@ class CostLine(StepCost):
 
     @property
     def rows(self) -> np.ndarray:
-        """The sizes seen, ascending."""
+        """Return the sizes seen, ascending."""
         return np.array(sorted(self._times), dtype=float)
 
     @property
     def seconds(self) -> np.ndarray:
-        """The line at `rows`."""
+        """Return the line at `rows`."""
         return self.of(self.rows)
 
     def of(self, rows: Any) -> np.ndarray:
-        """Seconds of a step with `rows` rows (array-like)."""
+        """Return seconds of a step with `rows` rows (array-like)."""
         b0, b1 = self.line
         return np.maximum(b0 + b1 * np.asarray(rows, dtype=float), self._floor)
 

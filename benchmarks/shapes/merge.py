@@ -47,7 +47,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
 
 
 def _compared(runs: pd.DataFrame, label: str, pair: Sequence[str], one_set: str | None = None) -> dict[str, Any]:
-    """A merge beside its two drafters, on all prompts or those of one set: acceptance lengths, and its speed."""
+    """Return a merge beside its two drafters, on all prompts or those of one set: acceptance lengths, and its speed."""
     owns = {name: of(runs, name, one_set) for name in (label, *pair)}
     lengths = {name: length(own) for name, own in owns.items()}
     better = max(pair, key=lambda name: lengths[name].value)

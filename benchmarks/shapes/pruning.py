@@ -30,7 +30,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
 def compared(
     setup: Setup, early: Sequence[EarlyHead], subjects: Mapping[str, tuple[Callable[[], Drafter], int]]
 ) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
-    """A row for each drafter, head and top-k, and what they did; drafters come with the size of their trees."""
+    """Yield a row for each drafter, head and top-k, and what they did; drafters come with the size of their trees."""
     rows: list[dict[str, Any]] = []
     wrong = 0
     batch = setup["batch"]

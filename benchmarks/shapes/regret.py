@@ -44,7 +44,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
 
 
 def _settled(runs: pd.DataFrame, steps: int) -> int:
-    """The first batch that counts: after so many steps of the dynamic way, or the last one."""
+    """Return the first batch that counts: after so many steps of the dynamic way, or the last one."""
     taken = runs[runs["way"] == DYNAMIC].set_index("group")["passes"].cumsum().shift(fill_value=0)
     late = taken[taken >= steps]
     return int(late.index[0] if len(late) else taken.index[-1])

@@ -18,12 +18,12 @@ OPTIONS: dict[str, Any] = {"per_set": 4, "max_new_tokens": 96, "sets": (), "draf
 
 
 def fresh(setup: Setup, name: str) -> Drafter:
-    """The drafter that tables call `name`, as it is before the first prompt."""
+    """Return the drafter that tables call `name`, as it is before the first prompt."""
     return setup.drafter(setup.named[name])
 
 
 def heads(setup: Setup) -> list[EarlyHead]:
-    """The early heads that the option `early_heads` names; else those trained behind each of `early_layers`.
+    """Return the early heads that the option `early_heads` names; else those trained behind each of `early_layers`.
 
     The package's where neither says anything.
     """
@@ -37,12 +37,12 @@ def heads(setup: Setup) -> list[EarlyHead]:
 
 
 def trains_heads(setup: Setup) -> bool:
-    """Whether `heads` trains them."""
+    """Return whether `heads` trains them."""
     return bool(setup.options.get("early_layers")) and not setup["early_heads"]
 
 
 def batches(setup: Setup) -> list[int]:
-    """The sizes of batches to measure; a ValueError for one that the prompts do not fill."""
+    """Return the sizes of batches to measure; raise a ValueError for one that the prompts do not fill."""
     sizes, count = setup["batch"], len(setup.tasks)
     if max(sizes) > count:
         raise ValueError(
@@ -52,7 +52,7 @@ def batches(setup: Setup) -> list[int]:
 
 
 def static_ways(setup: Setup, name: str) -> list[Way]:
-    """A drafter with trees of every size of the option `sizes`; one that attaches rows also with the root's alone."""
+    """Return a drafter's ways by the option `sizes`; one that attaches rows also has a way with the root's alone."""
     ways = []
     for n in setup["sizes"]:
         drafter = fresh(setup, name)

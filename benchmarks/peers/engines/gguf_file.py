@@ -72,7 +72,7 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def renamed(name: str) -> str:
-    """A tensor's name in GGUF; a ValueError where it has none here."""
+    """Return a tensor's name in GGUF; raise a ValueError if it has none here."""
     whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     part, _, kind = name.rpartition(".")
     if part in whole:

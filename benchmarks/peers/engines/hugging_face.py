@@ -14,7 +14,7 @@ from draftree.placement import Placement
 
 
 def loaded(job: Job) -> Any:
-    """The model; in 8 bits the weights are torchao's."""
+    """Return the model; in 8 bits the weights are torchao's."""
     torch.set_num_threads(job.threads)
     return load_model(job.folder, Placement(dtype=job.dtype, quantize="int8" if job.int8 else None))[0]
 

@@ -24,7 +24,7 @@ DRAFTED, MATCHED = 5, 3  # tokens of a draft, and the longest n-gram that it fol
 
 
 def make(job: Job) -> Peer:
-    """See `Job`; a ValueError for 8 bits, which its CPU build reads from checkpoints that it knows alone."""
+    """See `Job`; raise a ValueError for 8 bits, which its CPU build reads from checkpoints that it knows alone."""
     if job.int8:
         raise ValueError("its CPU build quantises nothing by itself")
     os.environ.update(SETTINGS, OMP_NUM_THREADS=str(job.threads))
