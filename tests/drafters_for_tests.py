@@ -181,7 +181,7 @@ class InModel(RandomTree):
         super().observe(step)
         self.passes[step.own_rows] += 1
         for b, request in enumerate(step.requests):
-            rows = [*range(step.trunk[b]), *(step.offset + node for node in step.accepted[b])]
+            rows = [*range(step.prefill_rows[b]), *(step.offset + node for node in step.accepted[b])]
             for layer in self.taps:
                 self.hidden[request.id][layer].append(step.result.hidden[layer][b, rows].clone())
             if step.own_rows:

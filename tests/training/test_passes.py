@@ -67,14 +67,14 @@ def decoded(drafter, runner, row: Row, split: int) -> torch.Tensor:
         encoder.admit(0, torch.tensor(row.source))
     place = Place(runner, cache, encoder, 0)
     context = RequestState(0, list(row.tokens[: split + 1]), row.start, 16, place=place)
-    trunk = list(row.tokens[:split])
+    prompt = list(row.tokens[:split])
     if split > 2:  # a part of the prompt is in the cache already
-        early = tree_pass([trunk[:1]], TokenTree.roots(torch.tensor([trunk[1]])), [0], None, [row.start])
+        early = tree_pass([prompt[:1]], TokenTree.roots(torch.tensor([prompt[1]])), [0], None, [row.start])
         cache.commit(early.committed([[0]]), runner.run(early.plan, cache, 0, encoder).segments)
     tree = TokenTree.from_paths(row.tokens[split], [[row.tokens[split + 1]]])
     start = cache.lengths[0]
     turn = tree_pass(
-        [trunk[start:]],
+        [prompt[start:]],
         tree,
         [start],
         drafter.plan(StepPlan([context], [9], [True], tree)),
@@ -82,7 +82,7 @@ def decoded(drafter, runner, row: Row, split: int) -> torch.Tensor:
         target.max_positions,
     )
     result = runner.run(turn.plan, cache, 0, encoder)
-    step = Step([context], tree, result, turn.trunk, turn.offset)
+    step = Step([context], tree, result, turn.prefill_rows, turn.offset)
     return torch.cat([drafter.draft_logits(step, [path]) for path in ([0], [0, 1])])
 
 

@@ -194,7 +194,7 @@ class Step:
         trees: the verified trees; in a `Merge` with the source bits of the drafter that is shown them, and none on
             others' draft tokens.
         result: logits of the trees (from row `offset` on), row layouts and tapped hidden states.
-        trunk: per request, how many prompt rows came before its tree (rows 0 .. trunk - 1).
+        prefill_rows: per request, the number of rows of its prompt before its tree.
         offset: row at which the trees begin.
         accepted: per request, the node numbers of the accepted path, root first; of siblings with one token any may
             stand there.
@@ -208,7 +208,7 @@ class Step:
     requests: Sequence[RequestState]
     trees: TokenTree
     result: PassResult
-    trunk: list[int]
+    prefill_rows: list[int]
     offset: int
     accepted: list[list[int]] = field(default_factory=list)
     emitted: list[list[int]] = field(default_factory=list)

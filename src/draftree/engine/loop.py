@@ -164,9 +164,9 @@ class Loop:
         return [context.tokens[start:-1] for context, start in zip(contexts, starts, strict=True)]
 
     def _verify(
-        self, first: int, plan: StepPlan, trunks: list[list[int]], *, bare: bool
+        self, first: int, plan: StepPlan, prefill: list[list[int]], *, bare: bool
     ) -> tuple[TreePass, PassResult]:
-        """One pass over `trunks`, then the trees, then the drafter's own rows, which are left out if `bare`."""
+        """Run one pass over the `prefill` tokens, the trees, and the drafter's own rows, which `bare` leaves out."""
         trees = _trees_of(plan)
         attachment = None
         if self.can.attaches:
@@ -175,10 +175,10 @@ class Loop:
         if bare and attachment is not None:
             attachment = Attachment(taps=attachment.taps)
         starts = self.cache.lengths[first : first + len(plan.requests)]
-        floors = [context.prompt_length for context in plan.requests]
-        row_by_row = self.config.strict and not any(trunks)
+        lengths = [context.prompt_length for context in plan.requests]
+        row_by_row = self.config.strict and not any(prefill)
         limit = self.target.max_positions
-        turn = tree_pass(trunks, trees, starts, attachment, floors, limit, row_by_row=row_by_row)
+        turn = tree_pass(prefill, trees, starts, attachment, lengths, limit, row_by_row=row_by_row)
         if self.config.reject_drafts and trees.width > 1:  # their -1 needs an embedding all the same
             turn.plan.tokens = turn.plan.tokens.clamp(min=0)
         if self.pruner is not None and turn.offset == 0 and trees.width > 1:
@@ -196,8 +196,8 @@ class Loop:
         """
         began = self.config.clock()
         contexts = [request.context for request in requests]
-        trunks = self._unread(first, contexts)
-        chunks = [trunk[:count] for trunk, count in zip(trunks, counts, strict=True)]
+        unread = self._unread(first, contexts)
+        chunks = [tokens[:count] for tokens, count in zip(unread, counts, strict=True)]
         plan = self._undrafted(contexts, [chunk[-1] for chunk in chunks])  # the chunk's last token plays the root
         turn, result = self._verify(first, plan, [chunk[:-1] for chunk in chunks], bare=True)
         paths = [AcceptedPath(nodes=[0]) for _ in chunks]
@@ -224,7 +224,7 @@ class Loop:
                 plan.requests,
                 turn.trees,
                 result,
-                turn.trunk,
+                turn.prefill_rows,
                 turn.offset,
                 accepted=[path.nodes for path in paths],
                 emitted=[path.tokens for path in paths],

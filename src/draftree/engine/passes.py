@@ -1,7 +1,7 @@
 """From requests and trees to one plan: prompt rows that are not in the cache yet, then tree rows, then attachments.
 
-A request's first pass carries its prompt (the trunk) in front of its tree; later passes carry the tree alone. Trunks
-of different lengths are padded behind, so that all trees of a pass begin at the same row.
+A request's first pass carries prefill rows, those of its prompt, in front of its tree; later passes carry the tree
+alone. Prefill rows of different numbers are padded behind, so that all trees of a pass begin at the same row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TreePass:
 
     plan: Plan  # what the runner runs
     trees: TokenTree  # the trees in it
-    trunk: list[int]  # per request, real prompt rows
+    prefill_rows: list[int]  # per request, without padding
     offset: int  # row where trees begin
 
     def node_rows(self, result: PassResult) -> Tensor | None:
@@ -40,8 +40,8 @@ class TreePass:
     def committed(self, accepted: Sequence[Sequence[int]]) -> list[list[int]]:
         """Rows to keep per request: its prompt rows, then the accepted nodes."""
         return [
-            [*range(trunk), *(self.offset + node for node in nodes)]
-            for trunk, nodes in zip(self.trunk, accepted, strict=True)
+            [*range(count), *(self.offset + node for node in nodes)]
+            for count, nodes in zip(self.prefill_rows, accepted, strict=True)
         ]
 
 
@@ -59,11 +59,11 @@ def nodes_behind(rows: Tensor, offset: int, logits: int, width: int) -> Tensor:
 
 
 def tree_pass(
-    trunks: Sequence[Sequence[int]],
+    prefill: Sequence[Sequence[int]],
     trees: TokenTree,
     starts: Sequence[int],
     attachment: Attachment | None = None,
-    floors: Sequence[int] = (),
+    prompt_lengths: Sequence[int] = (),
     limit: int | None = None,
     *,
     row_by_row: bool = False,
@@ -71,31 +71,32 @@ def tree_pass(
     """Lay out one pass.
 
     Args:
-        trunks: certain tokens before each root that are not in the cache yet (empty after the first pass).
+        prefill: tokens before each root that are not in the cache yet (empty after the first pass).
         trees: one tree per request.
         starts: committed context length of each request.
         attachment: a drafter's own rows.
-        floors: prompt lengths, for length-dependent rotary embeddings.
+        prompt_lengths: see `Plan`.
         limit: the model's context; draft tokens beyond it are moved back to its last position.
         row_by_row: see `Plan`.
     """
     device = trees.tokens.device
-    trunk = [len(t) for t in trunks]
-    offset = max(trunk)
+    prefill_rows = [len(tokens) for tokens in prefill]
+    offset = max(prefill_rows)
     drafted = trees.tokens
     batch, width = drafted.shape
-    begin = torch.tensor([[s + t] for s, t in zip(starts, trunk, strict=True)], device=device, dtype=torch.long)
+    begin = torch.tensor([[s + t] for s, t in zip(starts, prefill_rows, strict=True)], device=device, dtype=torch.long)
     if offset == 0:
         plan = Plan(drafted, begin + trees.depth, trees.ancestors, sizes=trees.sizes)
     else:
         tokens = torch.zeros(batch, offset, dtype=torch.long, device=device)
-        for b, certain in enumerate(trunks):
+        for b, certain in enumerate(prefill):
             tokens[b, : len(certain)] = torch.tensor(certain, dtype=torch.long, device=device)
         start = torch.tensor(list(starts), device=device, dtype=torch.long)[:, None]
         positions = torch.minimum(start + torch.arange(offset, device=device), begin)
         visible = torch.zeros(batch, offset + width, offset + width, dtype=torch.bool, device=device)
         visible[:, :offset, :offset] = torch.ones(offset, offset, dtype=torch.bool, device=device).tril()
-        real = torch.arange(offset, device=device) < torch.tensor(trunk, device=device, dtype=torch.long)[:, None]
+        counts = torch.tensor(prefill_rows, device=device, dtype=torch.long)[:, None]
+        real = torch.arange(offset, device=device) < counts
         visible[:, offset:, :offset] = real[:, None]
         visible[:, offset:, offset:] = trees.ancestors
         plan = Plan(
@@ -105,13 +106,13 @@ def tree_pass(
             first_logit_row=offset,
         )
     plan.last_logit_row = offset + width
-    plan.prompt_lengths = tuple(floors)
+    plan.prompt_lengths = tuple(prompt_lengths)
     plan.row_by_row = row_by_row
     if attachment is not None:
-        _attach(plan, attachment, begin, trunk)
-    if limit is not None and max(s + t for s, t in zip(starts, trunk, strict=True)) + REACH >= limit:
+        _attach(plan, attachment, begin, prefill_rows)
+    if limit is not None and max(s + t for s, t in zip(starts, prefill_rows, strict=True)) + REACH >= limit:
         plan = _clamp(plan, limit - 1)
-    return TreePass(plan, trees, trunk, offset)
+    return TreePass(plan, trees, prefill_rows, offset)
 
 
 def _clamp(plan: Plan, last: int) -> Plan:
@@ -122,40 +123,40 @@ def _clamp(plan: Plan, last: int) -> Plan:
     return replace(plan, positions=plan.positions.clamp(max=last), surgeries=surgeries)
 
 
-def _attach(plan: Plan, attachment: Attachment, begin: Tensor, trunk: list[int]) -> None:
+def _attach(plan: Plan, attachment: Attachment, begin: Tensor, prefill_rows: list[int]) -> None:
     """Put a drafter's rows into a plan that was just made."""
-    offset, prefix_rows = max(trunk), attachment.prefix_rows
+    offset, prefix_rows = max(prefill_rows), attachment.prefix_rows
     if attachment.embeddings is not None:
         if attachment.positions is None or attachment.visible is None:
             raise ValueError("An attachment with embeddings must give their `positions` and `visible`.")
         plan.tokens = torch.nn.functional.pad(plan.tokens, (0, attachment.embeddings.shape[1]))
         plan.positions = torch.cat([plan.positions, begin + attachment.positions], 1)
-        plan.visible = join(plan.visible, _see_trunk(attachment.visible, trunk))
+        plan.visible = join(plan.visible, _see_prefill(attachment.visible, prefill_rows))
     if prefix_rows is not None and offset:
         prefix_rows = torch.nn.functional.pad(prefix_rows, (offset, 0))
     plan.embeddings, plan.prefix_rows = attachment.embeddings, prefix_rows
-    plan.surgeries = tuple(_shift(s, begin, trunk) for s in attachment.surgeries)
+    plan.surgeries = tuple(_shift(s, begin, prefill_rows) for s in attachment.surgeries)
     plan.taps, plan.sizes = attachment.taps, None
 
 
-def _see_trunk(visible: Tensor, trunk: list[int]) -> Tensor:
-    """Put as many columns in front of [B, m, n] as the longest trunk has; each request's real ones are visible."""
-    if max(trunk) == 0:
+def _see_prefill(visible: Tensor, prefill_rows: list[int]) -> Tensor:
+    """Put as many columns in front of [B, m, n] as there are prefill rows; each request's own ones are visible."""
+    if max(prefill_rows) == 0:
         return visible
-    lengths = torch.tensor(trunk, device=visible.device, dtype=torch.long)
-    real = torch.arange(max(trunk), device=visible.device) < lengths[:, None]
+    lengths = torch.tensor(prefill_rows, device=visible.device, dtype=torch.long)
+    real = torch.arange(max(prefill_rows), device=visible.device) < lengths[:, None]
     return torch.cat([real[:, None].expand(-1, visible.shape[1], -1), visible], 2)
 
 
-def _shift(surgery: Surgery, begin: Tensor, trunk: list[int]) -> Surgery:
-    """Express a surgery on tree rows as one on all rows: those of the trunk stay in front, untouched."""
-    offset = max(trunk)
+def _shift(surgery: Surgery, begin: Tensor, prefill_rows: list[int]) -> Surgery:
+    """Express a surgery on tree rows as one on all rows: prefill rows stay in front, untouched."""
+    offset = max(prefill_rows)
     positions = None if surgery.positions is None else begin + surgery.positions
     if offset == 0:
         return surgery if positions is None else replace(surgery, positions=positions)
     keep, append, source, visible = surgery.keep, surgery.append, surgery.source, surgery.visible
 
-    def with_trunk(rows: Tensor | None) -> Tensor | None:
+    def with_prefill(rows: Tensor | None) -> Tensor | None:
         if rows is None:
             return None
         front = torch.arange(offset, device=rows.device).expand(rows.shape[0], -1)
@@ -163,16 +164,16 @@ def _shift(surgery: Surgery, begin: Tensor, trunk: list[int]) -> Surgery:
 
     if callable(keep):
         choose = keep
-        keep = lambda hidden: with_trunk(choose(hidden[:, offset:]))  # noqa: E731
+        keep = lambda hidden: with_prefill(choose(hidden[:, offset:]))  # noqa: E731
     elif keep is not None:
-        keep = with_trunk(keep)
+        keep = with_prefill(keep)
     if source is not None:
         source = source + offset
     elif append is not None:
         make = append
         append = lambda hidden: make(hidden[:, offset:])  # noqa: E731
     if visible is not None:
-        visible = _see_trunk(visible, trunk)
+        visible = _see_prefill(visible, prefill_rows)
     return replace(surgery, keep=keep, append=append, source=source, positions=positions, visible=visible)
 
 
@@ -192,7 +193,9 @@ def score_prompt(runner: Runner, prompt: Sequence[int], count: int, cache: SlotC
         chunk = list(prompt[begin : min(begin + SCORED_CHUNK, len(prompt) - 1)])
         with runner.guard(), runner.lock:
             root = TokenTree.roots(torch.tensor(chunk[-1:], dtype=torch.long, device=runner.plan_device))
-            turn = tree_pass([chunk[:-1]], root, [begin], floors=[len(prompt)], limit=runner.target.max_positions)
+            turn = tree_pass(
+                [chunk[:-1]], root, [begin], prompt_lengths=[len(prompt)], limit=runner.target.max_positions
+            )
             result = runner.run(replace(turn.plan, first_logit_row=0), cache)
             cache.commit(turn.committed([[0]]), result.segments)
             following = prompt[begin + 1 : begin + 1 + len(chunk)]
