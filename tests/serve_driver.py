@@ -14,8 +14,8 @@ import httpx
 import draftree
 from draftree.engine import Engine
 from draftree.serve.app import create_app
+from draftree.serve.launch import GracefulServer
 from draftree.serve.settings import ServerSettings
-from draftree.serve.uvicorn_server import GracefulServer
 
 MESSAGES: Any = [{"role": "user", "content": "Tell me about the sea."}]
 

@@ -12,7 +12,7 @@ from serve_driver import MESSAGES, serving
 from draftree import Grammar
 from draftree.grammar import GrammarBusyError, GrammarError, llguidance
 from draftree.serve.grammars import may_compile
-from draftree.serve.schema import Chat, Completion
+from draftree.serve.protocol import Chat, Completion
 
 
 @pytest.fixture

@@ -27,12 +27,11 @@ from draftree.errors import ModelChangedError
 from draftree.grammar import GrammarBusyError
 from draftree.serve import worker as serve_worker
 from draftree.serve.app import Watch, create_app
-from draftree.serve.delivery import Answers
-from draftree.serve.errors import FullError, StoppingError
-from draftree.serve.parts import Part
+from draftree.serve.http import FullError, StoppingError
+from draftree.serve.launch import GracefulServer
+from draftree.serve.output import OutputStream, RequestOutput
 from draftree.serve.scoring import Scoring
 from draftree.serve.settings import ServerSettings
-from draftree.serve.uvicorn_server import GracefulServer
 
 PLAIN = "/v1/completions"
 SECRET = "what the client has said"
@@ -93,8 +92,8 @@ def test_a_refusal_leaves_nothing_to_the_garbage_collector(demo: Any, monkeypatc
     made: list[weakref.ref[Any]] = []
 
     async def refused() -> None:
-        parts = [Part([1, 2, 3], draftree.SamplingParams(4, ())) for _ in range(2)]
-        answers = Answers(parts, 10.0, worker.cancel, whole=False)
+        parts = [RequestOutput([1, 2, 3], draftree.SamplingParams(4, ())) for _ in range(2)]
+        answers = OutputStream(parts, 10.0, worker.cancel, whole=False)
         made.append(weakref.ref(answers))
         with contextlib.suppress(FullError):
             await worker.start(answers)
@@ -117,7 +116,9 @@ def test_an_answer_whose_event_loop_has_ended_counts_as_cancelled(demo: Any) -> 
 
     async def ask() -> None:
         await worker.start(
-            Answers([Part([1, 2, 3], draftree.SamplingParams(1500, ()))], 60.0, worker.cancel, whole=False)
+            OutputStream(
+                [RequestOutput([1, 2, 3], draftree.SamplingParams(1500, ()))], 60.0, worker.cancel, whole=False
+            )
         )
 
     try:
@@ -140,10 +141,10 @@ def test_whoever_asks_while_the_worker_ends_is_told(demo: Any, monkeypatch: pyte
 
     monkeypatch.setattr(serve_worker, "SimpleQueue", Tasks)
     worker = serve_worker.Worker(draftree.Engine(demo.model, slots=1), demo.tokenizer)
-    parts = [Part([1, 2, 3], draftree.SamplingParams(8, ()))]
+    parts = [RequestOutput([1, 2, 3], draftree.SamplingParams(8, ()))]
 
     async def ask() -> None:
-        await asyncio.wait_for(worker.start(Answers(parts, 60.0, worker.cancel, whole=False)), 5.0)
+        await asyncio.wait_for(worker.start(OutputStream(parts, 60.0, worker.cancel, whole=False)), 5.0)
 
     with pytest.raises(StoppingError):
         asyncio.run(ask())

@@ -15,11 +15,11 @@ from serve_driver import MESSAGES, Running, serving
 
 from benchmarks.machine.schemas import SCHEMAS, record
 from draftree import Grammar, GrammarDrafter, Lookahead, Merge, generate
-from draftree.serve.answers import encoded, sse
-from draftree.serve.errors import ApiError
+from draftree.serve.chat import MessageReader
 from draftree.serve.grammars import constraint_of
-from draftree.serve.messages import MessageReader
-from draftree.serve.schema import Chat
+from draftree.serve.http import ApiError
+from draftree.serve.protocol import Chat
+from draftree.serve.responses import encoded, sse
 
 LOOK = {"name": "look", "parameters": record(at={"enum": ["sea", "sky"]}), "strict": True}
 ADD = {"name": "add", "parameters": record(a={"type": "integer", "minimum": 0, "maximum": 99}, b={"enum": [1, 2]})}

@@ -14,9 +14,9 @@ from serve_driver import Running, serving
 
 from draftree.cli.serve import hosts_for
 from draftree.serve.calls import CallReader, longest_token
+from draftree.serve.launch import MOST_HEAD
 from draftree.serve.server import MOST_LONG
 from draftree.serve.settings import KEYS, ServerSettings, host_of, keys_of
-from draftree.serve.uvicorn_server import MOST_HEAD
 
 Refused = Callable[[Sequence[str], str], None]
 

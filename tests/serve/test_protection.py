@@ -23,11 +23,10 @@ from serve_driver import Running, serving
 
 from draftree import Fixed
 from draftree.engine import SamplingParams
-from draftree.serve import answers
 from draftree.serve import app as application
-from draftree.serve.delivery import Answers
-from draftree.serve.logs import JsonLines
-from draftree.serve.parts import Part
+from draftree.serve import responses as answers
+from draftree.serve.http import JsonLines
+from draftree.serve.output import OutputStream, RequestOutput
 from draftree.serve.settings import ServerSettings
 
 
@@ -234,7 +233,7 @@ def test_whoever_goes_away_while_it_is_taken_in_leaves_nothing_behind(demo: Any)
         params = SamplingParams(max_new_tokens=1900)
 
         async def ask(pause: float) -> None:
-            answers = Answers([Part([5, 6], params)], 60, server.worker.cancel, whole=False)
+            answers = OutputStream([RequestOutput([5, 6], params)], 60, server.worker.cancel, whole=False)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(server.worker.start(answers), pause)
 

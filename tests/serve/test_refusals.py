@@ -13,9 +13,9 @@ from pydantic import BaseModel, ValidationError
 from serve_driver import MESSAGES, Running, serving
 from transformers import SequenceBiasLogitsProcessor
 
-from draftree.serve.choosing import TokenBias
 from draftree.serve.grammars import _arguments_of
-from draftree.serve.schema import Chat, Completion, Corpus, Detokenize, Tokenize
+from draftree.serve.protocol import Chat, Completion, Corpus, Detokenize, Tokenize
+from draftree.serve.sampling import TokenBias
 
 PLAIN, CHAT = "/v1/completions", "/v1/chat/completions"
 LOOK = {"type": "function", "function": {"name": "look"}}

@@ -19,7 +19,7 @@ from draftree.by_name import make_drafter
 from draftree.drafting import Drafter, RequestState
 from draftree.drafting.base import Capabilities
 from draftree.registry import TRAINED
-from draftree.serve.token_bytes import TokenBytes
+from draftree.serve.output import TokenBytes
 from draftree.tree import Draft, TokenTree
 
 
@@ -316,7 +316,7 @@ def test_long_texts_for_the_tokenizer_keep_nobody_waiting(server: Running, demo:
         released.wait(60)
         return []
 
-    monkeypatch.setattr("draftree.serve.extras.chat_prompt", slow)
+    monkeypatch.setattr("draftree.serve.app.chat_prompt", slow)
     monkeypatch.setattr(demo[1], "decode", slow)
     asked: list[tuple[str, dict[str, Any]]] = [("/tokenize", {"messages": MESSAGES}), ("/detokenize", {"tokens": [5]})]
     for path, body in asked:

@@ -19,15 +19,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from draftree.detokenizer import Detokenizer
 from draftree.engine import Emitted, SamplingParams
-from draftree.serve import answers
-from draftree.serve.answers import Call, sse, stream
-from draftree.serve.delivery import Answers
-from draftree.serve.errors import ApiError
-from draftree.serve.messages import MessageReader, chat_prompt, tools_of
-from draftree.serve.parts import Delta, Part
-from draftree.serve.schema import Chat, Completion, Message
-from draftree.serve.text import StopStrings
-from draftree.serve.token_bytes import TokenBytes, token_text
+from draftree.serve import responses as answers
+from draftree.serve.chat import MessageReader, chat_prompt, tools_of
+from draftree.serve.http import ApiError
+from draftree.serve.output import Delta, OutputStream, RequestOutput, StopStrings, TokenBytes, token_text
+from draftree.serve.protocol import Chat, Completion, Message
+from draftree.serve.responses import Call, sse, stream
 
 
 class Slow:
@@ -364,7 +361,9 @@ def test_scores_of_a_streamed_prompt_are_written_in_a_thread(demo: Any, monkeypa
     call.echo = ["The"]
 
     async def first() -> bytes:
-        chunks = stream(call, Answers([Part([1, 2], SamplingParams())], 60, cancelled.append, whole=False), 2)
+        chunks = stream(
+            call, OutputStream([RequestOutput([1, 2], SamplingParams())], 60, cancelled.append, whole=False), 2
+        )
         chunk = await anext(chunks)
         await chunks.aclose()
         return chunk
@@ -376,9 +375,9 @@ def test_scores_of_a_streamed_prompt_are_written_in_a_thread(demo: Any, monkeypa
 
 
 def test_usage_in_a_stream_counts_what_its_chunks_have_brought(demo: Any) -> None:
-    parts = [Part([1, 2], SamplingParams(), given=9) for _ in range(2)]  # the worker is ahead of a slow reader
+    parts = [RequestOutput([1, 2], SamplingParams(), given=9) for _ in range(2)]  # the worker is ahead of a slow reader
 
-    class Ahead(Answers):
+    class Ahead(OutputStream):
         async def deltas(self, pause: float | None = None) -> AsyncIterator[Delta | None]:
             for index, finish in ((0, None), (1, None), (0, "length"), (1, "length")):
                 yield Delta(index, "a", [Emitted(5, None)] * 2, finish=finish)

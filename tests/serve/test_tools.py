@@ -12,8 +12,8 @@ import pytest
 from serve_driver import MESSAGES, Running, serving
 from test_text import TOOL, Talker
 
-from draftree.serve.messages import MessageReader, chat_prompt
-from draftree.serve.schema import Chat, Message
+from draftree.serve.chat import MessageReader, chat_prompt
+from draftree.serve.protocol import Chat, Message
 
 
 @pytest.mark.parametrize("written", ['{"x": 1e999}', '"no json"', '"[1]"', "NaN", '"{\\"x\\": NaN}"'])

@@ -82,10 +82,9 @@ def serve(
     drafting = drafting.under_grammars()
     drafting.check(trie)
     try:
-        from draftree.serve.launch import Launch
-        from draftree.serve.logs import FORMATS, start_logging
+        from draftree.serve.http import FORMATS, start_logging
+        from draftree.serve.launch import GracefulServer, Launch
         from draftree.serve.settings import ServerSettings
-        from draftree.serve.uvicorn_server import GracefulServer
     except ImportError as error:
         raise ValueError(MISSING) from error
     running.check()

@@ -8,15 +8,14 @@ from typing import Any
 
 from draftree.engine import Engine
 from draftree.engine.limits import check_prompt
-from draftree.serve.answers import Call
-from draftree.serve.choosing import make_rules, remembered_options, seeds
-from draftree.serve.errors import ApiError
+from draftree.serve.chat import MessageReader, chat_prompt, template_variables, tools_of
 from draftree.serve.grammars import Constraint, constraint_of
-from draftree.serve.messages import MessageReader, chat_prompt, template_variables, tools_of
-from draftree.serve.parts import Part
-from draftree.serve.schema import Chat, Completion, Sampling, plain
+from draftree.serve.http import ApiError
+from draftree.serve.output import MOST_CHARACTERS, RequestOutput
+from draftree.serve.protocol import Chat, Completion, Sampling, plain
+from draftree.serve.responses import Call
+from draftree.serve.sampling import remembered_options, sampling_params, seeds
 from draftree.serve.settings import ServerSettings
-from draftree.serve.text import MOST_CHARACTERS
 
 COMPLETION_TOKENS = 16  # the API's own default
 
@@ -49,7 +48,7 @@ class CallReader:
 
     # ---------------------------------------------------------------- completions
 
-    def completion(self, body: Completion, cache_salt: str | None) -> tuple[Call, list[Part]]:
+    def completion(self, body: Completion, cache_salt: str | None) -> tuple[Call, list[RequestOutput]]:
         """The call of /v1/completions.
 
         Raises:
@@ -98,7 +97,7 @@ class CallReader:
 
     # ---------------------------------------------------------------- chats
 
-    def chat(self, body: Chat, cache_salt: str | None) -> tuple[Call, list[Part]]:
+    def chat(self, body: Chat, cache_salt: str | None) -> tuple[Call, list[RequestOutput]]:
         """The call of /v1/chat/completions.
 
         Raises:
@@ -160,7 +159,7 @@ class CallReader:
         cache_salt: str | None,
         prediction: Sequence[int] = (),
         constraint: Constraint | None = None,
-    ) -> list[Part]:
+    ) -> list[RequestOutput]:
         new = self._room(body, prompt, most)
         if body.min_tokens is not None and body.min_tokens > new:
             raise ApiError(f"min_tokens is {body.min_tokens} and the answer has at most {new}: lower it.", "min_tokens")
@@ -168,7 +167,7 @@ class CallReader:
             raise ApiError("node_budget bounds draft tokens, and nothing drafts: leave it out.", "draftree.node_budget")
         parts = []
         for seed in seeds(body, body.tries):
-            params = make_rules(
+            params = sampling_params(
                 self.target,
                 self.tokenizer,
                 self._options,
@@ -183,7 +182,7 @@ class CallReader:
             )
             skip = body.skip_special_tokens is not False
             include, least = bool(body.include_stop_str_in_output), body.min_tokens or 0
-            parts.append(Part(prompt, params, body.stops, include, skip, isinstance(body, Completion), least))
+            parts.append(RequestOutput(prompt, params, body.stops, include, skip, isinstance(body, Completion), least))
         return parts
 
     def _room(self, body: Sampling, prompt: list[int], most: int | None) -> int:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftree.grammar import Grammar, GrammarBusyError, GrammarError
-from draftree.serve.errors import ApiError
-from draftree.serve.messages import REASONING
-from draftree.serve.schema import Chat, NamedTool, Sampling
+from draftree.serve.chat import REASONING
+from draftree.serve.http import ApiError
+from draftree.serve.protocol import Chat, NamedTool, Sampling
 
 ANYTHING = "/(?s:.*)/"
 WHOLE_CALL = {"type": "function", "function": "{content}"}  # a template's word for calls written as one JSON object

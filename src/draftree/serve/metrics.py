@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from draftree.drafting.lookahead import Lookahead
 from draftree.drafting.merge import parts_of
 from draftree.engine import Engine, RequestStats
-from draftree.serve.parts import Part
+from draftree.serve.output import RequestOutput
 
 LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -46,7 +46,7 @@ class Metrics(Collector):
         self._whole = seconds("request", "From arrival to the end.")
         self._engine = engine
         self._over = _Sums()
-        self._live: dict[int, Part] = {}
+        self._live: dict[int, RequestOutput] = {}
         self._lock = threading.Lock()  # an answer must not be counted twice, or not at all, as it ends
         self.registry.register(self)
 
@@ -59,12 +59,12 @@ class Metrics(Collector):
         """An HTTP response begins."""
         self._responses.labels(str(status)).inc()
 
-    def added(self, parts: Sequence[Part]) -> None:
+    def added(self, parts: Sequence[RequestOutput]) -> None:
         """Answers wait for slots."""
         with self._lock:
             self._live |= {id(part): part for part in parts}
 
-    def came(self, part: Part, count: int, before: float | None) -> None:
+    def came(self, part: RequestOutput, count: int, before: float | None) -> None:
         """An answer has got so many tokens; `before` is when the one before them came, None for none."""
         if before is None:
             self._first.observe(part.last - part.added)
@@ -72,7 +72,7 @@ class Metrics(Collector):
         for _ in range(count):
             self._between.observe((part.last - before) / count)
 
-    def ended(self, part: Part) -> None:
+    def ended(self, part: RequestOutput) -> None:
         """An answer is over."""
         with self._lock:
             del self._live[id(part)]
@@ -110,7 +110,7 @@ class _Sums:
     given: int = 0
     stats: RequestStats = field(default_factory=RequestStats)
 
-    def add(self, part: Part) -> None:
+    def add(self, part: RequestOutput) -> None:
         """Count an answer as far as it has come."""
         request = part.request
         assert request is not None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from draftree.engine.passes import score_prompt
 from draftree.engine.request import TokenScores
 from draftree.runner import Runner
-from draftree.serve.errors import LateError
+from draftree.serve.http import LateError
 
 Scores = list[list[TokenScores]]
 

@@ -1,4 +1,4 @@
-"""What the routes of a server share: how a request is let in, answered and refused."""
+"""The part that all routes share: read a body, let a request in, answer or refuse it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import ctypes
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.sse import EventSourceResponse
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, from_json
+from starlette.requests import ClientDisconnect
 
 from draftree.drafting.lookahead import Lookahead
 from draftree.drafting.merge import parts_of
@@ -22,7 +25,13 @@ from draftree.engine import Engine
 from draftree.engine.request import TokenScores
 from draftree.errors import ModelChangedError
 from draftree.grammar import GrammarBusyError
-from draftree.serve.answers import (
+from draftree.serve.calls import CallReader
+from draftree.serve.grammars import may_compile
+from draftree.serve.http import ApiError, FullError, GoneError
+from draftree.serve.metrics import Metrics
+from draftree.serve.output import Delta, OutputStream, RequestOutput
+from draftree.serve.protocol import Sampling
+from draftree.serve.responses import (
     Call,
     api_error,
     best,
@@ -32,16 +41,131 @@ from draftree.serve.answers import (
     usage,
     whole_choice,
 )
-from draftree.serve.bodies import Body, read_body, while_there, whole_body
-from draftree.serve.calls import CallReader
-from draftree.serve.delivery import Answers
-from draftree.serve.errors import ApiError, FullError
-from draftree.serve.grammars import may_compile
-from draftree.serve.metrics import Metrics
-from draftree.serve.parts import Delta, Part
-from draftree.serve.schema import Sampling
 from draftree.serve.settings import ServerSettings
 from draftree.serve.worker import Worker
+
+T = TypeVar("T")
+Body = TypeVar("Body", bound=BaseModel)
+MOST_ERRORS = 1000  # that are looked at: each takes the parser some microseconds to tell
+# Errors that say that a value is of another JSON type than a branch of a union takes.
+OTHER_TYPE = {"string_type", "int_type", "float_type", "bool_type", "list_type", "dict_type", "model_type"}
+
+
+async def whole_body(request: Request, settings: ServerSettings) -> bytes:
+    """The bytes of a body, read no further than it may be long.
+
+    Raises:
+        ApiError: too long, too slow, or the client has gone away meanwhile; a form or text out of a page of another
+            site, which browsers send without asking the server first.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if "origin" in request.headers and kind != "application/json":
+        raise ApiError("The body is JSON: say so by the header Content-Type: application/json.", status=415)
+    parts, size, most, seconds = [], 0, settings.body_bytes, settings.body_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            async for piece in request.stream():
+                size += len(piece)
+                if size > most:
+                    raise ApiError(f"The body is longer than {most} bytes: shorten it.", status=413)
+                parts.append(piece)
+    except TimeoutError:
+        raise ApiError(f"The body was not there after {seconds:g} seconds: send it at once.", status=408) from None
+    except ClientDisconnect:
+        raise GoneError from None
+    return b"".join(parts)
+
+
+async def while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` brings; a client that goes away ends it.
+
+    Raises:
+        GoneError: the client has gone.
+    """
+    done, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            raise GoneError
+        return done.result()
+    finally:
+        gone.cancel()
+        done.cancel()
+
+
+async def _gone(request: Request) -> None:
+    """Returns when the client has closed the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def read_body(text: bytes, kind: type[Body]) -> Body:
+    """A body as `kind`.
+
+    Raises:
+        ApiError: it is not of this kind; names the field.
+    """
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        raise _as_sentence(error, text) from None
+
+
+def _as_sentence(error: ValidationError, text: bytes) -> ApiError:
+    if error.error_count() > MOST_ERRORS:
+        return ApiError(f"The body has {error.error_count()} fields that are unknown or wrong: correct them.")
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    if errors[0]["type"] == "json_invalid":
+        return ApiError(f"The body is no JSON: {errors[0]['msg']}.")
+    path, found = _of_best_branch(errors, from_json(text, cache_strings="none"))
+    place = ".".join(str(part) for part in path[:8])[:200]
+    if found[0]["type"] in ("extra_forbidden", "none_required"):
+        return ApiError(f"There is no field {place!r}, or it is not supported here: leave it out.", place)
+    if found[0]["type"] == "missing":
+        return ApiError(f"The field {place!r} is missing.", place)
+    if not place:
+        return ApiError("The body is no JSON object: send one with the fields of the request.")
+    first, *others = dict.fromkeys(one["msg"] for one in found)
+    expected = " or ".join([first, *(other.removeprefix("Input should be ") for other in others)])
+    return ApiError(f"The field {place!r} has a wrong value: {expected}.", place)
+
+
+def _of_best_branch(errors: list[ErrorDetails], body: Any) -> tuple[list[str | int], list[ErrorDetails]]:
+    """Where the first thing is that is wrong, and what; of a union, by the branch that came furthest, or by all alike.
+
+    pydantic tells the errors of all branches, each with the branch's name amid the fields.
+    """
+    path, at = _place(errors[0], body)
+    if at is None:
+        return path, errors[:1]
+    branches: dict[str | int, ErrorDetails] = {}
+    for error in errors:
+        if error["loc"][:at] == errors[0]["loc"][:at]:
+            branches.setdefault(error["loc"][at], error)
+
+    def reached(error: ErrorDetails) -> tuple[bool, int, list[int], bool]:
+        place, too_long = _place(error, body)[0], error["type"] == "too_long"  # all up to its bound was right
+        return too_long, len(place), [part for part in place if isinstance(part, int)], error["type"] not in OTHER_TYPE
+
+    best = max(map(reached, branches.values()))
+    found = [error for error in branches.values() if reached(error) == best]
+    return _place(found[0], body)[0], found
+
+
+def _place(error: ErrorDetails, body: Any) -> tuple[list[str | int], int | None]:
+    """Where in a body an error is, without names of branches, and which part of its `loc` is the first such name."""
+    path: list[str | int] = []
+    branch, value = None, body
+    for i, part in enumerate(error["loc"]):
+        try:
+            value = value[part]
+        except (KeyError, TypeError):
+            if error["type"] != "missing" or i < len(error["loc"]) - 1:
+                branch = i if branch is None else branch
+                continue
+        path.append(part)
+    return path, branch
+
 
 Read = TypeVar("Read")
 NOT_HELD_BACK = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # by what is in between, such as nginx
@@ -151,7 +275,7 @@ class Server:
             )
         return found
 
-    async def start(self, answers: Answers) -> None:
+    async def start(self, answers: OutputStream) -> None:
         """Have the worker answer.
 
         Raises:
@@ -170,7 +294,7 @@ class Server:
             raise ApiError(str(error)) from None
 
     async def score(
-        self, parts: list[Part], count: int, tries: int, told: int, timeout: float
+        self, parts: list[RequestOutput], count: int, tries: int, told: int, timeout: float
     ) -> list[list[TokenScores]]:
         """Have the worker score the prompt of each part.
 
@@ -194,7 +318,7 @@ class Server:
         found = await self.worker.score([part.prompt for part in parts[::tries]], count, timeout)
         return [scores for scores in found for _ in range(tries)]
 
-    async def answer(self, request: Request, call: Call, parts: list[Part]) -> Response:
+    async def answer(self, request: Request, call: Call, parts: list[RequestOutput]) -> Response:
         """The response to a call, streamed or whole."""
         body, n, tries = call.body, call.body.n or 1, call.body.tries
         prompts = sum(len(part.prompt) for part in parts) // tries
@@ -202,7 +326,7 @@ class Server:
         if call.echo and call.logprobs is not None:
             scoring = self.score(parts, call.logprobs, tries, n, deadline - time.monotonic())
             call.scores = await while_there(request, scoring)
-        answers = Answers(parts, deadline - time.monotonic(), self.worker.cancel, whole=not body.stream)
+        answers = OutputStream(parts, deadline - time.monotonic(), self.worker.cancel, whole=not body.stream)
         if body.max_tokens != 0:
             await self.start(answers)
         else:  # the prompts alone are wanted
@@ -226,7 +350,7 @@ class Server:
             found["draftree"] = statistics(parts)
         return Response(encoded(found), media_type="application/json")
 
-    async def _whole(self, request: Request, answers: Answers) -> list[Delta]:
+    async def _whole(self, request: Request, answers: OutputStream) -> list[Delta]:
         """All of the answers, in their order; a client that goes away ends them."""
 
         async def collected() -> list[Delta]:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from draftree.serve.errors import ApiError
+from draftree.serve.http import ApiError
 
 SHARING = ("key", "all")
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")

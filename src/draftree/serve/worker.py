@@ -1,4 +1,4 @@
-"""One thread that steps the engine: it takes requests from event loops and gives tokens back as text."""
+"""The worker: one thread that owns the engine, steps it and delivers outputs to the event loop."""
 
 from __future__ import annotations
 
@@ -9,19 +9,50 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import torch
+
 from draftree.engine import Engine
 from draftree.engine.request import Request, State
 from draftree.engine.sampling import SamplingParams
-from draftree.serve.condition import Condition
-from draftree.serve.delivery import Answers, hand_over
-from draftree.serve.errors import ApiError, FullError, QueuedError, StoppingError
-from draftree.serve.live import Live
-from draftree.serve.parts import Delta, Part
+from draftree.serve.http import ApiError, FullError, QueuedError, StoppingError
+from draftree.serve.output import Delta, OutputReader, OutputStream, RequestOutput, hand_over
 from draftree.serve.scoring import Scorer, Scores, Scoring, fail
+
+FAILURES = 3  # of steps in a row, after which the server is failing; one may be the fault of a request
+ACCELERATOR: Any = getattr(torch, "AcceleratorError", ())  # none but a new process can go on after it
+
+
+@dataclass(slots=True)
+class Health:
+    """The condition of a worker.
+
+    Attributes:
+        stopping: it takes nothing new.
+        over: its thread has come upon an error that nobody foresaw, and ends.
+        failures: steps that have failed since the last that succeeded.
+    """
+
+    stopping: bool = False
+    over: bool = False
+    failures: int = 0
+
+    @property
+    def failing(self) -> bool:
+        """Whether steps fail, so that nobody is answered."""
+        return self.failures >= FAILURES
+
+    def stepped(self, error: Exception | None) -> None:
+        """A step has ended, by an error or well (None)."""
+        if error is None:
+            self.failures = 0
+        else:
+            self.failures += FAILURES if isinstance(error, ACCELERATOR) else 1
+
 
 log = logging.getLogger("draftree.serve")
 
@@ -45,13 +76,13 @@ class Worker:
         self.tokenizer = tokenizer
         self._most = engine.config.slots + queue
         self._usual = 1.0  # seconds that an answer takes in its slot, a running mean
-        self.on_add: list[Callable[[Sequence[Part]], None]] = []
-        self.on_end: list[Callable[[Part], None]] = []
-        self.on_tokens: list[Callable[[Part, int, float | None], None]] = []
+        self.on_add: list[Callable[[Sequence[RequestOutput]], None]] = []
+        self.on_end: list[Callable[[RequestOutput], None]] = []
+        self.on_tokens: list[Callable[[RequestOutput, int, float | None], None]] = []
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._live: list[Live] = []
+        self._live: list[OutputReader] = []
         self._scorer = Scorer(engine.runner)
-        self._condition = Condition()
+        self._health = Health()
         self._thread = threading.Thread(target=self._run, name="draftree-engine", daemon=True)
         self._thread.start()
 
@@ -63,18 +94,18 @@ class Worker:
     @property
     def alive(self) -> bool:
         """Whether the thread is at work."""
-        return self._thread.is_alive() and not self._condition.stopping
+        return self._thread.is_alive() and not self._health.stopping
 
     @property
     def failing(self) -> bool:
         """Whether steps fail, so that nobody is answered. Asking has one token tried, whose success ends it."""
-        if self._condition.failing:
+        if self._health.failing:
             self._tasks.put(self._try_token)
-        return self._condition.failing
+        return self._health.failing
 
     # ---------------------------------------------------------------- called from event loops
 
-    async def start(self, answers: Answers) -> None:
+    async def start(self, answers: OutputStream) -> None:
         """Queue answers; returns once the engine has taken them.
 
         Raises:
@@ -109,14 +140,14 @@ class Worker:
         self._put(lambda: self._add_scoring(scoring))
         return await asyncio.wrap_future(scoring.found)
 
-    def cancel(self, answers: Answers) -> None:
+    def cancel(self, answers: OutputStream) -> None:
         """End the parts of `answers` that still wait or run."""
         answers.abandoned = True
         self._tasks.put(lambda: self._end(answers))
 
     def close(self, grace: float = 0.0) -> None:
         """Take nothing new, let what runs go on for `grace` seconds, end the rest, and wait for the thread."""
-        self._condition.stopping = True
+        self._health.stopping = True
         self._tasks.put(lambda: None)
         self._thread.join(grace)
         self._tasks.put(self._end_all)
@@ -125,9 +156,9 @@ class Worker:
             self.engine.close()
 
     def _put(self, task: Callable[[], None]) -> None:
-        if not self._condition.stopping:
+        if not self._health.stopping:
             self._tasks.put(task)
-        if self._condition.stopping:  # since then, it may be: nobody might take the task any more
+        if self._health.stopping:  # since then, it may be: nobody might take the task any more
             raise StoppingError
 
     # ---------------------------------------------------------------- the worker's own thread
@@ -137,7 +168,7 @@ class Worker:
             self._work()
         except BaseException:
             log.exception("the engine's thread ends by an error: nothing is answered until the server is started again")
-            self._condition.over = self._condition.stopping = True
+            self._health.over = self._health.stopping = True
             self._fail_all()
 
     def _work(self) -> None:
@@ -148,14 +179,14 @@ class Worker:
                     self.engine.step()
                 except Exception as error:
                     log.exception("a step failed")
-                    self._condition.stepped(error)
+                    self._health.stepped(error)
                 else:
-                    self._condition.stepped(None)
+                    self._health.stepped(None)
             if self._live:  # also where one that left has ended all others, so that the engine has nothing to do
                 self._deliver()
             if self._scorer:
                 self._scorer.turn()
-            if self._condition.stopping and not self._at_work and self._tasks.empty():
+            if self._health.stopping and not self._at_work and self._tasks.empty():
                 return
 
     @property
@@ -164,7 +195,7 @@ class Worker:
 
     def _take_tasks(self) -> None:
         """Do what event loops ask for; sleeps while there is nothing at all to do."""
-        idle = not self._at_work and not self._condition.stopping
+        idle = not self._at_work and not self._health.stopping
         try:
             while True:
                 self._tasks.get(block=idle)()
@@ -172,7 +203,7 @@ class Worker:
         except Empty:
             return
 
-    def _add(self, answers: Answers, added: Future[None]) -> None:
+    def _add(self, answers: OutputStream, added: Future[None]) -> None:
         if not added.set_running_or_notify_cancel():
             return
         now = time.monotonic()
@@ -181,7 +212,7 @@ class Worker:
             for part in answers.parts:
                 part.added = now
                 part.request = self.engine.add(part.prompt, part.params)
-            live = [Live(answers, i, self.tokenizer) for i in range(len(answers.parts))]
+            live = [OutputReader(answers, i, self.tokenizer) for i in range(len(answers.parts))]
         except Exception as error:
             self._drop(answers)
             added.set_exception(error)
@@ -207,7 +238,7 @@ class Worker:
             FullError: they have none.
             StoppingError: nobody answers any more.
         """
-        if self._condition.over:
+        if self._health.over:
             raise StoppingError
         waiting = self.live + more
         if waiting > self._most:
@@ -218,7 +249,7 @@ class Worker:
             with suppress(Exception):  # of a model that has changed: no step will succeed
                 self.engine.add([0], SamplingParams(1, ()))
 
-    def _end(self, answers: Answers) -> None:
+    def _end(self, answers: OutputStream) -> None:
         self._drop(answers)
         self._deliver()
 
@@ -246,7 +277,7 @@ class Worker:
     def _deliver(self) -> None:
         """Hand out what the last step brought, in one call into each event loop."""
         now = time.monotonic()
-        news: dict[asyncio.AbstractEventLoop, list[tuple[Answers, Delta]]] = {}
+        news: dict[asyncio.AbstractEventLoop, list[tuple[OutputStream, Delta]]] = {}
         left = []
         for live in self._live:
             part, given, before = live.part, live.part.given, live.part.last
@@ -271,7 +302,7 @@ class Worker:
                 for answers, _ in deltas:
                     self.cancel(answers)
 
-    def _news_of(self, live: Live, now: float) -> Delta | None:
+    def _news_of(self, live: OutputReader, now: float) -> Delta | None:
         """What has come of one answer; ends it where its time or its text is over."""
         request = live.part.request
         assert request is not None
@@ -293,7 +324,7 @@ class Worker:
             delta.error = request.error
         return delta
 
-    def _drop(self, answers: Answers) -> None:
+    def _drop(self, answers: OutputStream) -> None:
         for part in answers.parts:
             if part.request is not None:
                 self._leave(part.request)

@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from draftree.integrations.ray_serve.prefixes import Beginnings, beginnings_of
-from draftree.serve.bodies import while_there, whole_body
-from draftree.serve.errors import ApiError, GoneError
+from draftree.serve.http import ApiError, GoneError
+from draftree.serve.server import while_there, whole_body
 from draftree.serve.settings import ServerSettings
 
 if TYPE_CHECKING:

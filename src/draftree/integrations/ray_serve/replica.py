@@ -14,7 +14,7 @@ from draftree.drafting.merge import parts_of
 from draftree.integrations.ray_serve.front import HttpRequest
 from draftree.integrations.ray_serve.prefixes import Beginnings
 from draftree.serve.launch import Launch
-from draftree.serve.parts import Part
+from draftree.serve.output import RequestOutput
 
 MOST_LEARNED = 10_000  # answers that wait to be told to other replicas
 
@@ -96,6 +96,6 @@ class Replica:
         if not self.server.worker.alive:
             raise RuntimeError("The engine's thread has ended.")
 
-    def _keep(self, part: Part) -> None:
+    def _keep(self, part: RequestOutput) -> None:
         if part.request is not None and part.request.tokens:
             self._learned.append((part.request.params.cache_salt, list(part.request.tokens)))

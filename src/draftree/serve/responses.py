@@ -1,4 +1,4 @@
-"""Objects of the OpenAI API, out of what the worker gives: whole answers, and streams of chunks."""
+"""Objects of the OpenAI API, made from the worker's outputs: whole answers, and streams of chunks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,10 @@ from draftree.engine import Emitted
 from draftree.engine.request import StepTree, TokenScores
 from draftree.errors import ModelChangedError, NoTokenError
 from draftree.grammar import GrammarBusyError, GrammarError
-from draftree.serve.delivery import Answers
-from draftree.serve.errors import ApiError
-from draftree.serve.logs import log_failure
-from draftree.serve.messages import MessageReader
-from draftree.serve.parts import Delta, Part
-from draftree.serve.schema import Chat, Completion, StreamOptions
-from draftree.serve.token_bytes import TokenBytes, token_text
+from draftree.serve.chat import MessageReader
+from draftree.serve.http import ApiError, log_failure
+from draftree.serve.output import Delta, OutputStream, RequestOutput, TokenBytes, token_text
+from draftree.serve.protocol import Chat, Completion, StreamOptions
 from draftree.trace.labels import label, pieces
 
 # Seconds of silence after which a stream says that it waits, as proxies and clients give up on silent ones.
@@ -79,7 +76,7 @@ class Call:
 
 
 def usage(
-    parts: Sequence[Part], prompts: int, prediction: Sequence[int] = (), new: int | None = None
+    parts: Sequence[RequestOutput], prompts: int, prediction: Sequence[int] = (), new: int | None = None
 ) -> dict[str, Any]:
     """The API's usage object.
 
@@ -112,14 +109,14 @@ def usage(
     return found
 
 
-def _from_prediction(part: Part, pairs: set[tuple[int, int]]) -> int:
+def _from_prediction(part: RequestOutput, pairs: set[tuple[int, int]]) -> int:
     if part.request is None:
         return 0
     following = itertools.pairwise(part.request.output[: part.given])
     return sum(after.source is not None and (one.token, after.token) in pairs for one, after in following)
 
 
-def statistics(parts: Sequence[Part]) -> dict[str, Any]:
+def statistics(parts: Sequence[RequestOutput]) -> dict[str, Any]:
     """draftree's own statistics of some answers."""
     answers = []
     for part in parts:
@@ -135,7 +132,7 @@ def statistics(parts: Sequence[Part]) -> dict[str, Any]:
     return {"answers": answers}
 
 
-def _logprobs(call: Call, delta: Delta, part: Part) -> dict[str, Any] | None:
+def _logprobs(call: Call, delta: Delta, part: RequestOutput) -> dict[str, Any] | None:
     """`logprobs` of a choice that got this delta; a token without scores (a prompt's first) has null."""
     if call.logprobs is None:
         return None
@@ -189,7 +186,7 @@ def sse(payload: dict[str, Any]) -> bytes:
     return b"data: %b\n\n" % encoded(payload)
 
 
-async def stream(call: Call, answers: Answers, prompts: int) -> AsyncIterator[bytes]:
+async def stream(call: Call, answers: OutputStream, prompts: int) -> AsyncIterator[bytes]:
     """The events of a streamed answer, from the first chunk to [DONE]; an error is an event as well.
 
     Args:
@@ -301,16 +298,16 @@ def _chat_choice(
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
 
-def _completion_choice(call: Call, delta: Delta, part: Part) -> dict[str, Any]:
+def _completion_choice(call: Call, delta: Delta, part: RequestOutput) -> dict[str, Any]:
     logprobs = _logprobs(call, delta, part)
     return {"index": delta.index, "text": delta.text, "logprobs": logprobs, "finish_reason": delta.finish}
 
 
-def _echoed(call: Call, part: Part, index: int) -> dict[str, Any]:
+def _echoed(call: Call, part: RequestOutput, index: int) -> dict[str, Any]:
     return _completion_choice(call, _echo(call, part, index), part)
 
 
-def _echo(call: Call, part: Part, index: int) -> Delta:
+def _echo(call: Call, part: RequestOutput, index: int) -> Delta:
     """The prompt of a completion, as if it had come as the answer's beginning."""
     text = call.echo[index]
     if not call.scores:
@@ -333,7 +330,7 @@ def best(whole: Sequence[Delta], keep: int) -> list[Delta]:
     return sorted(whole, key=mean, reverse=True)[:keep]
 
 
-def whole_choice(call: Call, delta: Delta, index: int, part: Part) -> dict[str, Any]:
+def whole_choice(call: Call, delta: Delta, index: int, part: RequestOutput) -> dict[str, Any]:
     """A choice of an answer that is not streamed.
 
     Args:

@@ -1,4 +1,4 @@
-"""What clients may ask: every field is checked here, and one that is not here is refused by its name."""
+"""Bodies of requests: every field is checked here, and unknown fields are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the fields of a request to an engine's params, by the way that `draftree.generate` takes."""
+"""Turn the fields of a request into an engine's `SamplingParams`, through the builder that `draftree.generate` uses."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from draftree.engine import SamplingParams
 from draftree.engine.limits import eos_token_ids
 from draftree.engine.sampling import Options, params_for, read_options
-from draftree.serve.errors import ApiError
 from draftree.serve.grammars import Constraint, refused
-from draftree.serve.schema import Sampling
+from draftree.serve.http import ApiError
+from draftree.serve.protocol import Sampling
 
 # Fields with a name of Hugging Face's, and what they are where neither client nor model sets them.
 FIELDS: dict[str, Any] = {
@@ -91,7 +91,7 @@ class TokenBias(LogitsProcessor):
         return scores.index_add(1, self._ids.to(scores.device), self._values.to(scores)[None])
 
 
-def make_rules(
+def sampling_params(
     target: Any,
     tokenizer: Any,
     options: OptionsOf,

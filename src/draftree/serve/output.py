@@ -1,0 +1,318 @@
+"""Outputs of requests on their way from the worker's thread to the event loop: tokens, text, stop strings."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from draftree.detokenizer import Detokenizer
+from draftree.engine import Emitted, SamplingParams
+from draftree.engine.request import Request, State, StepTree
+from draftree.serve.http import ApiError
+from draftree.trace.labels import BYTE_ALPHABET
+
+MOST_CHARACTERS = 1000  # of a stop string; so many may wait while it may still come
+
+
+class StopStrings:
+    """Passes text on, up to the first stop string; holds back what may become one.
+
+    Args:
+        stops: the strings, none of them empty.
+        include: whether the one that was found is passed on as well.
+
+    Attributes:
+        found: the stop string that ended the text; None while there was none.
+    """
+
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        self._begun = dict.fromkeys(stops, 0)  # by stop string, how much of it the text ends with, less than all of it
+        self._include = include
+        self._held = ""
+        self.found: str | None = None
+
+    def feed(self, piece: str, *, may_end: bool = True) -> str:
+        """What can be passed on now.
+
+        Args:
+            piece: what the text goes on with.
+            may_end: False where a stop string that is complete within this piece is text like any other.
+        """
+        if not self._begun:
+            return piece
+        if self.found is not None:
+            return ""
+        text, places = self._held + piece, []
+        for stop, begun in self._begun.items():
+            at = text.find(stop, len(self._held) - begun)
+            if at >= 0:
+                places.append((at, -len(stop), stop))
+            longest = min(begun + len(piece), len(stop) - 1)
+            self._begun[stop] = next((n for n in range(longest, 0, -1) if stop.startswith(text[-n:])), 0)
+        if places and may_end:
+            at, _, self.found = min(places)
+            self._held = ""
+            return text[: at + len(self.found)] if self._include else text[:at]
+        cut = len(text) - max(self._begun.values())
+        self._held = text[cut:]
+        return text[:cut]
+
+    def rest(self) -> str:
+        """What was held back; the text is over."""
+        held, self._held = self._held, ""
+        return held
+
+
+def token_text(tokenizer: Any, token: int) -> str:
+    """The text of a token alone, with the space at its beginning that decoders such as Llama 2's leave out."""
+    text = str(tokenizer.decode([token]))
+    name = str(tokenizer.convert_ids_to_tokens(token))
+    return f" {text}" if name.startswith("▁") and not text.startswith(" ") else text
+
+
+class TokenBytes:
+    """Bytes of tokens; those of an answer's tokens in a row are those of its text.
+
+    In byte-level BPE each character of a token's name stands for a byte. Tokens of other tokenizers, and added tokens,
+    have the bytes of their text alone.
+
+    Args:
+        tokenizer: Hugging Face's.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def of(self, token: int) -> list[int]:
+        """The bytes of one token."""
+        if self._byte_level and token not in self._added:
+            name = self._tokenizer.convert_ids_to_tokens(token)
+            if name is not None and all(character in BYTE_ALPHABET for character in name):
+                return [BYTE_ALPHABET[character] for character in name]
+        return list(token_text(self._tokenizer, token).encode())
+
+    @cached_property
+    def _byte_level(self) -> bool:
+        decoder = getattr(getattr(self._tokenizer, "backend_tokenizer", None), "decoder", None)
+        return decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
+
+    @cached_property
+    def _added(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.added_tokens_decoder)
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one answer got since its last delta.
+
+    Attributes:
+        index: which answer of its request.
+        text: new text, without what may become a stop string.
+        emitted: the new tokens.
+        pieces: where the rules keep trees or scores, what each of them adds to the text, a stop string included.
+        trees: draft trees of the steps that brought them, where the rules keep them.
+        end_token: the text of the special token that ended the answer, where special tokens are in the text; else "".
+        finish: "stop", "length", "error" or "cancelled" (nobody reads it any more) with the last delta, else None.
+        error: what ended the answer, with the finish "error".
+    """
+
+    index: int
+    text: str = ""
+    emitted: list[Emitted] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    trees: list[StepTree] = field(default_factory=list)
+    end_token: str = ""
+    finish: str | None = None
+    error: BaseException | None = None
+
+    def add(self, other: Delta) -> None:
+        """Take in the delta that follows."""
+        self.text += other.text
+        self.emitted += other.emitted
+        self.pieces += other.pieces
+        self.trees += other.trees
+        self.end_token, self.finish, self.error = other.end_token, other.finish, other.error
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """One answer that is wanted.
+
+    Attributes:
+        prompt: token ids.
+        params: of the engine.
+        stops: strings that end it.
+        include_stop: whether the text keeps the string that ended it.
+        skip_special_tokens: leave EOS and the like out of the text.
+        goes_on: whether the text goes on with that of the prompt, as completions do.
+        min_tokens: a stop string that is complete within so many tokens of the answer does not end it.
+        request: the engine's, once it has been added.
+        given: its tokens that have become deltas.
+        offset: where its next token begins in its text, for `text_offset`.
+        added, joined: when it was added, and when it got a slot, by the clock of `Worker`.
+        first, last: when its first and latest token came.
+        finish: of its last delta.
+    """
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    stops: Sequence[str] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    goes_on: bool = False
+    min_tokens: int = 0
+    request: Request | None = None
+    given: int = 0
+    offset: int = 0
+    added: float = 0.0
+    joined: float | None = None
+    first: float | None = None
+    last: float = 0.0
+    finish: str | None = None
+
+
+class OutputStream:
+    """The answers of one HTTP request, as they come; belongs to the event loop that made it.
+
+    A reader that is slow finds later deltas joined to one, so that no more than the answers themselves is kept.
+    With `whole`, each answer comes as one delta at its end, and the event loop is not woken by every step.
+    """
+
+    def __init__(
+        self, parts: list[RequestOutput], timeout: float, end: Callable[[OutputStream], None], *, whole: bool
+    ) -> None:
+        self.parts, self.whole = parts, whole
+        self.deadline = time.monotonic() + timeout
+        self.abandoned = False  # nobody reads them any more
+        self.begun: bool | None = None  # once their time was over, whether any of them had been begun by then
+        self._end = end
+        self.loop = asyncio.get_running_loop()
+        self._ready: dict[int, Delta] = {}
+        self._news = asyncio.Event()
+        self._error: BaseException | None = None
+
+    async def deltas(self, pause: float | None = None) -> AsyncIterator[Delta | None]:
+        """Deltas until all answers have finished; leaving the loop earlier ends them.
+
+        Args:
+            pause: seconds of silence after which None comes, again and again; None for no such sign.
+
+        Raises:
+            Exception: whatever ended one of the answers with an error.
+        """
+        left = len(self.parts)
+        try:
+            while left:
+                try:
+                    async with asyncio.timeout(pause):
+                        await self._news.wait()
+                except TimeoutError:
+                    yield None
+                    continue
+                self._news.clear()
+                if self._error is not None:
+                    raise self._error
+                ready, self._ready = self._ready, {}
+                for delta in ready.values():
+                    left -= delta.finish is not None
+                    yield delta
+        finally:
+            if left:
+                self.cancel()
+
+    def cancel(self) -> None:
+        """End what still runs; its slots are free after the step under way."""
+        self._end(self)
+
+    def deliver(self, delta: Delta) -> None:
+        """Called in the event loop with what a step brought."""
+        known = self._ready.get(delta.index)
+        if known is None:
+            self._ready[delta.index] = delta
+        else:
+            known.add(delta)
+        self._error = self._error or delta.error
+        self._news.set()
+
+
+def hand_over(news: Sequence[tuple[OutputStream, Delta]]) -> None:
+    """Called in the event loop with what a step brought."""
+    for answers, delta in news:
+        answers.deliver(delta)
+
+
+class OutputReader:
+    """A part at work in the worker's thread: its text so far."""
+
+    def __init__(self, answers: OutputStream, index: int, tokenizer: Any) -> None:
+        self.answers, self.index = answers, index
+        self.part = answers.parts[index]
+        before = self.part.prompt if self.part.goes_on else ()
+        skip = self.part.skip_special_tokens
+        self.detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip, before=before)
+        self._tokenizer = tokenizer
+        self.stops = StopStrings(self.part.stops, include=self.part.include_stop)
+        self.held: Delta | None = None  # of an answer that is wanted whole
+        self.tokens = 0  # of the answer
+
+    def read(self, token: int) -> tuple[str, str]:
+        """The answer's next token: what it adds to the text, and what of the text can be given now."""
+        self.tokens += 1
+        piece = self.detokenizer.feed(token)
+        return piece, self.stops.feed(piece, may_end=self.tokens > self.part.min_tokens)
+
+    def news(self, now: float) -> Delta | None:
+        """What has come since the last call; None where nothing has."""
+        part = self.part
+        request = part.request
+        assert request is not None
+        if part.joined is None and (request.state is State.RUNNING or request.stats.steps):
+            part.joined = now
+        over = request.state is State.FINISHED
+        if len(request.output) == part.given and not over:
+            return None
+        delta, texts = Delta(self.index), []
+        for emitted in request.output[part.given :]:
+            delta.emitted.append(emitted)
+            piece, text = self.read(emitted.token)
+            texts.append(text)
+            if part.params.keep_trees or part.params.logprobs is not None:
+                delta.pieces.append(piece)
+            if self.stops.found is not None:
+                break
+        part.given += len(delta.emitted)
+        delta.trees, request.trees = request.trees, []
+        if delta.emitted:
+            part.first = now if part.first is None else part.first
+            part.last = now
+        if self.stops.found is not None:
+            delta.finish = "stop"
+        elif over:
+            last = self.stops.feed(self.detokenizer.rest(), may_end=self.tokens > part.min_tokens)
+            texts += [last, self.stops.rest()]
+            cancelled = "cancelled" if self.answers.abandoned else "length"
+            ends = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": cancelled}
+            if request.finish_reason == "eos" and not part.skip_special_tokens and request.output:
+                delta.end_token = self._special(request.output[-1].token)
+            own = isinstance(request.error, ApiError)
+            ended = "error" if own else str(request.finish_reason)
+            delta.finish = "stop" if self.stops.found is not None else ends.get(ended, "error")
+        delta.text = "".join(texts)
+        part.finish = delta.finish
+        if not self.answers.whole:
+            return delta
+        if self.held is None:
+            self.held = delta
+        else:
+            self.held.add(delta)
+        return None if delta.finish is None else self.held
+
+    def _special(self, token: int) -> str:
+        """The text of a special token; "" of another one."""
+        if self._tokenizer.decode([token], skip_special_tokens=True):
+            return ""
+        return str(self._tokenizer.decode([token], skip_special_tokens=False))
