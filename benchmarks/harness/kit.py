@@ -223,10 +223,8 @@ class Case:
 
     def entries(self) -> list[dict[str, Any]]:
         """Return a row of plain values for each method."""
-        return [{"method": label_of(row["method"]), "name": row["method"]} | _rest(row) for row in self._plain()]
-
-    def _plain(self) -> list[dict[str, Any]]:
-        return entries(self.rows, OVER)
+        named = [(row["method"], row) for row in entries(self.rows, OVER)]
+        return [row | {"method": label_of(name), "name": name} for name, row in named]
 
     def table(self) -> Table:
         """Return the table of the methods."""
@@ -237,10 +235,6 @@ class Case:
         lines = [f"{label_of(name)} was not measured: {why.rstrip('.')}." for name, why in self.unmeasured.items()]
         lines += [f"{label_of(name)}: {note}." for name, note in self.notes.items()]
         return [*lines, *remarks(self.rows, self.samples)]
-
-
-def _rest(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != "method"}
 
 
 def run_case(kit: Kit, texts: Texts, names: Sequence[str], watcher: Watcher, part: str = "") -> Case:
