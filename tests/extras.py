@@ -25,7 +25,7 @@ COMMANDS: dict[str, list[list[str]]] = {
         ["demo", "--model", "embedded", "--cold", *SHORT],
         ["generate", *SHORT, "--drafter", "lookahead+draft-model", PROMPT],
         ["trace", *SHORT, "--html", "trace.html", PROMPT],
-        ["tune", "--minutes", "1", "--per-set", "2", *SHORT, "--out", "tuned.json"],
+        ["tune", "--minutes", "1", *SHORT, "--out", "tuned.json"],
         ["bench", "quick", "--per-set", "1", *SHORT, "--out", "quick"],
     ],
     "grammar": [["generate", "--choice", "yes", "--choice", "no", PROMPT]],

@@ -27,11 +27,21 @@ from draftree.pruning.early_head import EarlyHead
 from draftree.runner import anatomy_of
 from draftree.runner.base import top_tokens
 from draftree.runner.target import Target
+from draftree.shaping import Fixed
 from draftree.tree import TokenTree
-from draftree.tuning.record import OnlyRoots
 
 RANKS = 10  # best draft tokens looked at
 SLOTS = 8  # answers that are looked at together, as no time is taken
+
+
+class OnlyRoots(Fixed):
+    """Give no request draft tokens, and let the drafter attach its rows all the same."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def plan(self, requests: Sequence[RequestState], most: int, *, closed: bool = False) -> StepPlan:
+        return StepPlan(requests, [0] * len(requests), [True] * len(requests))
 
 
 class Onlooker(Drafter):

@@ -64,7 +64,6 @@ def places(tmp_path: Path) -> dict[str, str]:
     empty, file, bare = tmp_path / "empty", tmp_path / "file", tmp_path / "bare"
     empty.mkdir()
     bare.mkdir()
-    (tmp_path / "taken.trie").mkdir()
     file.write_text("no model\n")
     file.with_suffix(".json").write_text("no model\n")
     (bare / "config.json").write_text(json.dumps({"model_type": "llama"}))
@@ -103,7 +102,6 @@ def places(tmp_path: Path) -> dict[str, str]:
         ("trace --replay EMPTY", "There is no recorded run"),
         ("tune --column answer", "--column names an entry of the rows of --prompts"),
         ("tune --out FILE/x.json", "is a file: name a folder"),
-        ("tune --out taken.json --minutes 0.0001", "The trie of --out is 'taken.trie', which is a folder: name a file"),
         ("tune --drafters BARE --out x.json", "draftree: "),
         ("bench quick --out FILE", "is a file: name a folder"),
         ("bench quick --prompts EMPTY", "holds no .jsonl file"),

@@ -23,7 +23,7 @@ import httpx
 import numpy as np
 import pytest
 
-from draftree.tuning.file import Spec, write_tuned
+from draftree.drafting import Lookahead
 
 MINUTES = float(os.environ.get("DRAFTREE_SOAK", "2"))
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(60 * MINUTES + 180)]
@@ -98,9 +98,9 @@ async def client(url: str, rng: random.Random, end: float, counts: dict[str, int
 
 
 def test_memory_is_flat_and_no_slot_is_lost(demo: Any, tmp_path: Path) -> None:
-    small = Spec("lookahead", {"max_nodes": TRIE_NODES})
-    write_tuned(tmp_path / "small.json", demo.model, small, None, ["for a soak"], {}, None, demo.tokenizer)
-    process, url = start(tmp_path / "log", "--slots", "4", "--queue", "4", "--drafter", str(tmp_path / "small.json"))
+    trie = str(tmp_path / "small.trie")
+    Lookahead(max_nodes=TRIE_NODES).save(trie, demo.tokenizer)
+    process, url = start(tmp_path / "log", "--slots", "4", "--queue", "4", "--trie", trie)
     counts = dict.fromkeys(("left", "broken off", "nonsense", "200", "429"), 0)
 
     async def load(seconds: float, seed: int) -> None:

@@ -1,98 +1,95 @@
-"""`draftree tune`: find the drafter, trie and trees that are fastest for a model, a text and this machine."""
+"""`draftree tune`: measure drafters and tree sizes on a user's prompts and write the fastest to a file."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from draftree.cli.options import MaxNewTokens, Model, Prompts, check_file, check_folder, grouped
-from draftree.cli.where import Where
+from draftree.cli.options import MaxNewTokens, Prompts, RealModel, check_file, check_folder, grouped
+from draftree.cli.where import Where, chosen_model
 
 
 @grouped
 def tune(
     *,
-    model: Model = None,
+    model: RealModel = None,
     where: Where,
     prompts: Prompts = None,
     column: Annotated[
-        str | None, typer.Option(help="Which entry of a row is the prompt.", show_default="turns, prompt or question")
+        str | None, typer.Option(help="Field of a row that holds the prompt.", show_default="turns, prompt or question")
     ] = None,
     drafters: Annotated[
         list[str] | None,
         typer.Option(
-            help="Trained drafter or small model to try as well: a folder, or a name of the embedded model's; may be "
-            "given again.",
+            help="Also measure this trained drafter or small model: a folder, or a name of the embedded model's. "
+            "May be repeated.",
             show_default="none; for the embedded model medusa and hidden-transfer",
         ),
     ] = None,
-    minutes: Annotated[float | None, typer.Option(help="Time for all of it.", show_default="5.0")] = None,
+    minutes: Annotated[float, "Time limit."] = 5.0,
     max_new_tokens: MaxNewTokens = 96,
-    per_set: Annotated[int, typer.Option(min=1, help="Most prompts of every set.")] = 40,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="File for the choice; its trie goes next to it.", show_default="draftree_tune.json"),
-    ] = None,
-    check: Annotated[bool, "Only compare what replay predicts with real runs; writes nothing."] = False,
+    out: Annotated[Path, "File for the choice."] = Path("draftree_tune.json"),
 ) -> None:
-    """Find what is fastest for MODEL on PROMPTS and this machine; write it to a file that --drafter takes."""
+    """Find the fastest drafter and tree size for MODEL on PROMPTS and this machine.
+
+    The choice is written to a file for --drafter.
+    """
     from draftree.cli.screen import StageBar, report_written, wide_console
     from draftree.prompts import embedded_prompts, read_prompts
-    from draftree.tuning.check import check_replay
-    from draftree.tuning.prepare import TuningOptions
-    from draftree.tuning.report import render, table_of, why, write_choice
-    from draftree.tuning.search import tune as find
 
-    for name, given in (("--minutes", minutes), ("--out", out)):
-        if check and given is not None:
-            raise ValueError(f"--check answers all prompts and writes nothing: leave {name} out.")
-    out = out or Path("draftree_tune.json")
     if out.suffix != ".json":
         raise ValueError(f"--out is {str(out)!r}: name a .json file.")
     if prompts is None and column is not None:
-        raise ValueError("--column names an entry of the rows of --prompts: add --prompts, or leave --column out.")
+        raise ValueError("--column names a field of the rows of --prompts: add --prompts, or leave --column out.")
     check_folder(out.parent)
-    for name, path in (("--out", out), ("The trie of --out", out.with_suffix(".trie"))):
-        if path.exists():
-            check_file(path, name, prompts=prompts)
-    found = embedded_prompts() if prompts is None else read_prompts(prompts, column)
-    # Whether it is the model that the package's drafters were trained for.
-    own = model is None and where.dtype in ("auto", "float32") and where.quantize is None
-    named = drafters if drafters is not None else ["medusa", "hidden-transfer"] if own else []
-    specs = tuple(_spec(name) for name in dict.fromkeys(named))
-    options = TuningOptions(5.0 if minutes is None else minutes, max_new_tokens, per_set, specs)
+    if out.exists():
+        check_file(out, "--out", prompts=prompts)
+    for name in drafters or ():
+        _check(name)
+    asked = embedded_prompts() if prompts is None else read_prompts(prompts, column)
+    where.check()
+    from draftree.tuning.file import write_tuned
+    from draftree.tuning.search import tune as measure
+
     console = wide_console()
-    if any(prompt.later for prompt in found):
-        console.print("Of rows with several turns the first is answered.", markup=False)
-    loaded, tokenizer = where.load(model)
-    if check:
-        with StageBar(console) as bar:
-            rows = check_replay(loaded, tokenizer, found, options, bar)
-        console.print(table_of(rows, "Replay against real runs").rich())
-        return
+    chosen = chosen_model(model)
+    # The package's drafters are trained for the embedded model in float32.
+    own = chosen is None and where.dtype in ("auto", "float32") and where.quantize is None
+    given = drafters if drafters is not None else ["medusa", "hidden-transfer"] if own else []
+    loaded, tokenizer = where.load(chosen)
     with StageBar(console) as bar:
-        choice = find(loaded, tokenizer, found, options, bar)
-    console.print(render(choice))
-    for line in why(choice):
-        console.print(line, markup=False)
+        results = measure(loaded, tokenizer, asked, given, minutes=minutes, max_new_tokens=max_new_tokens, watcher=bar)
+    best = results[0].candidate
+    console.print(_table(results))
+    if not best.drafters:
+        console.print("Plain decoding is fastest here.", markup=False)
     out.parent.mkdir(parents=True, exist_ok=True)
-    report_written(console, write_choice(choice, loaded, tokenizer, out))
+    write_tuned(out, loaded, best.drafters, best.node_budget, [one.as_dict() for one in results])
+    report_written(console, [out])
 
 
-def _spec(name: str) -> Any:
-    """What --drafters names: a folder that training wrote, one of a small model, or one of the embedded model's own."""
+def _check(name: str) -> None:
     from draftree.by_name import check_drafter
-    from draftree.drafting.folder import SMALL, is_small_model
     from draftree.registry import TRAINED
-    from draftree.tuning.file import Spec
 
-    folder = Path(name).is_dir()
-    if name not in TRAINED and not folder:
+    if name not in TRAINED and not Path(name).is_dir():
         check_drafter(name)
-        reason = "is always tried" if name in ("lookahead", "prompt-lookup") else "is nothing that tuning tries"
+        reason = "is always measured" if name in ("lookahead", "prompt-lookup") else "is not measured"
         raise ValueError(f"--drafters {name!r} {reason}: name trained drafters or small models, or leave it out.")
-    small = is_small_model(Path(name)) if folder else name == SMALL
-    return Spec(SMALL if small else "trained", name=os.path.join(".", name) if folder else name)
+
+
+def _table(results: list[Any]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("candidate")
+    for heading in ("prompts", "tokens/s", "ratio to plain", "acceptance length"):
+        table.add_column(heading, justify="right")
+    for number, one in enumerate(results):
+        figures = f"{one.tokens_per_second:.1f}", f"{one.ratio:.2f}", f"{one.acceptance_length:.2f}"
+        style = "" if number else "bold"
+        table.add_row(one.candidate.label, str(one.prompts), *figures, style=style)
+    return table

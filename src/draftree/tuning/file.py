@@ -1,104 +1,72 @@
-"""What tuning has chosen, as a file: which drafter with which options and trees, for which model, and why.
+"""The file of `draftree tune`: the chosen drafter with its tree size, and the model and machine of the measurement.
 
-`draftree_tune.json` is plain JSON; the trie that the choice starts from lies next to it. `load_tuned` makes the drafter
-of it, the size of its trees included, so that one argument brings all of it to `generate`, the engine and the command
-line.
+`load_tuned` makes the drafter again, tree size included, so that one argument is enough for `generate`, the engine
+and the command line.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from draftree.drafting import Drafter, Lookahead, Merge, PromptLookup
+from draftree.drafting import Drafter, Merge
 from draftree.drafting.folder import demo_drafter, model_hash, trained_drafter
-from draftree.errors import LARGEST, brief
-from draftree.files import is_whole, read_json, replacing, write_json
-from draftree.registry import TRAINED
+from draftree.registry import REGISTRY, TRAINED, UNTRAINED
 from draftree.runner import inspect_model
 from draftree.runner.step_cost import chip_name
-from draftree.shaping import DynamicTree, Fixed, Shape
-
-FORMAT = 1
-KINDS = ("lookahead", "prompt-lookup", "trained", "draft-model", "merge")
-NAMED = ("trained", "draft-model")
-LABELS = {"lookahead": "Lookahead", "prompt-lookup": "PromptLookup", "draft-model": "DraftModel"}
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """A drafter in plain values."""
+@dataclass(frozen=True)
+class Tuned:
+    """The contents of a tuned file.
 
-    kind: str  # one of `KINDS`
-    options: dict[str, Any] = field(default_factory=dict)  # of its constructor
-    name: str | None = None  # of a trained drafter or small model: one of `TRAINED`, the embedded model's, or a folder
-    warm: bool = False  # whether its trie starts from answers given while tuning
-    parts: tuple[Spec, ...] = ()  # of a merge
-
-    @property
-    def label(self) -> str:
-        """What tables call it."""
-        if self.kind == "merge":
-            return " + ".join(part.label for part in self.parts)
-        if self.kind == "lookahead":
-            return f"Lookahead, {'warm' if self.warm else 'cold'}"
-        return LABELS.get(self.kind, "") or Path(str(self.name)).name
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; what is at its default is left out."""
-        parts = [part.as_dict() for part in self.parts]
-        entries = {"kind": self.kind, "options": self.options, "name": self.name, "warm": self.warm, "parts": parts}
-        return {name: value for name, value in entries.items() if value}
-
-    def renamed(self, change: Callable[[str], str]) -> Spec:
-        """The same with other names, of its parts too."""
-        name = None if self.name is None else change(self.name)
-        return replace(self, name=name, parts=tuple(part.renamed(change) for part in self.parts))
-
-    @classmethod
-    def from_dict(cls, entries: dict[str, Any]) -> Spec:
-        """The spec that `as_dict` wrote; ValueError where it is none."""
-        if not isinstance(entries, dict) or entries.get("kind") not in KINDS:
-            raise ValueError("no drafter of a known kind")
-        kind, name, warm = entries["kind"], entries.get("name"), entries.get("warm", False)
-        options, parts = entries.get("options", {}), entries.get("parts", [])
-        named = isinstance(name, str) and 0 < len(name) < 1000 and "\0" not in name
-        if named != (kind in NAMED) or not isinstance(options, dict) or not isinstance(warm, bool):
-            raise ValueError(f"a {kind} that is not described as one")
-        if bool(parts) != (kind == "merge") or any(part.get("kind") == "merge" for part in parts):
-            raise ValueError("only a merge has parts, and none of them is a merge")
-        return cls(kind, dict(options), name, warm, tuple(map(cls.from_dict, parts)))
-
-
-def make(spec: Spec, model: Any, tokenizer: Any, trie: Callable[[Spec], Lookahead]) -> Drafter:
-    """The drafter of a spec for `model`, whose tokenizer is only needed where a small model has to have the same.
-
-    `trie` makes a Lookahead, which has seen answers where the spec is warm.
+    Attributes:
+        drafters: names to merge, as `--drafter` takes them; empty for plain decoding. Folders are relative to the file.
+        node_budget: draft tokens of every step; None for trees sized by cost.
+        model: SHA-256 of the model's weights.
+        machine: device, dtype and threads of the measurement.
+        results: the table of the measurement, one entry for each candidate.
     """
-    if spec.kind == "lookahead":
-        return trie(spec)
-    if spec.kind == "prompt-lookup":
-        return PromptLookup(**spec.options)
-    if spec.kind == "merge":
-        return Merge([make(part, model, tokenizer, trie) for part in spec.parts])
-    name = str(spec.name)
-    made: Drafter = demo_drafter(name, model) if name in TRAINED else trained_drafter(name, model, tokenizer)
-    return made
+
+    drafters: list[str]
+    node_budget: int | None
+    model: str
+    machine: dict[str, Any]
+    results: list[dict[str, Any]]
 
 
-def shape_of(node_budget: int | None) -> Shape:
-    """Trees of so many draft tokens in every step; trees sized by cost for None."""
-    return DynamicTree() if node_budget is None else Fixed(node_budget)
+def make_drafter(names: Sequence[str], model: Any, tokenizer: Any) -> Drafter | None:
+    """Return the drafter of these names, merged if there are several; None for no name.
+
+    Raises:
+        ValueError: a folder is missing, or its drafter does not fit the model.
+    """
+
+    def one(name: str) -> Drafter:
+        made: Drafter
+        if name in UNTRAINED:
+            made = REGISTRY[name].load()()
+        elif name in TRAINED:
+            made = demo_drafter(name, model)
+        else:
+            made = trained_drafter(name, model, tokenizer)
+        return made
+
+    made = [one(name) for name in names]
+    if len(made) > 1:
+        return Merge(made)
+    return made[0] if made else None
 
 
 def machine_of(model: Any) -> dict[str, Any]:
-    """What of a machine a choice depends on."""
+    """Return the properties of the machine on which a choice depends: device, dtype and threads."""
     return {
         "device": chip_name(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),
@@ -107,137 +75,66 @@ def machine_of(model: Any) -> dict[str, Any]:
 
 
 def write_tuned(
-    path: Path,
-    model: Any,
-    spec: Spec | None,
-    node_budget: int | None,
-    why: list[str],
-    more: dict[str, Any],
-    trie: Lookahead | None,
-    tokenizer: Any,
-) -> list[Path]:
-    """Write the choice to `path` (.json), with `more` entries, and its trie next to it; returns the paths written.
-
-    `spec` is None for plain decoding, `node_budget` None for trees sized by cost; a warm spec starts from `trie`.
-    """
-    written = [path]
-    trie_path = path.with_suffix(".trie")
-    entries: dict[str, Any] = {
-        "format": FORMAT,
-        "model": {"hash": model_hash(inspect_model(model).model), "type": inspect_model(model).model_type},
-        "machine": machine_of(model),
-        "drafter": None if spec is None else spec.renamed(lambda name: _from(path.parent, name)).as_dict(),
-        "shape": {"kind": "dynamic"} if node_budget is None else {"kind": "fixed", "node_budget": node_budget},
-        "why": why,
-    }
-    if trie is not None:
-        entries["trie"] = trie_path.name
-        written.append(trie_path)
-    with replacing(path) as temporary:  # the choice takes its place after its trie
-        write_json(temporary, entries | more)
-        if trie is not None:
-            trie.save(trie_path, tokenizer)
-    return written
+    path: Path, model: Any, drafters: Sequence[str], node_budget: int | None, results: list[dict[str, Any]]
+) -> None:
+    """Write a choice for `model` to `path`; see `Tuned` for the other arguments. Folders are given from here."""
+    folder = path.parent.absolute()
+    # A leading ./ tells a folder from a drafter of the same name.
+    relative = [
+        name if name in (*UNTRAINED, *TRAINED) else os.path.join(".", os.path.relpath(name, folder))
+        for name in drafters
+    ]
+    tuned = Tuned(relative, node_budget, model_hash(inspect_model(model).model), machine_of(model), results)
+    path.write_text(json.dumps(asdict(tuned), indent=2) + "\n", encoding="utf-8")
 
 
 def load_tuned(path: str | Path, model: Any, tokenizer: Any = None) -> Drafter | None:
-    """The drafter that `draftree tune` chose for `model`, with its trees and its trie.
+    """Return the drafter that `draftree tune` chose for `model`.
 
     Args:
-        path: `draftree_tune.json`; its trie lies next to it.
-        model: the Hugging Face model that was tuned for.
-        tokenizer: the model's; needed where the choice has a trie.
+        path: the file that `draftree tune` wrote.
+        model: the Hugging Face model that was measured.
+        tokenizer: the model's; needed if the choice has a small model, whose tokenizer must be the same.
 
     Returns:
-        A drafter to pass as `drafter=`; None where plain decoding was fastest. It knows the size of its trees
-        (`Drafter.node_budget`), so that no other argument is needed.
+        A drafter for `drafter=`, whose `node_budget` holds the tree size; None if plain decoding was fastest.
 
     Raises:
-        ValueError: no such file or no choice in it, another model, or a trie without a tokenizer; one sentence.
+        ValueError: no such file, not a tuned file, another model, or a missing drafter folder.
 
     Warns:
-        UserWarning: the choice was made on another device, type or number of threads, where something else may be best.
+        UserWarning: the choice was made on another device, in another dtype or with another number of threads.
     """
     path = Path(path)
-    tuned = _read(path)
-    if tuned["model"]["hash"] != model_hash(inspect_model(model).model):
-        raise ValueError(
-            f"{path} was tuned for another model (a {brief(tuned['model']['type'])} with other weights or dtype): run "
-            "draftree tune with this one."
-        )
-    for name, value in machine_of(model).items():
-        before = tuned["machine"].get(name, value)
-        if before != value:
-            warnings.warn(
-                f"{path} was tuned with {name} {brief(before)}, and this is {value}: something else may "
-                "be faster here; draftree tune finds out.",
-                stacklevel=2,
-            )
-    if tuned["drafter"] is None:
-        return None
-
-    def trie(spec: Spec) -> Lookahead:
-        if not spec.warm:
-            return Lookahead(**spec.options)
-        if tokenizer is None:
-            raise ValueError(f"{path} comes with a trie, which is checked by its tokenizer: pass tokenizer=.")
-        trie_path = path.with_name(str(tuned.get("trie")))
-        if not trie_path.is_file():
-            raise ValueError(
-                f"{path} starts from the trie {trie_path.name!r}, which is not next to it: copy both files."
-            )
-        return Lookahead.load(trie_path, tokenizer)
-
-    spec = tuned["drafter"].renamed(lambda name: _at(path, name))
-    try:
-        drafter = make(spec, model, tokenizer, trie)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{path} cannot be used: {brief(error)}.") from None
-    drafter.node_budget = tuned["node_budget"]
-    return drafter
-
-
-def _from(folder: Path, name: str) -> str:
-    """A drafter's folder as seen from the choice's own, never a name of `TRAINED`, which stays."""
-    if name in TRAINED:
-        return name
-    relative = os.path.relpath(name, folder)
-    return os.path.join(".", relative) if relative in TRAINED else relative
-
-
-def _at(path: Path, name: str) -> str:
-    """What `_from` has written, as `make` takes it: a drafter's whole path, or a name of `TRAINED`."""
-    folder = path.parent.absolute() / name
-    if name not in TRAINED and not os.path.isdir(folder):
-        raise ValueError(
-            f"{path} names the drafter {brief(repr(name))}, which is not there: put it back, or run draftree tune."
-        )
-    return name if name in TRAINED else str(folder)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The checked entries of a file; the `drafter` as a `Spec`."""
     if not path.is_file():
         raise ValueError(f"There is no tuned choice {str(path)!r}: give a file that draftree tune wrote.")
     try:
-        entries: dict[str, Any] = read_json(path)
-        found = entries["format"]
-        if found == FORMAT:
-            return _checked(entries)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{path} holds no choice of draftree tune: give a file that it wrote.") from None
-    raise ValueError(f"{path} is of format {brief(repr(found))}, and this draftree reads {FORMAT}: run draftree tune.")
+        tuned = Tuned(**json.loads(path.read_text(encoding="utf-8")))
+        drafters = [str(name) for name in tuned.drafters]
+        machine = dict(tuned.machine)
+    except (ValueError, TypeError):
+        raise ValueError(f"{path} is not a file of draftree tune: give a file that it wrote.") from None
+    if tuned.model != model_hash(inspect_model(model).model):
+        raise ValueError(f"{path} was tuned for another model: run draftree tune with this one.")
+    for name, value in machine_of(model).items():
+        before = machine.get(name, value)
+        if before != value:
+            warnings.warn(
+                f"{path} was tuned with {name} {before}, and this is {value}: another drafter may be faster here. Run "
+                "draftree tune again.",
+                stacklevel=2,
+            )
+    drafter = make_drafter([_from_here(path, name) for name in drafters], model, tokenizer)
+    if drafter is not None:
+        drafter.node_budget = tuned.node_budget
+    return drafter
 
 
-def _checked(entries: dict[str, Any]) -> dict[str, Any]:
-    """The entries, with the drafter as a `Spec`; any error where they are not what `write_tuned` writes."""
-    model, drafter, shape, trie = entries["model"], entries["drafter"], entries["shape"], entries.get("trie")
-    budget = shape["node_budget"] if shape["kind"] == "fixed" else None
-    if not (budget is None or is_whole(budget, 0, LARGEST)) or shape["kind"] not in ("fixed", "dynamic"):
-        raise ValueError("shape")
-    if not isinstance(model["hash"], str) or not isinstance(model["type"], str):
-        raise ValueError("model")
-    if trie is not None and (Path(trie).name != trie or len(trie) > 255 or "\0" in trie):
-        raise ValueError("trie")
-    read = {"drafter": None if drafter is None else Spec.from_dict(drafter), "machine": dict(entries["machine"])}
-    return entries | read | {"node_budget": budget}
+def _from_here(path: Path, name: str) -> str:
+    """Return a name of the file `path`, a folder as an absolute path."""
+    if name in (*UNTRAINED, *TRAINED):
+        return name
+    folder = path.parent.absolute() / name
+    if not folder.is_dir():
+        raise ValueError(f"{path} names the drafter {name!r}, which is missing: put it back, or run draftree tune.")
+    return str(folder)
