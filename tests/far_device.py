@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-FAR = torch.device("maia", 0)  # one of those that torch knows, and asks nothing of before it names them
+FAR = torch.device("maia", 0)  # a device type that torch names without asking for its driver
 WAITS = ("item", "tolist", "nonzero", "unique", "masked_select", "equal", "__bool__", "__int__", "__float__")
 BESIDE = ("__getitem__", "__setitem__", "copy_", "to", "cpu", "index_put_")  # take tensors of the CPU as well
 

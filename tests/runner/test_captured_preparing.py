@@ -87,9 +87,9 @@ def test_sizing_leaves_recording_out(kind: str, costly: Callable[[], float]) -> 
     request = engine.add(row, SamplingParams(max_new_tokens=60, eos_token_ids=()))
     engine.run()
     assert request.tokens == text
-    told = [seconds for seconds, _ in shape.steps]
-    assert max(seconds for seconds in told if seconds is not None) < 0.1
-    assert told.count(None) > 2
+    seen = [seconds for seconds, _ in shape.steps]
+    assert max(seconds for seconds in seen if seconds is not None) < 0.1
+    assert seen.count(None) > 2
 
 
 def test_kernels_that_do_not_run_are_left_out_with_a_warning(

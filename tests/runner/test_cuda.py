@@ -1,6 +1,6 @@
-"""On a CUDA device, where there is one: recorded passes against the CPU's, and the law.
+"""Recorded passes against the CPU's, and the law, on a CUDA device where there is one.
 
-Elsewhere a tape stands for a CUDA graph (test_captured.py) and a far device for a GPU (test_far_device.py).
+Elsewhere a tape takes the place of a CUDA graph (test_captured.py) and a far device for a GPU (test_far_device.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CLOSE = 1e-4  # in float32 a GPU adds in another order than a CPU
 
 @functools.cache
 def there(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    """The model of that name on the device; tests leave it as it is."""
+    """Return the model of that name on the device; tests do not change it."""
     return copy.deepcopy(build(name)).to("cuda", dtype)
 
 
@@ -53,7 +53,7 @@ def ids_of(row: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("name", CAPTURED)
 @pytest.mark.parametrize("lengths", [(21,), (40, 19, 23)], ids=["alone", "ragged"])
 def test_logits_over_all_buckets(name: str, lengths: tuple[int, ...]) -> None:
-    """Recorded and eager passes of the device against the CPU's, with rows kept out of the middle of trees."""
+    """Compare recorded and eager passes with the CPU's, and commit branches from the middle of trees."""
     target, far = inspect_model(build(name)), inspect_model(there(name))
     runs = [Run(r, lengths).prefill() for r in (HookedRunner(target), EagerRunner(far), CudaGraphRunner(far))]
     for number, size in enumerate((1, 2, 3, 5, 8, 13, 1, 32, 60, 100, 2, 1)):
@@ -138,7 +138,7 @@ def test_recordings_go_when_too_many_and_when_stores_move(monkeypatch: pytest.Mo
 
 
 def check_all(name: str, sampled: bool, runner: str, kinds: Callable[[Any], dict[str, Any]]) -> None:
-    """Every drafter in one of the shapes, in a ragged batch, against plain decoding and Hugging Face on the device."""
+    """Compare every drafter, in a ragged batch, with plain decoding and Hugging Face on the device."""
     rows, model = prompts(), there(name)
     ids, mask = (t.to("cuda") for t in left_pad(rows))
     options: dict[str, Any] = {"max_new_tokens": NEW} | (SAMPLED | {"seed": 11} if sampled else {})
@@ -221,7 +221,7 @@ def test_rows_of_recorded_passes_do_not_depend_on_each_other(name: str, dtype: t
 
 
 def test_requests_that_come_and_go() -> None:
-    """Arrivals in the middle, long prompts in chunks, cancelled requests: every answer is that of its prompt alone."""
+    """Add requests in the middle and long prompts: every answer is that of its prompt alone."""
     model = there("llama")
     rows = prompts((19, 150, 7, 12, 90, 33, 5, 61), seed=8)
     expected = [generate(model, ids_of(row), max_new_tokens=NEW).sequences[0, len(row) :].tolist() for row in rows]

@@ -44,7 +44,7 @@ def random(dtype: torch.dtype, *shape: int) -> Tensor:
 
 
 def close(ours: Tensor, expected: Tensor) -> None:
-    """Equal up to the last bits, of numbers that are not far from 1; float32 is summed in another order."""
+    """Compare numbers near 1 up to their last bits; float32 is summed in another order."""
     assert ours.shape == expected.shape
     assert ours.dtype == expected.dtype
     allowed = (16 if ours.dtype == torch.float32 else 4) * torch.finfo(ours.dtype).eps
@@ -81,13 +81,13 @@ LINEARS = ([96], [32, 48], [40, 24, 24], [8192, 8, 16])  # outputs of linears wi
 
 
 def linears_of(counts: list[int], width: int, dtype: torch.dtype, *, bias: bool) -> Any:
-    """Weights and biases whose results are near 1."""
+    """Return weights and biases whose results are near 1."""
     weights = [(random(torch.float32, count, width) / width**0.5).to(dtype) for count in counts]
     return [(weight, random(dtype, len(weight)) if bias else None) for weight in weights]
 
 
 def multiplied(x: Tensor, linears: Any) -> Tensor:
-    """The linears' results side by side, in float32."""
+    """Return the linears' results side by side, in float32."""
     return torch.cat([F.linear(x.float(), w.float(), None if b is None else b.float()) for w, b in linears], -1)
 
 
@@ -126,7 +126,7 @@ def test_gated_products(width: int, outputs: int, bias: bool, activation: str, d
 @pytest.mark.skipif(not CUDA, reason="the interpreter's products depend on their rows")
 @pytest.mark.parametrize("width", [896, 4096, 11008])
 def test_rows_of_products_do_not_depend_on_each_other(width: int, dtype: torch.dtype) -> None:
-    """Bit for bit, in every form and in all numbers of rows, beside rows of other sizes and infinite ones."""
+    """Compare bits in every form and for many numbers of rows, beside rows of other sizes and infinite ones."""
     if dtype == torch.float32:
         pytest.skip("of float32 torch makes the products")
     linears = linears_of([4096, 1024, 1024], width, dtype, bias=True)
@@ -152,7 +152,7 @@ def test_rows_of_products_do_not_depend_on_each_other(width: int, dtype: torch.d
 
 @pytest.mark.parametrize(("kv", "groups", "dim"), [(2, 2, 20), (3, 1, 64), (1, 4, 128)])
 def test_heads_are_rotated_and_stored(kv: int, groups: int, dim: int, dtype: torch.dtype) -> None:
-    """Also what is no number: it is kept as 0."""
+    """Rotate heads, with infinities and NaN among them, which are stored as 0."""
     batch, n, capacity, queries = 2, 3, 70, kv * groups
     given = random(dtype, batch, n, (queries + 2 * kv) * dim)
     given[0, 0, -1], given[1, 1, -3] = float("inf"), float("nan")
@@ -177,7 +177,7 @@ def test_heads_are_rotated_and_stored(kv: int, groups: int, dim: int, dtype: tor
 
 
 def attention(dtype: torch.dtype, band: int, starts: list[int], n: int, groups: int = 2, dim: int = 64) -> Any:
-    """Arguments of `attend`, with a mask that leaves out half of what lies before, and what torch makes of them."""
+    """Return arguments of `attend`, with a mask that hides half of the context, and torch's result."""
     batch, kv = len(starts), 2
     at, slots = torch.tensor(starts, device=DEVICE), torch.tensor([2, 0], device=DEVICE)
     held = random(dtype, 3, kv, band + 32, dim)[:, :, :band], random(dtype, 3, kv, band + 32, dim)[:, :, :band]
@@ -197,7 +197,7 @@ def attention(dtype: torch.dtype, band: int, starts: list[int], n: int, groups: 
 @pytest.mark.parametrize("starts", [[5, 40], [700, 300], [1200, 3]])
 @pytest.mark.parametrize("n", [1, 5, 40])
 def test_attention(starts: list[int], n: int, dtype: torch.dtype) -> None:
-    """Over two spans of columns and more, some of which a request does not reach."""
+    """Attend over two spans and more, some of which a request does not reach."""
     given, expected = attention(dtype, 1280 if max(starts) > 100 else 256, starts, n)
     close(kernels.attend(*given), expected)
 
@@ -218,7 +218,7 @@ def test_all_kernels_run_once_when_a_model_is_opened(dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize(("groups", "dim"), [(1, 64), (2, 20), (4, 128), (80, 20)])
 def test_rows_attend_one_by_one_as_in_passes_of_their_own(groups: int, dim: int, dtype: torch.dtype) -> None:
-    """Bit for bit, over one span and more: columns of other branches lie between those that a row sees."""
+    """Compare bits, over one span and more, with positions of other branches between those that a row sees."""
     for starts in ([100, 7], [700, 300])[: 2 if CUDA or groups == 2 else 1]:
         n, band = 5, 1280 if max(starts) > 256 else 512
         (query, keys, values, *_), _ = attention(dtype, band, starts, n, groups, dim)
@@ -227,8 +227,8 @@ def test_rows_attend_one_by_one_as_in_passes_of_their_own(groups: int, dim: int,
         seen = torch.arange(band, device=DEVICE).expand(2, n, -1) < torch.tensor(starts, device=DEVICE)[:, None, None]
         for b, start in enumerate(starts):
             seen[b, :, start : start + n] = drawn[b].tril()
-        columns = torch.arange(band, device=DEVICE)
-        order = torch.where(seen, columns, columns + band).argsort(-1)
+        positions = torch.arange(band, device=DEVICE)
+        order = torch.where(seen, positions, positions + band).argsort(-1)
         own = seen.sum(-1) - 1
         mask = torch.zeros(2, n, band, dtype=dtype, device=DEVICE).masked_fill_(~seen, torch.finfo(dtype).min)
         mask[:, :, 3:6] = torch.finfo(dtype).min  # as a window does
@@ -236,7 +236,7 @@ def test_rows_attend_one_by_one_as_in_passes_of_their_own(groups: int, dim: int,
         found = kernels.attend(query, keys, values, mask, slots, own, groups, 0.1, order)
         begins = torch.tensor(starts, device=DEVICE)
         close(found, kernels.attend(query, keys, values, mask, slots, begins, groups, 0.1))
-        as_they_lie = columns.expand(1, 1, -1)
+        as_they_lie = positions.expand(1, 1, -1)
         by_row = query.view(2, -1, groups, n, dim)
         for b in range(2):
             for i in range(n):

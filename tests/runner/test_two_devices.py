@@ -71,7 +71,7 @@ def test_the_text_is_that_of_one_device(name: str, kind: str) -> None:
 
 
 def test_trees_are_pruned_in_the_later_half() -> None:
-    """Rows leave there, and those that would have joined them are fewer."""
+    """Prune rows there, so that fewer rows join behind them."""
     rows = prompts(LENGTHS[:2])
     ids, mask = left_pad(rows)
     expected = hf(build("llama"), ids, mask)

@@ -28,7 +28,7 @@ def _add_norm(
     x, more, weight, total, out, epsilon, part_stride, D: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr,
     NORMS: tl.constexpr,
 ):  # fmt: skip
-    """One row: `total` is x + more, which comes in ADDS parts; `out` is the root-mean-square norm of that."""
+    """Write one row of `total`, which is x + more in ADDS parts, and of `out`, its root-mean-square norm."""
     begin = tl.program_id(0).to(tl.int64) * D
     column = tl.arange(0, BLOCK)
     inside = column < D
@@ -75,7 +75,7 @@ def _rotate_and_store(
     query, key, value, query_stride, key_stride, value_stride, cosine, sine, partner, slots, starts, out, keys, values,
     slot_stride, head_stride, rows, KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row of all requests: a query is rotated, a key rotated and stored, a value stored."""
+    """Rotate one query, rotate and store one key, or store one value: one head of one row of all requests."""
     token, head = tl.program_id(0), tl.program_id(1)
     request, row = token // rows, token % rows
     QUERIES: tl.constexpr = KV * GROUPS
@@ -188,7 +188,7 @@ def _attend(
     of_span, spans, KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
     QUERIES: tl.constexpr, COLUMNS: tl.constexpr, ONE_ROW: tl.constexpr,
 ):  # fmt: skip
-    """Some queries of one key/value head over one span of `of_span` KV positions, by a running softmax.
+    """Attend with some queries of one key/value head to one span of `of_span` KV positions, by a running softmax.
 
     Each span leaves its sum of values in `numerators`, its highest score and its sum of exponentials in `softmax`, for
     `_join`. If ONE_ROW, a program has the queries of a single row, and takes KV positions in that row's `order`.
@@ -249,7 +249,7 @@ def _join(
     numerators, softmax, out, rows, spans,
     KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
-    """One query of one head: the sums of its spans, each rescaled to the highest score of all, become one softmax.
+    """Join the sums of the spans of one query and head, each rescaled to the highest score, to one softmax.
 
     SOME spans are added at a time, so that further spans, which hold nothing, do not change the order.
     """

@@ -55,7 +55,7 @@ def _product(
     ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr,
     GATED: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
-    """A tile: some outputs of one linear for some rows, summed over one part of the input.
+    """Compute a tile: some outputs of one linear for some rows, summed over one part of the input.
 
     Linear i has N_i outputs, the first of which is column `first` of the `width` columns of `out`. If GATED, a tile
     has the same outputs of the first two linears: the activation of one, times the other. EVEN says that the input's K
