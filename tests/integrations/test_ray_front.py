@@ -14,9 +14,14 @@ from typer.testing import CliRunner
 from draftree.cli import app as cli
 from draftree.integrations import ray_serve
 from draftree.integrations.ray_serve import app, deployment
-from draftree.integrations.ray_serve import front as front_module
-from draftree.integrations.ray_serve.front import Front, HttpRequest, labelled
-from draftree.integrations.ray_serve.prefixes import MOST_BLOCKS, Beginnings, Prefixes, beginnings_of
+from draftree.integrations.ray_serve.front import (
+    MOST_BLOCKS,
+    Beginnings,
+    Front,
+    Prefixes,
+    beginnings_of,
+    labelled,
+)
 from draftree.placement import Placement
 from draftree.serve.launch import Launch
 from draftree.serve.settings import ServerSettings
@@ -80,7 +85,7 @@ def test_the_longest_beginning_that_somebody_alive_has_seen(monkeypatch: pytest.
     assert prefixes.find(Beginnings([1, 2, 3], 2), {"a"}) is None
     assert prefixes.find(Beginnings([7]), {"a", "b"}) is None
     assert prefixes.find(Beginnings([]), {"a", "b"}) is None
-    monkeypatch.setattr("draftree.integrations.ray_serve.prefixes.MOST_KNOWN", 2)
+    monkeypatch.setattr("draftree.integrations.ray_serve.front.MOST_KNOWN", 2)
     prefixes.add(Beginnings([5]), "a")
     assert prefixes.find(Beginnings([2]), {"a", "b"}) is None
     assert prefixes.find(Beginnings([9]), {"a", "b"}) == "a"
@@ -157,7 +162,7 @@ def ask(
                 left.set()
 
         scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
-        front = Front(replicas, ServerSettings(body_bytes=1000, body_seconds=0.05), None)  # type: ignore[arg-type]
+        front = Front(replicas, ServerSettings(body_bytes=1000, body_seconds=0.05))  # type: ignore[arg-type]
         await asyncio.wait_for(front(scope, receive, send), 10)
         await asyncio.sleep(0.01)
 
@@ -199,64 +204,6 @@ def test_texts_for_the_trie_reach_all_and_one_refusal_is_told() -> None:
     assert found == [WHOLE | {"status": 400}, body(b"no")]
 
 
-def test_a_replica_that_starts_later_is_told_the_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In their order and once; of more than may be kept, the last."""
-
-    def told(replicas: Replicas) -> list[tuple[int, bytes]]:
-        return [(named["replica"], arguments[0].body) for arguments, named in replicas.calls if arguments]
-
-    async def run(replicas: Replicas) -> None:
-        front = Front(replicas, ServerSettings(), None)  # type: ignore[arg-type]
-        for text in (b"one", b"two"):
-            request = HttpRequest("POST", "/v1/corpus", b"", [], text)
-            messages = [message async for message in front._to_all(request)]
-            assert messages[0]["status"] == 200
-        await front.catch_up()
-        assert told(replicas) == [(0, b"one"), (1, b"one"), (0, b"two"), (1, b"two")]  # nobody is new
-        replicas.calls.clear()
-        replicas.count = 3
-        await front.catch_up()
-        await front.catch_up()
-
-    replicas = Replicas(*([WHOLE, body(b"")] for _ in range(6)))
-    asyncio.run(run(replicas))
-    assert told(replicas) == [(2, b"one"), (2, b"two")]
-    monkeypatch.setattr(front_module, "MOST_TEXTS", 3)
-    replicas = Replicas(*([WHOLE, body(b"")] for _ in range(5)))
-    asyncio.run(run(replicas))
-    assert told(replicas) == [(2, b"two")]
-
-
-def test_a_replica_that_does_not_take_the_texts_is_told_again() -> None:
-    refused = [WHOLE | {"status": 503}, body(b"later")]
-    replicas = Replicas(*([WHOLE, body(b"")] for _ in range(2)), refused, [WHOLE, body(b"")])
-
-    async def run() -> None:
-        front = Front(replicas, ServerSettings(), None)  # type: ignore[arg-type]
-        request = HttpRequest("POST", "/v1/corpus", b"", [], b"one")
-        async for _ in front._to_all(request):
-            pass
-        replicas.count = 3
-        for _ in range(3):
-            await front.catch_up()
-
-    asyncio.run(run())
-    assert [named["replica"] for arguments, named in replicas.calls if arguments] == [0, 1, 2, 2]
-
-
-def test_texts_that_were_refused_are_told_nobody() -> None:
-    replicas = Replicas([WHOLE | {"status": 400}, body(b"no")])
-    front = Front(replicas, ServerSettings(), None)  # type: ignore[arg-type]
-
-    async def run() -> None:
-        async for _ in front._to_all(HttpRequest("POST", "/v1/corpus", b"", [], b"one")):
-            pass
-        await front.catch_up()
-
-    asyncio.run(run())
-    assert sum(bool(arguments) for arguments, _ in replicas.calls) == 1
-
-
 def test_metrics_name_their_replica() -> None:
     found = ask(Replicas([WHOLE, body(b"")]), "/metrics")
     lines = found[1]["body"].decode().splitlines()
@@ -285,10 +232,9 @@ def test_bodies_have_their_limits_at_the_door() -> None:
         ({"slots": "many"}, "slots is 'many'"),
         ({"slots": "0"}, "slots is 0"),
         ({"replicas": "two"}, "replicas is 'two'"),
-        ({"share": "yes"}, "share is 'yes': give true or false"),
-        ({"strict": "no"}, "strict is 'no': give true or false"),
+        ({"share": "perhaps"}, "share is 'perhaps': Input should be a valid boolean"),
         ({"device": "cuda:9"}, "no device 'cuda:9'"),
-        ({"gpus": "all"}, "gpus is 'all': give a number"),
+        ({"gpus": "all"}, "gpus is 'all': Input should be a valid number"),
     ],
 )
 def test_wrong_arguments_of_a_deployment_are_told(arguments: dict[str, str], said: str) -> None:
@@ -328,8 +274,6 @@ def test_what_a_deployment_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_serve, "find_spec", lambda name: name)
     with pytest.raises(ValueError, match="3 to 2 replicas"):
         deployment(launch, replicas=3, most_replicas=2)
-    with pytest.raises(ValueError, match="exchange is 0"):
-        deployment(launch, exchange=0.0)
     with pytest.raises(ValueError, match="gpus is -1"):
         deployment(launch, gpus=-1.0)
     with pytest.raises(ValueError, match="device is 'cuda', and Ray shows replicas without gpus none"):
@@ -341,36 +285,10 @@ def test_an_empty_key_is_refused_and_opens_nothing() -> None:
     assert "empty" in str(done.exception)
 
 
-@pytest.mark.parametrize("option", [["--most-replicas", "3"], ["--exchange", "0"], ["--gpus", "1"]])
+@pytest.mark.parametrize("option", [["--most-replicas", "3"], ["--gpus", "1"]])
 def test_options_of_replicas_are_for_replicas(option: list[str]) -> None:
     done = CliRunner().invoke(cli, ["serve", *option])
     assert f"{option[0]} is for replicas" in str(done.exception)
-
-
-class Learners(Replicas):
-    """Two replicas that have answered, and keep what they are told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.learned, self.learn = self.Learned(), self.Learn()
-
-    class Learned:
-        def remote(self, *, replica: int) -> Any:
-            return asyncio.sleep(0, (f"r{replica}", [("tenant", [replica])] if replica == 0 else []))
-
-    class Learn:
-        def __init__(self) -> None:
-            self.told: list[Any] = []
-
-        def remote(self, answers: Any, *, replica: int) -> Any:
-            self.told.append((replica, answers))
-            return asyncio.sleep(0)
-
-
-def test_replicas_are_told_what_the_others_answered_and_whose_it_is() -> None:
-    learners = Learners()
-    asyncio.run(Front(learners, ServerSettings(), 60.0).exchange())  # type: ignore[arg-type]
-    assert learners.learn.told == [(1, [("tenant", [0])])]
 
 
 def test_replicas_that_could_not_start_are_not_started(
@@ -390,7 +308,7 @@ def test_replicas_that_could_not_start_are_not_started(
     assert right.exit_code == 0, right.output
     ((launch, options), where) = started[0]
     assert launch.threads == 1
-    assert options == {"replicas": 2, "most_replicas": None, "exchange": None, "gpus": 0.0}
+    assert options == {"replicas": 2, "most_replicas": None, "gpus": 0.0}
     assert launch.placement.device == "cpu", "Ray shows them no GPU"
     assert where[:2] == ("127.0.0.1", 0)
     assert CliRunner().invoke(cli, ["serve", "--replicas", "0"]).exit_code == 2

@@ -197,19 +197,3 @@ def test_a_killed_replica_ends_its_own_streams_alone(http: httpx.Client, expecte
     while len(gauge(http, "draftree_running_requests")) < 2:
         assert time.monotonic() < end, "no other replica takes its place"
         time.sleep(0.5)
-
-
-def test_replicas_tell_each_other_what_they_learned() -> None:
-    port = free_port()
-    script = (
-        "from draftree.integrations.ray_serve import app, run;"
-        f"run(app({{'replicas': '2', 'exchange': '1', 'slots': '2'}}), '127.0.0.1', {port}, 2)"
-    )
-    with serving([sys.executable, "-c", script], port) as found, httpx.Client(base_url=found, timeout=60) as client:
-        before = gauge(client, "draftree_trie_bytes")
-        assert client.post("/v1/chat/completions", json=asked(TEXTS[0], 60)).status_code == 200
-        end = time.monotonic() + 20
-        while not all(now > before[name] for name, now in gauge(client, "draftree_trie_bytes").items()):
-            assert time.monotonic() < end, "only one replica has learned"
-            time.sleep(0.3)
-        assert sorted(gauge(client, "draftree_generated_tokens_total").values()) == [0, 60]

@@ -72,10 +72,6 @@ def serve(
     most_replicas: Annotated[
         int | None, typer.Option(min=1, help="Replicas that Ray may start as the load asks.", show_default="--replicas")
     ] = None,
-    exchange: Annotated[
-        float | None,
-        typer.Option(help="Seconds after which replicas tell each other their answers.", show_default="never"),
-    ] = None,
     gpus: Annotated[float, typer.Option(min=0, help="GPUs of each replica; a part of one is shared.")] = 0.0,
 ) -> None:
     """Serve MODEL under the OpenAI API: chat, completions, streams, metrics; the text is that of plain decoding."""
@@ -113,12 +109,12 @@ def serve(
     launch = Launch(model, parts, settings, running.name, running.strict, where.threads, where.placement)
     if replicas is not None and keep_alive != 75:
         raise ValueError("Ray Serve keeps connections as it is set up itself: leave --keep-alive out with --replicas.")
-    of_replicas = {"most_replicas": most_replicas, "exchange": exchange, "gpus": gpus}
+    of_replicas = {"most_replicas": most_replicas, "gpus": gpus}
     if replicas is not None:
         scale_out(launch, replicas, host, port, **of_replicas)
         return
     for option, value in of_replicas.items():
-        if value not in (None, 0.0) or (option == "exchange" and value is not None):
+        if value not in (None, 0.0):
             raise ValueError(f"--{option.replace('_', '-')} is for replicas: give --replicas too, or leave it out.")
     app = launch.app()
     start_logging(log_format)

@@ -14,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from draftree.by_name import check_drafter, make_drafter
 from draftree.errors import install
 from draftree.placement import Placement
@@ -22,50 +24,25 @@ from draftree.serve.settings import ServerSettings, keys_of
 
 MISSING = f"Replicas need Ray: {install('serve,ray')}."
 ENDLESS = 1_000_000
-GRACE = 10.0  # seconds that running answers have when a replica is told to stop
-NUMBERS = {  # of `ServerSettings`: the argument, what it is called there, and what it is
-    "slots": ("slots", int),
-    "queue": ("queue", int),
-    "max_prompt_tokens": ("max_prompt_tokens", int),
-    "max_output_tokens": ("max_output_tokens", int),
-    "max_choices": ("most_choices", int),
-    "max_body_bytes": ("body_bytes", int),
-    "timeout": ("timeout", float),
-}
-PLACEMENT = ("device", "dtype", "quantize")
-OTHERS = (
-    *("model", "drafter", "name", "trie", "runner", "strict", "threads", *PLACEMENT),
-    *("replicas", "most_replicas", "exchange", "gpus", "api_keys", "share"),
-)
-TRUTH = {"true": True, "false": False}
+GRACE = 10.0  # Seconds that running answers have when a replica stops.
 
 
-def deployment(
-    launch: Launch,
-    *,
-    replicas: int = 1,
-    most_replicas: int | None = None,
-    exchange: float | None = None,
-    gpus: float = 0.0,
-) -> Any:
-    """The application as `ray.serve.run` takes it: replicas behind a front that routes by the beginnings of texts.
+def deployment(launch: Launch, *, replicas: int = 1, most_replicas: int | None = None, gpus: float = 0.0) -> Any:
+    """Return the application for `ray.serve.run`: replicas behind a front that routes by the beginnings of texts.
 
     Args:
         launch: how each replica makes its server.
-        replicas: how many; with `most_replicas`, how many at least.
-        most_replicas: Ray starts as many replicas more as the load asks for, up to so many in all.
-        exchange: seconds between two exchanges of what the replicas' tries learned; None for none.
-        gpus: of each replica; a part of one lets several replicas share it.
+        replicas: number of replicas; with `most_replicas` the smallest number.
+        most_replicas: Ray adds replicas under load, up to this number.
+        gpus: of each replica; a fraction lets several replicas share a GPU.
 
     Raises:
-        ValueError: Ray is not installed, or a number out of range.
+        ValueError: Ray is not installed, or a number is out of range.
     """
     if find_spec("ray") is None:
         raise ValueError(MISSING)
     if replicas < 1 or (most_replicas is not None and most_replicas < replicas):
         raise ValueError(f"{replicas} to {most_replicas} replicas cannot be: give at least 1, and no fewer at most.")
-    if exchange is not None and not exchange > 0:
-        raise ValueError(f"exchange is {exchange:g}: give seconds over 0, or leave it out.")
     if not gpus >= 0:
         raise ValueError(f"gpus is {gpus:g}: give how many each replica has, or leave it out.")
     if not gpus and launch.placement.device.startswith("cuda"):
@@ -76,8 +53,7 @@ def deployment(
     from ray.serve.config import RequestRouterConfig
 
     from draftree.integrations.ray_serve.front import Front
-    from draftree.integrations.ray_serve.replica import Replica
-    from draftree.integrations.ray_serve.router import PrefixRouter
+    from draftree.integrations.ray_serve.replica import PrefixRouter, Replica
 
     make: Any = serve.deployment
     slots, settings = launch.settings.slots, launch.settings
@@ -89,20 +65,19 @@ def deployment(
     workers = make(
         Replica,
         name="Replica",
-        max_ongoing_requests=ENDLESS,  # the replica itself says when it is full
-        # Ray shows a replica its own GPUs alone, and none where it was given none.
+        max_ongoing_requests=ENDLESS,  # The replica itself refuses requests when its queue is full.
         ray_actor_options={"num_cpus": launch.threads or 1, "num_gpus": gpus},
         request_router_config=RequestRouterConfig(**router),
         health_check_period_s=2,
         graceful_shutdown_timeout_s=GRACE,
         **scale,
-    ).bind(launch, exchange=exchange is not None)
+    ).bind(launch)
 
     class Door:
-        """Ray's ingress; makes the front where it runs."""
+        """Ray's ingress; it makes the front in its own process."""
 
         def __init__(self, handle: Any) -> None:
-            self.front = Front(handle, settings, exchange)
+            self.front = Front(handle, settings)
 
         def __serve_build_asgi_app__(self) -> Any:
             return self.front
@@ -112,72 +87,88 @@ def deployment(
     return door.bind(workers)
 
 
+class Arguments(BaseModel):
+    """Arguments of `app`: options of `draftree serve`, with the same names and defaults."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    drafter: str = "lookahead"
+    trie: Path | None = None
+    name: str | None = None
+    runner: str = "auto"
+    strict: bool = False
+    threads: int = 1
+    device: str = "auto"
+    dtype: str = "auto"
+    quantize: str | None = None
+    slots: int = 8
+    queue: int = 256
+    max_prompt_tokens: int | None = None
+    max_output_tokens: int | None = None
+    max_choices: int = 64
+    max_body_bytes: int = 4 << 20
+    timeout: float = 600.0
+    api_keys: str | None = None
+    share: bool = False
+    replicas: int = 1
+    most_replicas: int | None = None
+    gpus: float = 0.0
+
+
 def app(arguments: dict[str, Any]) -> Any:
-    """The application of `serve run draftree.integrations.ray_serve:app NAME=VALUE ...`.
+    """Return the application of `serve run draftree.integrations.ray_serve:app NAME=VALUE ...`.
 
     Args:
-        arguments: model, drafter, trie, name, runner, strict (true or false), threads; device, dtype and quantize of
-            `Placement`; api_keys (joined by commas, those of the environment are more), share (true or false);
-            replicas, most_replicas, exchange and gpus of `deployment`; slots, queue, timeout, max_prompt_tokens,
-            max_output_tokens, max_choices and max_body_bytes of `draftree serve`.
+        arguments: see `Arguments`; `api_keys` are joined by commas and added to those of the environment.
 
     Raises:
-        ValueError: an argument that is not known, or a value that cannot be.
+        ValueError: an unknown argument, or a wrong value.
     """
-    unknown = sorted(set(arguments) - set(NUMBERS) - set(OTHERS))
-    if unknown:
-        raise ValueError(f"There is no argument {unknown[0]!r}: give some of {', '.join(sorted({*NUMBERS, *OTHERS}))}.")
-
-    def number(name: str, kind: Any, default: Any = None) -> Any:
-        try:
-            return kind(arguments[name]) if name in arguments else default
-        except ValueError:
-            raise ValueError(f"{name} is {arguments[name]!r}: give a number.") from None
-
-    model, drafter = arguments.get("model"), arguments.get("drafter", "lookahead")
-    trie = Path(arguments["trie"]) if "trie" in arguments else None
-    check_drafter(drafter, trie)
-
-    def truth(name: str) -> bool:
-        said = str(arguments.get(name, "false")).lower()
-        if said not in TRUTH:
-            raise ValueError(f"{name} is {arguments[name]!r}: give true or false.")
-        return TRUTH[said]
-
-    given = {setting: number(name, kind) for name, (setting, kind) in NUMBERS.items() if name in arguments}
-    keys = keys_of(str(arguments["api_keys"]).split(",") if "api_keys" in arguments else ())
-    sharing = "all" if truth("share") else "key"
-    placement = Placement(**{name: str(arguments[name]) for name in PLACEMENT if name in arguments})
-    gpus = number("gpus", float, 0.0)
-    # With GPUs the replicas' machines have the device, and not the one that this runs on.
-    (replace(placement, device="cpu") if gpus else placement).check()
-    name = arguments.get("name") or (Path(model).name if model else "draftree-demo")
-    launch = Launch(
-        model,
-        partial(named_parts, drafter, trie),
-        ServerSettings(model_name=name, root=model or "", api_keys=keys, sharing=sharing, **given),
-        runner=arguments.get("runner", "auto"),
-        strict=truth("strict"),
-        threads=number("threads", int, 1),
-        placement=placement,
+    try:
+        a = Arguments(**arguments)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = first["loc"][0]
+        if first["type"] == "extra_forbidden":
+            raise ValueError(
+                f"There is no argument {name!r}: give some of {', '.join(Arguments.model_fields)}."
+            ) from None
+        raise ValueError(f"{name} is {arguments[str(name)]!r}: {first['msg']}.") from None
+    check_drafter(a.drafter, a.trie)
+    placement = Placement(a.device, a.dtype, None, a.quantize)
+    # With GPUs the device is on the machines of the replicas, not on this one.
+    (replace(placement, device="cpu") if a.gpus else placement).check()
+    settings = ServerSettings(
+        model_name=a.name or (Path(a.model).name if a.model else "draftree-demo"),
+        root=a.model or "",
+        api_keys=keys_of(() if a.api_keys is None else a.api_keys.split(",")),
+        sharing="all" if a.share else "key",
+        slots=a.slots,
+        queue=a.queue,
+        max_prompt_tokens=a.max_prompt_tokens,
+        max_output_tokens=a.max_output_tokens,
+        most_choices=a.max_choices,
+        body_bytes=a.max_body_bytes,
+        timeout=a.timeout,
     )
-    replicas, most = number("replicas", int, 1), number("most_replicas", int)
-    exchange = number("exchange", float)
-    return deployment(launch, replicas=replicas, most_replicas=most, exchange=exchange, gpus=gpus)
+    parts = partial(named_parts, a.drafter, a.trie)
+    launch = Launch(a.model, parts, settings, a.runner, a.strict, a.threads, placement)
+    return deployment(launch, replicas=a.replicas, most_replicas=a.most_replicas, gpus=a.gpus)
 
 
 def named_parts(drafter: str, trie: Path | None, model: Any, tokenizer: Any) -> dict[str, Any]:
-    """`drafter` and `pruner` of an engine, by the drafter's name."""
+    """Return `drafter` and `pruner` of an engine, by the drafter's name."""
     return {"drafter": make_drafter(drafter, tokenizer, model, trie=trie), "pruner": None}
 
 
 def run(application: Any, host: str, port: int, cores: int) -> None:
-    """Start Ray on this machine, where it does not run yet, and serve until the process is told to stop.
+    """Start Ray on this machine unless it runs already, and serve until the process is stopped.
 
     Args:
         application: of `deployment`.
         host, port: to listen on.
-        cores: that Ray may give away.
+        cores: number of cores for Ray.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray

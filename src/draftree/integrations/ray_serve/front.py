@@ -1,23 +1,23 @@
-"""The door to the replicas: passes requests on by the beginnings of their texts, and says clearly when one fails."""
+"""The front of the replicas: route requests by the beginnings of their texts, and report failed replicas."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import OrderedDict
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from draftree.integrations.ray_serve.prefixes import Beginnings, beginnings_of
 from draftree.serve.http import ApiError, GoneError
 from draftree.serve.server import while_there, whole_body
 from draftree.serve.settings import ServerSettings
@@ -35,13 +35,14 @@ FAILED = ApiError(
 BY_PREFIX = ("/v1/chat/completions", "/v1/completions")
 TO_ALL = ("/v1/corpus",)
 MOST_REPLICAS = 1000
-CATCH_UP = 5.0  # seconds after which a new replica is looked for, where there are texts to tell it
-MOST_TEXTS = 64 * 2**20  # bytes of the texts that are kept for new replicas; the oldest go first
+BLOCK = 64  # Characters of a prompt that are hashed together.
+MOST_BLOCKS = 64  # Hashed blocks of one text.
+MOST_KNOWN = 100_000  # Hashes that are remembered, over all texts.
 
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """A request as it travels from the front to a replica; fields as in ASGI's scope."""
+    """A request on its way from the front to a replica; fields as in ASGI's scope."""
 
     method: str
     path: str
@@ -55,25 +56,16 @@ class Front:
 
     Args:
         replicas: their handle.
-        settings: of each replica; those about bodies hold here.
-        exchange: seconds between two exchanges of what tries learned; None for none.
+        settings: of each replica; those about bodies apply here.
     """
 
-    def __init__(self, replicas: DeploymentHandle, settings: ServerSettings, exchange: float | None) -> None:
-        self._replicas, self._settings, self._exchange = replicas, settings, exchange
-        self._exchanging: asyncio.Task[None] | None = None
-        self._texts: deque[HttpRequest] = deque()  # which all replicas there were have taken
-        self._kept = 0  # bytes of these
-        self._informed: set[str] = set()  # replicas that have them all
-        self._telling = asyncio.Lock()
-        self._catching_up: asyncio.Task[None] | None = None
+    def __init__(self, replicas: DeploymentHandle, settings: ServerSettings) -> None:
+        self._replicas, self._settings = replicas, settings
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """See the ASGI specification."""
         if scope["type"] != "http":
             return
-        if self._exchange is not None and self._exchanging is None:
-            self._exchanging = asyncio.ensure_future(_again(self._exchange, self.exchange))
         client = Request(scope, receive)
         try:
             body = await whole_body(client, self._settings)
@@ -94,7 +86,7 @@ class Front:
     async def _from_one(
         self, request: HttpRequest, text: Beginnings | None, replica: int | None = None
     ) -> AsyncIterator[dict[str, Any]]:
-        """The response of one replica. Where it fails before its first word, another one gets the request."""
+        """Yield the response of one replica; if it fails before its first word, of another one."""
         for last in (False, True):
             started = stream = False
             response: Any = self._replicas.options(stream=True).answer.remote(request, text=text, replica=replica)
@@ -121,57 +113,19 @@ class Front:
                         yield message
 
     async def _to_all(self, request: HttpRequest) -> AsyncIterator[dict[str, Any]]:
-        """Every replica gets the request; the response is the first that refuses it, or else any."""
+        """Send the request to each replica that runs now; yield the first refusal, or else any response."""
         first: list[dict[str, Any]] = []
-        names = set()
-        async with self._telling:
-            await self._inform_new()
-            async for number, name in self._numbers():
-                found = [message async for message in self._from_one(request, None, number)]
-                if not first or found[0]["status"] >= 400:
-                    first = found
-                if found[0]["status"] >= 400:
-                    break
-                names.add(name)
-            if first and first[0]["status"] < 400:
-                self._keep(request, names)
+        async for number, _ in self._numbers():
+            found = [message async for message in self._from_one(request, None, number)]
+            if not first or found[0]["status"] >= 400:
+                first = found
+            if found[0]["status"] >= 400:
+                break
         for message in first:
             yield message
 
-    def _keep(self, request: HttpRequest, names: set[str]) -> None:
-        """Keep texts that the replicas `names` have taken, for those that start later."""
-        self._informed = self._informed & names if self._texts else names
-        self._texts.append(request)
-        self._kept += len(request.body)
-        while self._kept > MOST_TEXTS:
-            self._kept -= len(self._texts.popleft().body)
-        if self._catching_up is None:
-            self._catching_up = asyncio.ensure_future(_again(CATCH_UP, self.catch_up))
-
-    async def catch_up(self) -> None:
-        """Tell replicas that have started since the first texts came all that are kept."""
-        async with self._telling:
-            await self._inform_new()
-
-    async def _inform_new(self) -> None:
-        there = set()
-        async for number, name in self._numbers():
-            there.add(name)
-            if name not in self._informed and await self._inform(number):
-                self._informed.add(name)
-        self._informed &= there
-
-    async def _inform(self, number: int) -> bool:
-        """Whether replica `number` has taken all texts that are kept; else it is told them again later."""
-        for request in self._texts:
-            found = [message async for message in self._from_one(request, None, number)]
-            if found[0]["status"] >= 400:
-                log.warning("a new replica has not taken the texts that others have: %d", found[0]["status"])
-                return False
-        return True
-
     async def _metrics(self, request: HttpRequest) -> AsyncIterator[dict[str, Any]]:
-        """Metrics of all replicas, each with its name as the label `replica`."""
+        """Yield the metrics of all replicas, with their names as the label `replica`."""
         allowed = [message async for message in self._from_one(request, None)]
         if allowed[0]["status"] != 200:
             for message in allowed:
@@ -186,7 +140,7 @@ class Front:
         yield {"type": "http.response.body", "body": body, "more_body": False}
 
     async def _numbers(self) -> AsyncIterator[tuple[int, str]]:
-        """0, 1, ... of the replicas that are there now, and their names."""
+        """Yield the number and the name of each running replica."""
         seen: set[str] = set()
         for number in range(MOST_REPLICAS):
             name = (await self._replicas.about.remote(replica=number))["name"]
@@ -195,27 +149,16 @@ class Front:
             seen.add(name)
             yield number, name
 
-    async def exchange(self) -> None:
-        """Tell every replica what the others answered since the last time."""
-        found = {}
-        async for number, _ in self._numbers():
-            name, answers = await self._replicas.learned.remote(replica=number)
-            found[name] = (number, answers)
-        for name, (number, _) in found.items():
-            others = [answer for other, (_, answers) in found.items() if other != name for answer in answers]
-            if others:
-                await self._replicas.learn.remote(others, replica=number)
-
 
 def _refusal() -> list[dict[str, Any]]:
-    """The messages of a response that says that a replica has failed."""
+    """Return the response that reports a failed replica."""
     made = JSONResponse(FAILED.body(), FAILED.status, FAILED.headers())
     begin = {"type": "http.response.start", "status": FAILED.status, "headers": made.raw_headers}
     return [begin, {"type": "http.response.body", "body": made.body}]
 
 
 async def _or_refused(messages: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
-    """The messages of a response that all replicas have a part in, which begins when all have done theirs."""
+    """Yield the messages, or the report of a failed replica."""
     try:
         async for message in messages:
             yield message
@@ -225,18 +168,8 @@ async def _or_refused(messages: AsyncIterator[dict[str, Any]]) -> AsyncIterator[
             yield message
 
 
-async def _again(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-    """Do it from time to time."""
-    while True:
-        await asyncio.sleep(seconds)
-        try:
-            await work()
-        except Exception as error:  # a replica that fails; the next time another stands in its place
-            log.warning("replicas could not be told what others know: %s", type(error).__name__)
-
-
 def labelled(texts: dict[str, str]) -> bytes:
-    """Prometheus texts of several replicas as one, with the label `replica`."""
+    """Join Prometheus texts of several replicas, with the label `replica`."""
     families: dict[str, Metric] = {}
     for name, text in texts.items():
         for family in text_string_to_metric_families(text):
@@ -249,3 +182,68 @@ def labelled(texts: dict[str, str]) -> bytes:
 async def _pass_on(messages: AsyncIterator[dict[str, Any]], send: Any) -> None:
     async for message in messages:
         await send(message)
+
+
+class Beginnings(NamedTuple):
+    """Hashes of the beginnings of a text.
+
+    Attributes:
+        hashes: of its beginnings, the shortest first.
+        enough: number of beginnings that a replica must have seen to be preferred.
+    """
+
+    hashes: list[int]
+    enough: int = 1
+
+
+class Prefixes:
+    """The replica that has seen each beginning; the oldest ones are dropped."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[int, Any] = OrderedDict()
+
+    def find(self, text: Beginnings, among: Any) -> Any:
+        """Return the replica in `among` that has seen the longest beginning; None if none has seen enough."""
+        telling = reversed(text.hashes[text.enough - 1 :])
+        return next((self._seen[one] for one in telling if self._seen.get(one) in among), None)
+
+    def add(self, text: Beginnings, replica: Any) -> None:
+        """Record that `replica` has seen a text."""
+        for one in text.hashes:
+            self._seen[one] = replica
+            self._seen.move_to_end(one)
+        while len(self._seen) > MOST_KNOWN:
+            self._seen.popitem(last=False)
+
+
+def beginnings_of(body: bytes, key: bytes = b"") -> Beginnings:
+    """Hash the beginnings of a request's text; there are no hashes for other requests.
+
+    A chat is hashed by messages. The first user message and all before it count as one, because many chats share a
+    system prompt. Other prompts are hashed by blocks of characters, and half of them are enough.
+
+    Args:
+        body: of the request.
+        key: API key; texts of different keys and users have different hashes.
+    """
+    try:
+        asked = json.loads(body)
+        parts = _messages(asked["messages"]) if "messages" in asked else _blocks(asked["prompt"])
+        chain, found = hash((key, str(asked.get("user")))), []
+        for part in islice(parts, MOST_BLOCKS):
+            chain = hash((chain, part))
+            found.append(chain)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return Beginnings([])
+    return Beginnings(found, 1 if "messages" in asked else max(1, (len(found) + 1) // 2))
+
+
+def _messages(messages: list[dict[str, Any]]) -> list[str]:
+    texts = [f"{message['role']}:{message.get('content')}" for message in messages]
+    first = next((i for i, message in enumerate(messages) if message["role"] == "user"), 0)
+    return ["\n".join(texts[: first + 1]), *texts[first + 1 :]]
+
+
+def _blocks(prompt: Any) -> list[str]:
+    text = prompt if isinstance(prompt, str) else json.dumps(prompt)
+    return [text[at : at + BLOCK] for at in range(0, len(text) - BLOCK + 1, BLOCK)]

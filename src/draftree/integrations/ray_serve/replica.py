@@ -1,47 +1,42 @@
-"""One replica: the application of `draftree serve` in an actor, called with requests and yielding its messages."""
+"""A replica, which is the application of `draftree serve` in a Ray actor, and the router that chooses one.
+
+A dialogue goes to the replica that has the keys and values of its earlier turns, unless that one is too busy.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
 from ray import serve
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from draftree.drafting.lookahead import Lookahead
-from draftree.drafting.merge import parts_of
-from draftree.integrations.ray_serve.front import HttpRequest
-from draftree.integrations.ray_serve.prefixes import Beginnings
+from draftree.integrations.ray_serve.front import Beginnings, HttpRequest, Prefixes
 from draftree.serve.launch import Launch
-from draftree.serve.output import RequestOutput
-
-MOST_LEARNED = 10_000  # answers that wait to be told to other replicas
 
 
 class Replica:
-    """Answers requests with an engine of its own.
+    """Answer requests with an engine of its own.
 
     Args:
         launch: how the application is made.
-        exchange: whether answers are kept for other replicas' tries.
     """
 
-    def __init__(self, launch: Launch, *, exchange: bool) -> None:
+    def __init__(self, launch: Launch) -> None:
         self.app = launch.app()
         self.server = self.app.state.server
         self.name = serve.get_replica_context().replica_id.unique_id
-        self._learned: deque[tuple[str | None, list[int]]] = deque(maxlen=MOST_LEARNED)
-        if exchange and parts_of(self.server.engine.config.drafter, Lookahead):
-            self.server.worker.on_end.append(self._keep)
 
     async def answer(
         self, request: HttpRequest, text: Beginnings | None = None, replica: int | None = None
     ) -> AsyncIterator[dict[str, Any]]:
-        """The messages of the response, as in ASGI. A caller that stops reading ends the answer.
+        """Yield the messages of the response, as in ASGI. A caller that stops reading ends the answer.
 
         Args:
-            request: as it came to the front.
+            request: from the front.
             text, replica: for the router.
         """
         messages: asyncio.Queue[Any] = asyncio.Queue()
@@ -72,30 +67,49 @@ class Replica:
             task.cancel()
 
     async def about(self, replica: int) -> dict[str, Any]:
-        """This replica's name, and its metrics as Prometheus reads them."""
+        """Return this replica's name and its metrics for Prometheus."""
         return {"name": self.name, "metrics": self.server.metrics.text().decode()}
 
-    async def learned(self, replica: int) -> tuple[str, list[tuple[str | None, list[int]]]]:
-        """This replica's name, and the answers since the last call: (cache_salt, token ids)."""
-        found = list(self._learned)
-        self._learned.clear()
-        return self.name, found
-
-    async def learn(self, answers: list[tuple[str | None, list[int]]], replica: int) -> None:
-        """Put other replicas' answers into the tries."""
-
-        def warm() -> None:
-            for trie in parts_of(self.server.engine.config.drafter, Lookahead):
-                for cache_salt, tokens in answers:
-                    trie.warm([tokens], cache_salt)
-
-        await asyncio.to_thread(warm)
-
     def check_health(self) -> None:
-        """Raises where the engine's thread has ended, so that Ray starts another replica."""
+        """Raise an error if the engine's thread has ended, so that Ray starts another replica."""
         if not self.server.worker.alive:
             raise RuntimeError("The engine's thread has ended.")
 
-    def _keep(self, part: RequestOutput) -> None:
-        if part.request is not None and part.request.tokens:
-            self._learned.append((part.request.params.cache_salt, list(part.request.tokens)))
+
+class PrefixRouter(RequestRouter):
+    """Route calls by `text`, their `Beginnings`; a call with a number as `replica` goes to that one, by name order."""
+
+    def initialize_state(self, slack: int = 8, **_: Any) -> None:
+        """See `RequestRouter`.
+
+        Args:
+            slack: requests that a preferred replica may have more than the least busy one.
+        """
+        self._prefixes, self._busy, self._slack = Prefixes(), Counter[ReplicaID](), slack
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """See `RequestRouter`."""
+        given = {} if pending_request is None else pending_request.kwargs
+        by_name = {r.replica_id: r for r in sorted(candidate_replicas, key=lambda r: str(r.replica_id.unique_id))}
+        if not by_name:
+            return []
+        number = given.get("replica")
+        if number is not None:
+            return [[list(by_name.values())[number % len(by_name)]]]
+        order = random.sample(list(by_name), len(by_name))  # Ties are broken at random.
+        order.sort(key=self._busy.__getitem__)
+        known = self._prefixes.find(given.get("text") or Beginnings([]), by_name)
+        if known is not None and self._busy[known] <= self._busy[order[0]] + self._slack:
+            order.sort(key=lambda replica: replica != known)
+        return [[by_name[replica]] for replica in order]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        """See `RequestRouter`."""
+        self._busy[replica_id] += 1
+        self._prefixes.add(pending_request.kwargs.get("text") or Beginnings([]), replica_id)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """See `RequestRouter`."""
+        self._busy[replica_id] = max(0, self._busy[replica_id] - 1)
