@@ -1,13 +1,8 @@
-"""What a step costs by its number of rows: a curve, measured in a dozen steps and kept true by every step that follows.
+"""The cost of a step by its number of rows: a curve, measured by a dozen passes and corrected by every real step.
 
-Rows are not cheap everywhere: a CPU is compute-bound from a dozen rows on, a GPU from some hundreds, and between two
-sizes of a matrix kernel the time may jump. A few passes of the model before its first token find the rough shape. From
-then on each real step tells its own time: what all steps have in common (a longer context, a busy machine) moves the
-whole curve, and what is left moves the point of that row count.
-
-A row count is believed as far as it was met, less the longer ago that was; elsewhere the curve is the lower convex hull
-of all points. That is how the time of a pass grows, flat while it reads weights and straight on while it computes. It
-errs on the fast side: a size that is thought too fast is tried and put right, one that is thought too slow never is.
+Rows are cheap up to a point: a dozen on a CPU, some hundreds on a GPU; between two sizes of a matrix kernel the time
+may jump. Passes before the first token find the rough shape. Later each real step moves the whole curve (a longer
+context, a busy machine) and, by what is left, the point of its own row count.
 """
 
 from __future__ import annotations
@@ -27,25 +22,20 @@ from draftree.runner.base import Runner, preparations
 from draftree.runner.plan import Plan
 
 FIRST_ROWS: tuple[int, ...] = (1, 4, 8, 16, 32, 64, 128)  # measured in this order, as long as they are cheap
-SPARSE = (
-    3  # where each row count has to be prepared, which takes as long as a dozen passes, only every third is measured
-)
-DEAR = 2.0  # times a plain step, from which on no larger row counts are measured
-SUDDEN = 2.0  # times the row count before, from which on a pass is repeated: it may have been held up
-HALVINGS = 2  # further points, each in the middle of the stretch that rises most for the rows it begins with
-PATIENCE = 4.0  # seconds after which nothing more is measured
+SPARSE = 3  # only every third is measured where each row count is prepared (captured), which takes a dozen passes
+DEAR = 2.0  # times a plain step at which measuring stops
+SUDDEN = 2.0  # times the last row count at which a pass is repeated, as it may have been interrupted
+HALVINGS = 2  # further points, each in the middle of the steepest stretch
+PATIENCE = 4.0  # seconds at which measuring stops
 LEVEL_RATE = 0.15  # weight of one step in the level of all row counts
 RATE, RATE_FIRST = 0.05, 0.25  # the same in what one row count has for itself, settled and for its first step
 STALL = math.log(2.0)  # logarithm of how far off a single step counts, once its row count is known
 TABLE = 1024  # row counts in the table
-TRUST = 4.0  # real steps of a row count with which it is believed half; the first passes are believed wholly
-FORGETTING = 0.02  # how fast that fades, by step
-UNKNOWN = 0.01  # weight of a row count that is not believed at all, where more rows would cost less
 RENEW, SETTLED = 16, 3  # steps between two renewals of the table; steps of a size up to which each renews it
 
 
 class StepCost:
-    """Seconds of a step against its rows: linear between known row counts and beyond the last two, never falling.
+    """Seconds of a step by its rows: linear between known row counts and beyond the last two, never falling.
 
     Args:
         rows: ascending row counts, at least two.
@@ -62,64 +52,53 @@ class StepCost:
         if not (np.isfinite(points[1]) & (points[1] > 0)).all():
             raise ValueError("A step-cost curve needs a finite time over 0 for each row count.")
         self._points = dict(zip(points[0].tolist(), np.log(points[1]).tolist(), strict=True))  # log-seconds, less level
-        self._measured = frozenset(self._points)
         self._level = 0.0
         self._steps = 0
         self._seen: dict[int, int] = {}  # real steps by row count
-        self._last: dict[int, int] = {}  # the last of them, by row count
-        self._table: np.ndarray | None = None  # the curve from no rows on
+        self._table: np.ndarray | None = None  # the curve from 0 rows on
         self._news = 0  # steps since it was made
 
     def for_batch(self) -> StepCost:
-        """A curve of the same shape for another number of requests; its level is learned from their steps."""
+        """Return a curve of the same shape for another number of requests."""
         return StepCost(self.rows, self.seconds)
 
     @property
     def rows(self) -> np.ndarray:
-        """The known row counts, ascending."""
+        """Return the known row counts, ascending."""
         return np.array(sorted(self._points), dtype=np.int64)
 
     @property
     def seconds(self) -> np.ndarray:
-        """The curve at `rows`."""
+        """Return the curve at `rows`."""
         return self.of(self.rows)
 
     def of(self, rows: Any) -> np.ndarray:
-        """Seconds of a step with `rows` rows (array-like, whole or not)."""
+        """Return seconds of a step with `rows` rows, an array or number."""
         rows = np.asarray(rows, dtype=np.float64)
         known, seconds = self._known()
         inside = np.interp(rows, known, seconds)
         return np.where(rows > known[-1], _beyond(rows, known, seconds), inside)
 
     def _known(self) -> tuple[np.ndarray, np.ndarray]:
-        """The known row counts, ascending, and their seconds, which never fall."""
+        """Return the known row counts, ascending, and their seconds, which never fall."""
         known = self.rows
-        own = np.exp(np.array([self._points[n] for n in known.tolist()]) + self._level)
-        belief = np.array([self._belief(n) for n in known.tolist()])
-        hull = _lower_hull(known, own)
-        seconds = hull + belief * (own - hull)
-        return known, _rising(seconds.tolist(), (belief + UNKNOWN).tolist())
-
-    def _belief(self, rows: int) -> float:
-        """From 0 to 1, how far the time of a known row count is taken as it is."""
-        seen = self._seen.get(rows, 0)
-        met = max(seen / (seen + TRUST), float(rows in self._measured))
-        return met * math.exp(-FORGETTING * (self._steps - self._last.get(rows, 0)))
+        seconds = np.exp(np.array([self._points[n] for n in known.tolist()]) + self._level)
+        return known, _rising(seconds.tolist(), [self._seen.get(n, 0) + 1.0 for n in known.tolist()])
 
     @property
     def table(self) -> np.ndarray:
-        """Seconds of steps with 0, 1, ... rows, `TABLE` of them; the same array until enough steps have been seen."""
+        """Return seconds of steps with 0, 1, ... rows, [TABLE]; renewed after some steps."""
         if self._table is None:
             self._table, self._news = self.of(np.arange(TABLE)), 0
         return self._table
 
     def look_up(self, rows: np.ndarray) -> np.ndarray:
-        """Seconds of steps with so many rows (whole numbers), as `table` has them."""
+        """Return seconds of steps with these whole numbers of rows."""
         table = self.table
         return table[rows] if rows.max(initial=0) < len(table) else self.of(rows)
 
     def observe(self, rows: int, seconds: float) -> None:
-        """A real step had `rows` rows and took `seconds`."""
+        """Learn from a real step."""
         seen = self._seen.get(rows, 0)
         if rows not in self._points:
             self._points[rows] = math.log(float(self.of(rows))) - self._level
@@ -127,38 +106,25 @@ class StepCost:
         if seen > 2:  # a stalled step counts as no more than a slow one
             off = min(max(off, -STALL), STALL)
         self._steps += 1
-        # What moves from step to step is the machine and the context, so that the level follows at once. What a row
-        # count has for itself stays as it is, and is learned slowly.
+        # The machine and the context change from step to step, so the level follows at once; points follow slowly.
         shared = max(1 / self._steps, LEVEL_RATE) * off
         self._level += shared
         self._points[rows] += max(1 / (seen + 1 / RATE_FIRST), RATE) * (off - shared)
-        self._seen[rows], self._last[rows] = seen + 1, self._steps
+        self._seen[rows] = seen + 1
         self._news += 1
         if self._news >= RENEW or seen < SETTLED:
             self._table = None
 
 
 def _beyond(rows: np.ndarray, known: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Straight on from the last two known row counts."""
+    """Extend the line through the last two known row counts."""
     slope = (seconds[-1] - seconds[-2]) / (known[-1] - known[-2])
     return seconds[-1] + slope * (rows - known[-1])
 
 
-def _lower_hull(rows: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """At each of the ascending `rows`, the largest convex function that lies nowhere above `seconds`."""
-    hull: list[int] = []
-    for i in range(len(rows)):
-        while len(hull) > 1 and (seconds[hull[-1]] - seconds[hull[-2]]) * (rows[i] - rows[hull[-2]]) >= (
-            seconds[i] - seconds[hull[-2]]
-        ) * (rows[hull[-1]] - rows[hull[-2]]):
-            hull.pop()
-        hull.append(i)
-    return np.interp(rows, rows[hull], seconds[hull])
-
-
 def _rising(values: list[float], weights: list[float]) -> np.ndarray:
-    """The rising sequence nearest to `values` by weighted squares (pool adjacent violators)."""
-    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
+    """Return the rising sequence nearest to `values` by weighted squares (pool adjacent violators)."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, count
     for value, weight in zip(values, weights, strict=True):
         count = 1
         while pools and pools[-1][0] > value:
@@ -170,10 +136,7 @@ def _rising(values: list[float], weights: list[float]) -> np.ndarray:
 
 
 def measure_cost(runner: Runner, *, clock: Callable[[], float] = time.perf_counter) -> StepCost:
-    """Time single passes of growing numbers of rows, about a dozen plain steps in all; `clock` gives seconds.
-
-    Numbers of rows behind one that is dear are left out.
-    """
+    """Time single passes of growing numbers of rows, about a dozen plain steps in all; `clock` gives seconds."""
     with runner.lock, runner.guard():
         return _measure(runner, clock)
 
@@ -226,10 +189,7 @@ def _measure(runner: Runner, clock: Callable[[], float]) -> StepCost:
 
 
 def cached_cost(runner: Runner, clock: Callable[[], float] = time.perf_counter) -> StepCost:
-    """The curve of `runner` with torch's present number of threads, measured at the first call.
-
-    By another clock than the usual one it is measured at every call.
-    """
+    """Return the curve of `runner` for torch's number of threads, measured at the first call (or by another clock)."""
     if clock is not time.perf_counter:
         return measure_cost(runner, clock=clock)
     threads = torch.get_num_threads()

@@ -1,7 +1,6 @@
 """Shapes: how large the verified trees are."""
 
 from draftree.shaping.base import Fixed, Shape
-from draftree.shaping.default import shape_for
-from draftree.shaping.dynamic import DynamicTree
+from draftree.shaping.dynamic import DynamicTree, shape_for
 
 __all__ = ["DynamicTree", "Fixed", "Shape", "shape_for"]

@@ -1,25 +1,26 @@
-"""`DynamicTree` at work: plan a step, trim its trees, learn from it.
+"""`DynamicTree` in one engine: plan a step, trim its trees, learn from it.
 
-Each step's draft tokens get the probability with which such ones were accepted so far
-(`AcceptanceStatistics`), and as many of them
-are verified as the time of their rows is worth (`choose`). What drafting itself takes, in the drafter's work and in
-rows that a drafter inside the model attaches, is set against what it brings, for each request (`Modes`).
+1. Plan: the pause policy decides who drafts; budgets follow the sizes of recent trees.
+2. Trim: each draft token gets the share of such tokens that were accepted (`AcceptanceStatistics`), and as many are
+   verified as give most tokens per second (`choose`).
+3. Observe: step times, acceptance statistics and the pause policy learn from the outcome.
 """
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from draftree.drafting.acceptance_statistics import cells_of
+from draftree.drafting.acceptance_statistics import FADING_OWN, AcceptanceStatistics, cells_of
 from draftree.drafting.base import Drafter, RequestState, StepPlan
 from draftree.shaping.base import Outcome, Sizer
-from draftree.shaping.learned import Learned, OfRequest
-from draftree.shaping.modes import PLAIN, PREPARED, UNPREPARED, Modes
+from draftree.shaping.pause import PLAIN, PREPARED, UNPREPARED, PausePolicy
 from draftree.shaping.planner import choose, lead
 from draftree.shaping.step_times import Kind, StepTimes
 from draftree.tree import TokenTree
@@ -27,17 +28,48 @@ from draftree.tree import TokenTree
 if TYPE_CHECKING:
     from draftree.pruning.pruner import Pruner
 
-MORE = 2  # draft tokens that are asked for above the largest of the request's recent trees
-CHEAP = 0.05  # part of a plain step that drafting may take for twice that tree to be asked for
-RECENT = 0.9  # how fast the largest of the recent trees fades, by step
+MORE = 2  # draft tokens asked for above the largest of the request's recent trees
+CHEAP = 0.05  # largest share of a plain step in drafting at which twice that tree is asked for
+RECENT = 0.9  # fading of the largest recent tree per step
 GAIN_RATE = 0.1  # weight of a step in the mean of accepted draft tokens
-LEARN_EVERY = 4  # steps that are learned from together: out of cold caches, one takes as long as four in a row
-BARE_FIRST, BARE_LAST = 16, 128  # steps with attached rows after which one goes without
-HARDLY = 0.05  # part of a pass's time that rows at more nodes may take more than rows at the root
+BARE_FIRST, BARE_LAST = 16, 128  # steps with attached rows before one without them
+HARDLY = 0.05  # share by which rows at more nodes than the root may lengthen a pass
+GAIN_FIRST = 0.5  # prior of accepted draft tokens per step
+FIRST_TREE = 4.0  # prior of the largest recent tree
+
+
+class Learned:
+    """What is known of a drafter's draft tokens over all requests and engines; `lock` guards it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.statistics = AcceptanceStatistics()
+        self.policy: PausePolicy | None = None  # made by the first engine, which knows the drafter's ways
+        self.gain = GAIN_FIRST  # accepted draft tokens per step
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self.lock:
+            return {name: copy.deepcopy(value) for name, value in vars(self).items() if name != "lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, lock=threading.RLock())
+
+
+class _OfRequest:
+    """The same of one request, and how it drafts next."""
+
+    __slots__ = ("chances", "gain", "next", "policy", "recent", "statistics")
+
+    def __init__(self, policy: PausePolicy, first: int, gain: float) -> None:
+        self.statistics = AcceptanceStatistics(FADING_OWN)
+        self.policy, self.gain = policy, gain
+        self.next = first  # way of drafting in the next step to be planned
+        self.recent = FIRST_TREE  # draft tokens of the largest recent tree
+        self.chances: list[float] | None = None  # acceptance probability by cell; None after learning
 
 
 class DynamicSizer(Sizer):
-    """See `DynamicTree` and `Shape.bind`; what is `learned` is shared with other engines."""
+    """See `DynamicTree` and `Shape.bind`; `learned` is shared with other engines."""
 
     def __init__(
         self,
@@ -52,15 +84,14 @@ class DynamicSizer(Sizer):
         can = drafter.capabilities
         ways = ((UNPREPARED,) if can.unprepared or not can.prepares else ()) + ((PREPARED,) if can.prepares else ())
         with learned.lock:
-            if learned.modes is None:
-                learned.modes = Modes(ways)
-            self._together = Modes(ways, learned.modes)  # of batches
+            if learned.policy is None:
+                learned.policy = PausePolicy(ways)
+            self._together = PausePolicy(ways, learned.policy)  # of batches
         self._learned, self._times, self._drafter, self._pruner = learned, times, drafter, pruner
         self._max_nodes, self._ways = max_nodes, ways
-        self._packed = packed and pruner is None and not can.prepares  # what is done inside a pass is padded
-        self._states: dict[int, OfRequest] = {}
+        self._packed = packed and pruner is None and not can.prepares  # rows made inside a pass are padded
+        self._states: dict[int, _OfRequest] = {}
         self._since: dict[int, tuple[int, int]] = {}  # by requests: steps that attached rows, and how many may in a row
-        self._unread: list[tuple[StepPlan, Outcome]] = []  # steps that are still to be learned from
         self._seconds_of: dict[tuple[Kind, int, int], tuple[np.ndarray, list[float]]] = {}  # see `_seconds`
 
     # ---------------------------------------------------------------- the contract
@@ -104,36 +135,39 @@ class DynamicSizer(Sizer):
             return replace(plan, trees=trees, gains=gains, attach_to=attach_to)
 
     def observe(self, plan: StepPlan, outcome: Outcome) -> None:
-        self._unread.append((plan, outcome))
-        if len(self._unread) >= LEARN_EVERY or self._modes(plan.requests).on_trial:
-            self._learn()
+        with self._learned.lock:
+            if outcome.seconds is not None:
+                self._observe_times(plan, outcome, outcome.seconds)
+            if any(plan.budgets):
+                self._record(plan, outcome)
+                self._count(plan, outcome)
+            for request in plan.requests:
+                self._states[request.id].chances = None
 
     def end(self, request: RequestState) -> None:
-        self._learn()
         with self._learned.lock:
             self._states.pop(request.id, None)
 
-    def _budget(self, state: OfRequest, way: int, batch: int) -> float:
-        """Draft tokens that the drafter may propose: more than were worth it lately, so that trees can grow."""
+    def _budget(self, state: _OfRequest, way: int, batch: int) -> float:
+        """Return how many draft tokens to ask for: more than recent trees had, so that they can grow."""
         cheap = self._times.drafting(batch, way) < CHEAP * self._times.plain(batch)
         return (1 + cheap) * state.recent + MORE
 
     @property
     def _first_way(self) -> int:
-        """The way of a step that nothing was prepared for."""
+        """Return the way of a step without preparation."""
         return UNPREPARED if UNPREPARED in self._ways else PLAIN
 
-    def _modes(self, requests: Sequence[RequestState]) -> Modes:
-        """What decides how these requests draft."""
-        return self._together if len(requests) > 1 else self._states[requests[0].id].modes
+    def _policy(self, requests: Sequence[RequestState]) -> PausePolicy:
+        """Return the pause policy of these requests."""
+        return self._together if len(requests) > 1 else self._states[requests[0].id].policy
 
     def _decide(self, requests: Sequence[RequestState]) -> int:
-        """Decide how the requests draft in the step behind the one being planned; a step of all pauses passes.
+        """Return how the requests draft in the step after the one being planned.
 
-        Now and then a step that would attach rows goes without, so that what drafting is compared with stays true: what
-        the last pass without them took in a slow moment would else never be found wrong.
+        Some steps leave attached rows out. They keep the time of plain passes current, to which drafting is compared.
         """
-        batch, way = len(requests), self._modes(requests).next()
+        batch, way = len(requests), self._policy(requests).next()
         since, most = self._since.get(batch, (0, BARE_FIRST))
         if way == PREPARED and since >= most:
             self._since[batch] = 0, min(2 * most, BARE_LAST)
@@ -143,22 +177,22 @@ class DynamicSizer(Sizer):
 
     # ---------------------------------------------------------------- what is expected
 
-    def _state(self, request: RequestState) -> OfRequest:
+    def _state(self, request: RequestState) -> _OfRequest:
         state = self._states.get(request.id)
         if state is None:
             learned = self._learned
-            state = self._states[request.id] = OfRequest(
-                Modes(self._ways, learned.modes), self._first_way, learned.gain
+            state = self._states[request.id] = _OfRequest(
+                PausePolicy(self._ways, learned.policy), self._first_way, learned.gain
             )
         return state
 
     def _chances(self, plan: StepPlan, logp: Sequence[Sequence[float]]) -> list[list[float]]:
-        """The probabilities that draft tokens of these log-probabilities are accepted, by tree."""
+        """Return the acceptance probabilities of draft tokens of these log-probabilities, tree by tree."""
         found = []
         for request, own in zip(plan.requests, logp, strict=True):
             state = self._states[request.id]
             if state.chances is None:
-                state.chances = self._learned.ledger.chances(state.ledger)
+                state.chances = self._learned.statistics.chances(state.statistics)
             chances = state.chances
             found.append([chances[cell] for cell in cells_of(own)])
         return found
@@ -167,7 +201,7 @@ class DynamicSizer(Sizer):
         return Kind.ATTACHED if attached else Kind.TREES if self._pruner is None else Kind.PRUNED
 
     def _seconds(self, kind: Kind, batch: int, attach_to: int | None) -> list[float]:
-        """Seconds of passes over trees of 0, 1, 2, ... nodes in all, and of what follows them in a step."""
+        """Return seconds of a step from its pass on, for trees of 0, 1, 2, ... nodes in all."""
         attach_to = 0 if attach_to is None else attach_to
         table = self._times.curve(batch, kind).table
         held = self._seconds_of.get((kind, batch, attach_to))
@@ -178,7 +212,7 @@ class DynamicSizer(Sizer):
         return held[1]
 
     def _rows(self, kind: Kind, batch: int, nodes: np.ndarray, attach_to: int | np.ndarray | None) -> np.ndarray:
-        """Rows through all layers that passes over so many nodes in all amount to."""
+        """Return rows through all layers, by the number of nodes of all trees."""
         rows = nodes
         if kind is Kind.ATTACHED:
             rows = self._drafter.rows(rows, batch, None if attach_to is None else batch * attach_to)
@@ -188,15 +222,13 @@ class DynamicSizer(Sizer):
         return whole
 
     def _drafting(self, plan: StepPlan) -> float:
-        """Seconds that the drafter takes before the pass."""
+        """Return seconds of drafting before the pass."""
         return max((self._times.drafting(len(plan.requests), way) for way in _ways_used(plan)), default=0.0)
 
     def _attach_to(self, trees: TokenTree) -> int:
-        """How many nodes of each tree get rows attached: as many as make the pass hardly longer than the root alone.
+        """Return how many nodes of each tree get rows: as many as hardly lengthen the pass over rows at the root alone.
 
-        A draft that was prepared at the root still reaches beyond the draft tokens accepted last; one prepared at the
-        last of them reaches further, which made steps a sixth longer at most where it was measured. Rows at more nodes
-        cost more than that wherever a pass is not far below its compute bound.
+        A draft prepared at the root loses only the depth of the draft tokens accepted last.
         """
         batch, width = trees.batch, trees.width
         rows = self._rows(Kind.ATTACHED, batch, np.full(width, batch * width), np.arange(1, width + 1))
@@ -204,19 +236,6 @@ class DynamicSizer(Sizer):
         return int(np.count_nonzero(seconds <= (1 + HARDLY) * seconds[0]))
 
     # ---------------------------------------------------------------- what is learned
-
-    def _learn(self) -> None:
-        """Learn from the steps since the last time."""
-        unread, self._unread = self._unread, []
-        with self._learned.lock:
-            for plan, outcome in unread:
-                if outcome.seconds is not None:
-                    self._observe_times(plan, outcome, outcome.seconds)
-                if any(plan.budgets):
-                    self._book(plan, outcome)
-                    self._count(plan, outcome)
-            for state in self._states.values():
-                state.chances = None
 
     def _observe_times(self, plan: StepPlan, outcome: Outcome, seconds: float) -> None:
         batch, rows = len(plan.requests), outcome.rows
@@ -228,11 +247,11 @@ class DynamicSizer(Sizer):
         if len(used) == 1:
             self._times.observe_drafting(batch, used.pop(), outcome.drafting)
 
-    def _book(self, plan: StepPlan, outcome: Outcome) -> None:
-        """Set what each request's draft tokens bring against the time that they take."""
-        trees, modes = plan.trees, self._learned.modes
+    def _record(self, plan: StepPlan, outcome: Outcome) -> None:
+        """Record each request's accepted draft tokens less the time that they took."""
+        trees, everyone = plan.trees, self._learned.policy
         assert trees is not None
-        assert modes is not None
+        assert everyone is not None
         batch = len(plan.requests)
         plain = self._times.plain(batch)
         seconds = self._seconds(self._kind(outcome.attached), batch, plan.attach_to)
@@ -243,25 +262,25 @@ class DynamicSizer(Sizer):
         drafted = sum(budget > 0 for budget in plan.budgets)
         token = plain / batch  # seconds that a token is worth
         drafting = self._drafting(plan)
-        booked: dict[int, float] = {}
+        advantages: dict[int, float] = {}
         for b, (request, way) in enumerate(zip(plan.requests, plan.ways, strict=True)):
             state = self._states[request.id]
             if not plan.budgets[b]:
                 continue
-            # The time of rows has steps, so each pays for what it brings of them all, and not by the row.
+            # The time of rows is shared by expected gain and not by row, as it has steps.
             spent = (whole - bare) * gains[b] / hoped + (bare - plain) / batch + drafting / drafted
-            # What is expected moves less by chance, what came is true also of a drafter that has just changed.
+            # The mean of expected and real gain: the first varies less, the second follows a drafter that changes.
             came = max(len(outcome.accepted[b]) - 1, 0)
-            booked[way] = booked.get(way, 0.0) + (gains[b] + came) / 2 - spent / token
+            advantages[way] = advantages.get(way, 0.0) + (gains[b] + came) / 2 - spent / token
             state.gain += GAIN_RATE * (came - state.gain)
             self._learned.gain += GAIN_RATE / drafted * (came - self._learned.gain)
-        own = self._modes(plan.requests)
-        for way, advantage in booked.items():
-            own.book(way, advantage / batch)  # a request, so that luck counts alike in batches of every size
-            modes.book(way, advantage / batch)
+        own = self._policy(plan.requests)
+        for way, advantage in advantages.items():
+            own.record(way, advantage / batch)  # the mean of the batch, so that chance counts alike in all sizes
+            everyone.record(way, advantage / batch)
 
     def _count(self, plan: StepPlan, outcome: Outcome) -> None:
-        """Tell the ledgers which draft tokens were verified, and which of them accepted."""
+        """Count verified and accepted draft tokens."""
         trees = plan.trees
         assert trees is not None
         if trees.width > 1:
@@ -269,15 +288,15 @@ class DynamicSizer(Sizer):
                 if logp:
                     cells = cells_of(logp)
                     accepted = [node - 1 for node in path if node]
-                    self._learned.ledger.add(cells, accepted)
-                    self._states[request.id].ledger.add(cells, accepted)
+                    self._learned.statistics.add(cells, accepted)
+                    self._states[request.id].statistics.add(cells, accepted)
 
 
 def _ways_used(plan: StepPlan) -> set[int]:
-    """The ways in which requests draft."""
+    """Return the ways in which requests draft."""
     return {way for way, budget in zip(plan.ways, plan.budgets, strict=True) if budget}
 
 
 def _draft_tokens(trees: TokenTree) -> list[list[float]]:
-    """Log-probabilities of each tree's draft tokens."""
+    """Return log-probabilities of each tree's draft tokens."""
     return [row[1:size] for row, size in zip(trees.logp.tolist(), trees.sizes, strict=True)]

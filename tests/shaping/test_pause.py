@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftree.shaping.modes import PAUSE_FIRST, PAUSE_LAST, PLAIN, PREPARED, UNPREPARED, Modes
+from draftree.shaping.pause import PAUSE_FIRST, PAUSE_LAST, PLAIN, PREPARED, UNPREPARED, PausePolicy
 
 
-def run(modes: Modes, advantage: dict[int, float], steps: int) -> list[int]:
+def run(policy: PausePolicy, advantage: dict[int, float], steps: int) -> list[int]:
     """The ways of so many steps, each at its advantage."""
     ways = []
     for _ in range(steps):
-        way = modes.next()
+        way = policy.next()
         ways.append(way)
         if way != PLAIN:
-            modes.book(way, advantage[way])
+            policy.record(way, advantage[way])
     return ways
 
 
@@ -26,7 +26,7 @@ def pauses(ways: list[int]) -> list[int]:
 
 
 def test_a_loser_pauses_longer_and_longer() -> None:
-    ways = run(Modes((UNPREPARED,)), {UNPREPARED: -0.3}, 400)
+    ways = run(PausePolicy((UNPREPARED,)), {UNPREPARED: -0.3}, 400)
     found = pauses(ways)
     assert found[:5] == [8, 16, 32, 64, 64]
     assert found[0] == PAUSE_FIRST
@@ -37,52 +37,52 @@ def test_a_loser_pauses_longer_and_longer() -> None:
 
 def test_what_costs_little_is_given_time() -> None:
     """A trie that finds nothing costs a hundredth of a step: it may look for long before it has lost a token."""
-    ways = run(Modes((UNPREPARED,)), {UNPREPARED: -0.01}, 90)
+    ways = run(PausePolicy((UNPREPARED,)), {UNPREPARED: -0.01}, 90)
     assert PLAIN not in ways
 
 
 def test_a_few_bad_steps_in_a_row_are_luck_where_steps_differ_much() -> None:
     """One step in five brings four tokens, the others lose half of one: a gain all the same."""
-    modes = Modes((UNPREPARED,))
+    policy = PausePolicy((UNPREPARED,))
     luck = np.random.default_rng(0).random(600) < 0.2
     plain = 0
     for lucky in luck:
-        way = modes.next()
+        way = policy.next()
         plain += way == PLAIN
         if way != PLAIN:
-            modes.book(way, 4.0 if lucky else -0.5)
+            policy.record(way, 4.0 if lucky else -0.5)
     assert plain < 60
 
 
 def test_a_winner_never_pauses_and_a_few_bad_steps_are_forgiven() -> None:
-    modes = Modes((PREPARED,), Modes((PREPARED,)))
-    assert PLAIN not in run(modes, {PREPARED: 0.2}, 100)
-    assert PLAIN not in run(modes, {PREPARED: -0.3}, 5)
-    assert PLAIN in run(modes, {PREPARED: -0.3}, 20)
-    run(modes, {PREPARED: 1.0}, 200)
-    ways = run(modes, {PREPARED: -0.5}, 40)
+    policy = PausePolicy((PREPARED,), PausePolicy((PREPARED,)))
+    assert PLAIN not in run(policy, {PREPARED: 0.2}, 100)
+    assert PLAIN not in run(policy, {PREPARED: -0.3}, 5)
+    assert PLAIN in run(policy, {PREPARED: -0.3}, 20)
+    run(policy, {PREPARED: 1.0}, 200)
+    ways = run(policy, {PREPARED: -0.5}, 40)
     assert pauses(ways)[0] == PAUSE_FIRST  # what was won made the pauses short again
 
 
 def test_a_new_request_begins_with_what_others_found() -> None:
-    all_requests = Modes((UNPREPARED,))
+    all_requests = PausePolicy((UNPREPARED,))
     run(all_requests, {UNPREPARED: -0.5}, 200)
-    own = Modes((UNPREPARED,), all_requests)
+    own = PausePolicy((UNPREPARED,), all_requests)
     ways = run(own, {UNPREPARED: -0.5}, 70)
     assert ways[0] == UNPREPARED
     assert sum(way != PLAIN for way in ways) <= 2
-    hopeful = Modes((UNPREPARED,), all_requests)
+    hopeful = PausePolicy((UNPREPARED,), all_requests)
     assert PLAIN not in run(hopeful, {UNPREPARED: 0.5}, 100)
 
 
 @pytest.mark.parametrize(("better", "worse"), [(PREPARED, UNPREPARED), (UNPREPARED, PREPARED)])
 def test_of_two_ways_the_better_one_is_kept(better: int, worse: int) -> None:
     """Both win against plain steps; the lesser one is tried at the beginning, and rarely again."""
-    ways = run(Modes((UNPREPARED, PREPARED)), {better: 0.6, worse: 0.2}, 300)
+    ways = run(PausePolicy((UNPREPARED, PREPARED)), {better: 0.6, worse: 0.2}, 300)
     assert PLAIN not in ways
     assert set(ways) == {better, worse}
     assert ways.count(worse) < 30
-    changed = Modes((UNPREPARED, PREPARED))
+    changed = PausePolicy((UNPREPARED, PREPARED))
     run(changed, {better: 0.6, worse: 0.2}, 300)
     ways = run(changed, {better: -0.5, worse: 0.2}, 300)
     assert ways[100:].count(worse) > 180
@@ -90,13 +90,13 @@ def test_of_two_ways_the_better_one_is_kept(better: int, worse: int) -> None:
 
 def test_one_unlucky_step_does_not_rule_out_a_way() -> None:
     """The better way lost its first step by chance; nothing but more steps can show that."""
-    modes = Modes((UNPREPARED, PREPARED))
+    policy = PausePolicy((UNPREPARED, PREPARED))
     ways, lost = [], False
     for _ in range(100):
-        way = modes.next()
+        way = policy.next()
         ways.append(way)
         advantage = {PLAIN: 0.0, UNPREPARED: 0.5, PREPARED: 1.0 if lost else -0.9}[way]
         lost = lost or way == PREPARED
         if way != PLAIN:
-            modes.book(way, advantage)
+            policy.record(way, advantage)
     assert ways[50:].count(PREPARED) == 50
