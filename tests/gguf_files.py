@@ -12,7 +12,7 @@ from gguf.quants import quantize
 from numpy.typing import NDArray
 
 from benchmarks.peers.engines.gguf_file import interleaved
-from draftree.gguf.config import ARCHITECTURES
+from draftree.gguf.model import ARCHITECTURES
 
 # Kinds that the package gguf reads and does not write.
 RANDOM = ("Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")

@@ -15,9 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from draftree.runner.weights import stock
 
-stock.KEPT = 100  # families take turns in tests, and each is built in 10 ms to be compared with
 VOCABULARY = 97
 WINDOW = 8  # of every sliding or chunked layer, far shorter than the contexts of the tests
 HYBRID = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from draftree.drafting.folder import base_of
-from draftree.runner import anatomy_of
+from draftree.runner import layout_of
 from draftree.runner.target import inspect_model
 from draftree.training.objective import cross_entropy
 from draftree.training.options import TrainOptions
@@ -42,7 +42,7 @@ class EarlyExitObjective(AlignObjective):
     def __init__(self, model: Any, exit_layer: int) -> None:
         super().__init__(model)
         self._exit = inspect_model(model).layers[exit_layer - 1]
-        self._anatomy = anatomy_of(model)
+        self._layout = layout_of(model)
 
     def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """See `Objective.measure`; logits are [B, T - 1, V]."""
@@ -56,8 +56,8 @@ class EarlyExitObjective(AlignObjective):
             loss, logits = super().measure(batch)
         finally:
             handle.remove()
-        anatomy = self._anatomy
-        own = anatomy.finish(anatomy.head(anatomy.close(states[0])))[:, :-1]
+        layout = self._layout
+        own = layout.finish(layout.head(layout.close(states[0])))[:, :-1]
         return (loss + cross_entropy(own, *self.truths(batch)[0])) / 2, [own, *logits]
 
 

@@ -24,7 +24,7 @@ from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import Engine, SamplingParams
 from draftree.engine.limits import eos_token_ids
 from draftree.pruning.early_head import EarlyHead
-from draftree.runner import anatomy_of
+from draftree.runner import layout_of
 from draftree.runner.base import top_tokens
 from draftree.runner.target import Target
 from draftree.shaping import Fixed
@@ -171,7 +171,7 @@ def _reader(setup: Setup, trained: Trained) -> tuple[Callable[[Step], Tensor | N
     if not isinstance(trained, EarlyHead):
         raise ValueError(f"A {trained.method} drafter has no candidates to look at: give another one.")
     head = trained
-    weights, model_head = head.weights.to(setup.target.device), anatomy_of(setup.model).head
+    weights, model_head = head.weights.to(setup.target.device), layout_of(setup.model).head
 
     def read_early(step: Step) -> Tensor | None:
         return torch.stack(weights.ahead(step.result.hidden[head.layer][:, step.offset], model_head), 1)

@@ -16,7 +16,7 @@ from zoo import MEMBERS, build, construct
 import draftree
 from draftree.drafting.medusa import MedusaWeights
 from draftree.engine import generate
-from draftree.runner import anatomy_of
+from draftree.runner import layout_of
 from draftree.shaping import Fixed
 
 
@@ -79,9 +79,9 @@ def test_import_of_public_checkpoints(tmp_path: Path, name: str, own_head: bool)
 def test_the_head_reads_what_the_probe_says() -> None:
     """T5 scales before its tied head, OPT may project, bart has no norm at all: seen, not spelt out."""
     for name, modules, scale in (("t5", 1, 0.125), ("bart", 0, 1.0), ("llama", 1, 1.0), ("gpt2", 1, 1.0)):
-        anatomy = anatomy_of(build(name))
-        assert (len(anatomy.closing), anatomy.scale) == (modules, pytest.approx(scale, rel=1e-3)), name
-    deepseek = anatomy_of(build("deepseek_v3"))
+        layout = layout_of(build(name))
+        assert (len(layout.closing), layout.scale) == (modules, pytest.approx(scale, rel=1e-3)), name
+    deepseek = layout_of(build("deepseek_v3"))
     assert (deepseek.kv_heads, deepseek.head_dim, deepseek.value_dim) == (1, 16, 8)  # a latent and a rotary part
 
 

@@ -20,7 +20,7 @@ from generate_driver import OF_DEMO, copy_of, left_pad, prompts
 
 import draftree
 from draftree.engine import generate
-from draftree.native.addresses import address, array_address, optional_address
+from draftree.native.structures import address, array_address, optional_address
 from draftree.tree import structure
 
 NEW = 12

@@ -27,10 +27,10 @@ from zoo import MEMBERS, construct
 import draftree
 from draftree.drafting.folder import model_hash
 from draftree.gguf import load_gguf
-from draftree.gguf.config import stop_tokens
-from draftree.gguf.recode import OTHERS, recoded
+from draftree.gguf.model import stop_tokens
+from draftree.gguf.reader import OTHERS, recoded
 from draftree.native import LIBRARY, started
-from draftree.native.addresses import address
+from draftree.native.structures import address
 from draftree.runner import inspect_model, open_runner
 from draftree.runner.weights.blocks import FORMATS, PackedEmbedding, blocks_matrix, floats_of, pack_blocks
 from draftree.runner.weights.packed import PackedLinear, parameter_count

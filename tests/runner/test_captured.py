@@ -19,7 +19,7 @@ from zoo import build
 
 from draftree.runner import CudaGraphRunner, EagerRunner, inspect_model, open_runner
 from draftree.runner.cuda_graphs.frames import band_of, bucket_of
-from draftree.runner.eager import product
+from draftree.runner.eager import parts
 from draftree.runner.eager import runner as eager_runner
 from draftree.runner.plan import Segment, Surgery
 
@@ -261,7 +261,7 @@ def test_weights_changed_in_place_are_seen_and_moved_ones_are_noticed(monkeypatc
 
 def test_a_model_that_is_too_large_to_copy_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recordings read the model's own weights, and do not keep the model alive."""
-    monkeypatch.setattr(product, "COPY_LIMIT", 0)
+    monkeypatch.setattr(parts, "COPY_LIMIT", 0)
     model = copy.deepcopy(build("llama"))
     runner = open_runner(model, "cuda_graphs")
     Run(runner, (21,)).prefill()

@@ -14,7 +14,7 @@ from zoo import build
 from draftree.runner import CudaGraphRunner, EagerRunner, inspect_model
 from draftree.runner.cuda_graphs.capture import CallAgain
 from draftree.runner.cuda_graphs.frames import MOST_IN_ALL, MOST_KERNEL_ROWS, Buffers, Frame, batch_of
-from draftree.runner.eager.attention import Attention
+from draftree.runner.eager.layer import Attention
 from draftree.runner.plan import Surgery
 
 

@@ -22,7 +22,7 @@ from draftree.runner import open_runner, pack_weights
 from draftree.runner.plan import Plan
 from draftree.runner.target import inspect_model
 from draftree.runner.weights.packed import Packed
-from draftree.runner.weights.torchao import eight_bits
+from draftree.runner.weights.stock import eight_bits
 
 LIBRARY_BUILT = load_library()
 TYPES = (torch.float32, torch.bfloat16)

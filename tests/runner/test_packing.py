@@ -24,7 +24,7 @@ from draftree.native import load_library
 from draftree.runner import open_runner, pack_weights, unpack_weights
 from draftree.runner.cpu import packing
 from draftree.runner.cpu.packing import drop_file_pages
-from draftree.runner.eager import product
+from draftree.runner.eager import parts
 from draftree.runner.weights import packed as packed_weights
 from draftree.runner.weights.packed import Packed, PackedLinear, from_panels, packed, to_panels
 
@@ -233,8 +233,8 @@ def test_what_lies_apart_is_copied():
 
 @pytest.mark.parametrize(("free", "form"), [(10**6, "eager"), (None, "eager"), (10**12, "cpu")])
 def test_large_models_are_copied_where_memory_is_plenty(free, form, monkeypatch):
-    monkeypatch.setattr(product, "COPY_LIMIT", 1000)
-    monkeypatch.setattr(product, "free_bytes", lambda _: free)
+    monkeypatch.setattr(parts, "COPY_LIMIT", 1000)
+    monkeypatch.setattr(parts, "free_bytes", lambda _: free)
     model = copy.deepcopy(build("llama"))
     assert open_runner(model, "auto").name == form
     pack_weights(model)
@@ -245,7 +245,7 @@ def test_the_eager_runner_reads_panels_as_they_lie():
     model = packed_copy("llama")
     runner = open_runner(model, "eager")
     assert runner.copied_bytes == 0
-    assert type(runner._layers[0]._qkv) is product.StockProduct, "which unpacks nothing"
+    assert type(runner._layers[0]._qkv) is parts.StockProduct, "which unpacks nothing"
 
 
 def test_free_memory_is_known_here():

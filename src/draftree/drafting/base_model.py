@@ -12,8 +12,8 @@ import torch
 
 from draftree.runner.target import inspect_model
 from draftree.runner.weights.blocks import PackedEmbedding
-from draftree.runner.weights.fingerprint import fingerprint, parts_of
 from draftree.runner.weights.packed import PackedLinear
+from draftree.runner.weights.stock import fingerprint, parts_of
 
 
 @dataclass(frozen=True, slots=True)

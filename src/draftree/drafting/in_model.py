@@ -20,7 +20,7 @@ from torch import Tensor
 from draftree.drafting.base import Attachment, ByRequest, Capabilities, Drafter, RequestState, Step, StepPlan, target_of
 from draftree.drafting.folder import Trained
 from draftree.errors import check_least, did_you_mean
-from draftree.runner import anatomy_of
+from draftree.runner import layout_of
 from draftree.runner.base import top_tokens
 from draftree.runner.target import Target, inspect_model
 from draftree.tree import TokenTree
@@ -241,12 +241,12 @@ def checked_shapes(shapes: Mapping[str, int]) -> dict[str, int]:
 
 def shapes_of(target: Target) -> dict[str, int]:
     """The numbers that tie a drafter to a model."""
-    anatomy = anatomy_of(target.model)
+    layout = layout_of(target.model)
     return {
         "hidden_size": target.hidden_size,
         "layers": len(target.layers),
         "vocab_size": target.vocab_size,
-        "kv_heads": anatomy.kv_heads,
-        "head_dim": anatomy.head_dim,
-        "value_dim": anatomy.value_dim,
+        "kv_heads": layout.kv_heads,
+        "head_dim": layout.head_dim,
+        "value_dim": layout.value_dim,
     }

@@ -21,7 +21,7 @@ from draftree.drafting.base import Attachment, Step
 from draftree.drafting.base_model import base_of
 from draftree.drafting.in_model import DEEPEST, InModelDrafter
 from draftree.errors import check_least
-from draftree.runner import anatomy_of
+from draftree.runner import layout_of
 from draftree.runner.target import weight_of
 from draftree.tree import TokenTree
 
@@ -106,7 +106,7 @@ class Medusa(InModelDrafter):
         """See `InModelDrafter.fresh`; own heads start as copies of the model's."""
         drafter = super().fresh(model, **settings)
         if drafter.weights.own_head:
-            head = anatomy_of(model).head
+            head = layout_of(model).head
             for i in range(drafter.weights.heads):
                 own = drafter.weights.get_parameter(f"{i}.{drafter.weights.layers}.weight")
                 own.data.copy_(weight_of(head))

@@ -20,8 +20,7 @@ from draftree.runner import Runner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.positions import is_length_dependent
-from draftree.runner.weights.fingerprint import fingerprint
-from draftree.runner.weights.stock import has_hooks
+from draftree.runner.weights.stock import fingerprint, has_hooks
 
 CHEAP_PADDING = 32  # This many rows of padding cost no more than another pass.
 

@@ -1,10 +1,12 @@
-"""GGUF files of llama-shaped models, whose weights stay in their bits.
+"""Load GGUF files of llama-shaped models with their weights left in blocks.
 
-transformers reads a file's configuration and tokenizer, and says how its tensors relate to those of its classes. Its
-own loader dequantises all weights into float32, which takes a file of 4 bits to eight times its size. Here linears and
-the embedding keep the file's blocks (`runner.weights.blocks`); all else is an ordinary model of transformers.
+transformers reads a file's tokenizer and relates its tensors to those of its classes. Its own loader dequantises all
+weights into float32, which takes a 4-bit file to eight times its size. Here linears and the embedding keep the file's
+blocks (`runner.weights.blocks`). All else is an ordinary model of transformers. Other architectures and tensor types
+are left to transformers' loader.
 
-Other architectures, types of tensors and places of a model are left to transformers' loader.
+The configuration is read here: transformers' reading lacks RoPE scaling and the tokens that end a turn. Llama 3.1,
+Phi-3 of 128k and Gemma 3 of 4B and more were trained with scaled positions.
 """
 
 from __future__ import annotations
@@ -17,13 +19,140 @@ import torch
 from torch import Tensor, nn
 
 from draftree.errors import brief
-from draftree.gguf.config import ARCHITECTURES, ROPE_TENSORS, config_of, stop_tokens
 from draftree.gguf.quantize import tied_head
-from draftree.gguf.reader import FLOATS, GgufFile, TensorInfo, read_gguf
-from draftree.gguf.recode import OTHERS, recoded
+from draftree.gguf.reader import FLOATS, OTHERS, GgufFile, TensorInfo, read_gguf, recoded
 from draftree.native import load_library
 from draftree.runner.weights.blocks import FORMATS, PackedEmbedding, pack_blocks
 from draftree.runner.weights.packed import PackedLinear
+
+# By GGUF's name of an architecture, transformers' name of the model: those with layers that the `cpu` runner has.
+ARCHITECTURES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "phi3": "phi3",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+}
+LLAMA3, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+ROPE_TENSORS = frozenset((LLAMA3, LONG, SHORT))
+ORIGINAL = "rope.scaling.original_context_length"
+# Layers of the models of 27B, which scale queries by the size of a head as if all heads made up the hidden size.
+OF_27B = {"gemma2": 46, "gemma3": 62}
+TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
+CONTROL = 3  # among the types of tokens
+
+
+def config_of(file: GgufFile) -> Any:
+    """Return the configuration of transformers that a file describes.
+
+    Raises:
+        ValueError: entries that no configuration can have, or positions that are scaled in an unknown way.
+    """
+    from transformers import AutoConfig
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    metadata = file.metadata
+    architecture = metadata["general.architecture"]
+    name = ARCHITECTURES[architecture]
+    known = "mistral" if architecture == "llama" and metadata.get("general.name") == "mistral" else architecture
+    found: dict[str, Any] = {"tie_word_embeddings": "output.weight" not in file.tensors}
+    renamed: dict[str, Any] = {"general": GGUF_CONFIG_MAPPING["general"], "tokenizer": GGUF_CONFIG_MAPPING["tokenizer"]}
+    renamed[architecture] = GGUF_CONFIG_MAPPING[known]
+    for key, value in metadata.items():
+        group, _, rest = key.partition(".")
+        setting = renamed.get(group, {}).get(rest)
+        if setting is not None and setting != -1:
+            found[setting] = value
+    found.setdefault("vocab_size", len(metadata.get("tokenizer.ggml.tokens", ())))
+    found["model_type"] = "mistral" if known == "mistral" else name
+    if architecture == "qwen3" and "qwen3.attention.key_length" in metadata:
+        found["head_dim"] = metadata["qwen3.attention.key_length"]
+    if architecture == "phi3":
+        for setting, key in (
+            ("sliding_window", "attention.sliding_window"),
+            ("original_max_position_embeddings", ORIGINAL),
+        ):
+            found |= {setting: metadata[f"phi3.{key}"]} if metadata.get(f"phi3.{key}") else {}
+    if OF_27B.get(architecture) == found.get("num_hidden_layers"):
+        found["query_pre_attn_scalar"] = found["hidden_size"] // found["num_attention_heads"]
+    config = AutoConfig.for_model(**found)
+    _check_sizes(file, config)
+    rope = _rope(file, architecture, config)
+    if rope is None:
+        return config
+    config = AutoConfig.for_model(**found | {"rope_parameters": rope})
+    if LLAMA3 in file.tensors:
+        _check_llama3(file, config)
+    return config
+
+
+def stop_tokens(metadata: dict[str, Any]) -> list[int]:
+    """Return the tokens that end an answer: the end of a text, and the end of a turn by its id or its usual name."""
+    given = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    tokens, types = (metadata.get(f"tokenizer.ggml.{name}", []) for name in ("tokens", "token_type"))
+    named = (
+        i for i, (token, kind) in enumerate(zip(tokens, types, strict=False)) if kind == CONTROL and token in TURN_ENDS
+    )
+    return sorted({*named, *(token for token in given if token is not None)})
+
+
+def _rope(file: GgufFile, architecture: str, config: Any) -> dict[str, Any] | None:
+    """Return how positions are scaled; None if they are not."""
+    about = {key.removeprefix(f"{architecture}.rope."): value for key, value in file.metadata.items()}
+    kind, factor = about.get("scaling.type"), about.get("scaling.factor")
+    original = about.get(ORIGINAL.removeprefix("rope."))
+    own = config.rope_parameters
+    if LLAMA3 in file.tensors:
+        largest = float(file.tensors[LLAMA3].floats().max())
+        scaled = {"factor": largest, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        return own | scaled | {"rope_type": "llama3", "original_max_position_embeddings": 8192}
+    if architecture == "phi3":
+        own = own | {"partial_rotary_factor": about.get("dimension_count", _head(config)) / _head(config)}
+        if LONG not in file.tensors:
+            return own
+        scaled = {
+            "long_factor": file.tensors[LONG].floats().tolist(),
+            "short_factor": file.tensors[SHORT].floats().tolist(),
+        }
+        if about.get("scaling.attn_factor"):
+            scaled["attention_factor"] = about["scaling.attn_factor"]
+        return own | scaled | {"rope_type": "longrope", "original_max_position_embeddings": original}
+    if kind in (None, "none") or factor is None:
+        return None
+    if architecture == "gemma3":  # of its layers that see everything
+        return own | {"full_attention": own["full_attention"] | {"rope_type": kind, "factor": factor}}
+    scaled = {"rope_type": kind, "factor": factor}
+    return own | scaled | ({"original_max_position_embeddings": original} if original else {})
+
+
+def _check_sizes(file: GgufFile, config: Any) -> None:
+    """Raise a ValueError if tensors are not of the described sizes, of which modules and tables are then made."""
+    blocks = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
+    if len(blocks) != config.num_hidden_layers:
+        raise ValueError(f"block_count is {config.num_hidden_layers}, and there are tensors of {len(blocks)} blocks")
+    for name, expected in (
+        ("token_embd.weight", (config.vocab_size, config.hidden_size)),
+        ("blk.0.attn_q.weight", (config.num_attention_heads * _head(config), config.hidden_size)),
+        ("blk.0.attn_output.weight", (config.hidden_size, config.num_attention_heads * _head(config))),
+    ):
+        shape = file.tensors[name].shape if name in file.tensors else expected
+        if shape != expected:
+            raise ValueError(f"the tensor {name!r} has the shape {list(shape)}, and not {list(expected)}")
+
+
+def _head(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _check_llama3(file: GgufFile, config: Any) -> None:
+    """Raise a ValueError if a file's frequencies are not those of Llama 3's way with that factor."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    plain = config.rope_parameters["rope_theta"] ** (-np.arange(len(scaled)) / len(scaled))
+    if not np.allclose(plain / scaled.numpy(), file.tensors[LLAMA3].floats(), rtol=1e-3):
+        raise ValueError(f"the frequencies in {LLAMA3!r} are not Llama 3's")
 
 
 def load_gguf(path: Path) -> tuple[Any, Any] | None:

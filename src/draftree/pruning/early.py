@@ -19,7 +19,7 @@ from draftree.errors import check_least
 from draftree.pruning.early_head import EarlyHead
 from draftree.pruning.pruner import Choice, Pruner
 from draftree.pruning.worth import Looks, Worth
-from draftree.runner import anatomy_of
+from draftree.runner import layout_of
 from draftree.runner.base import Runner
 from draftree.runner.step_cost import StepCost
 
@@ -92,7 +92,7 @@ class EarlyPruning:
                     f"This early head was made for a model with {name} {expected}, and this one has {found.get(name)}: "
                     "load the head that was trained for it."
                 )
-        anatomy_of(target.model)  # runners need it for the model's head, and must not run it in the middle of a pass
+        layout_of(target.model)  # runners need it for the model's head, and must not run it in the middle of a pass
         weights = self.head.weights
         if target.device != weights.norm.device:
             weights = copy.deepcopy(weights).to(target.device)

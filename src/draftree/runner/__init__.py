@@ -21,8 +21,7 @@ from draftree.runner.cuda_graphs.runner import CudaGraphRunner
 from draftree.runner.eager.runner import EagerRunner, InPlaceRunner
 from draftree.runner.hooked.check import check_trees
 from draftree.runner.hooked.families import TESTED_FAMILIES
-from draftree.runner.hooked.model_layout import ModelLayout
-from draftree.runner.hooked.runner import HookedRunner
+from draftree.runner.hooked.runner import HookedRunner, ModelLayout
 from draftree.runner.target import Target, inspect_model, offloaded, unwrapped
 from draftree.runner.weights.packed import MUCH, packed
 
@@ -34,10 +33,10 @@ __all__ = [
     "Runner",
     "T5Runner",
     "Target",
-    "anatomy_of",
     "check_choice",
     "choose",
     "inspect_model",
+    "layout_of",
     "open_runner",
     "pack_own",
     "pack_weights",
@@ -111,7 +110,7 @@ def check_choice(choice: str) -> None:
         raise ValueError(f"runner is {choice!r}: choose {', '.join(map(repr, CHOICES[:-1]))} or {CHOICES[-1]!r}.")
 
 
-def anatomy_of(model: Any) -> ModelLayout:
+def layout_of(model: Any) -> ModelLayout:
     """The facts of a model that one pass through its own `forward` shows, for those who have no runner of it at hand.
 
     Raises:
@@ -119,7 +118,7 @@ def anatomy_of(model: Any) -> ModelLayout:
     """
     runner = open_runner(model, "hooked")
     assert isinstance(runner, HookedRunner)
-    return runner.anatomy
+    return runner.layout
 
 
 def choose(target: Target, choice: str = "auto") -> type[Runner]:

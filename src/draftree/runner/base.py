@@ -21,7 +21,7 @@ from draftree.runner.kv.cache import BLOCK, SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import PassResult, Plan
 from draftree.runner.target import Target
-from draftree.runner.weights.fingerprint import fingerprint
+from draftree.runner.weights.stock import fingerprint
 
 
 class Runner(ABC):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftree.drafting.folder import Trained
-from draftree.runner import anatomy_of
+from draftree.runner import layout_of
 from draftree.runner.hooked.runner import HookedRunner
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import Plan
@@ -82,7 +82,7 @@ class DrafterObjective(Objective):
         self.target = inspect_model(model)
         self.runner = HookedRunner(self.target)
         self.lock = self.runner.lock
-        self.anatomy = anatomy_of(self.target.model)
+        self.layout = layout_of(self.target.model)
 
     # ---------------------------------------------------------------- for the methods
 

@@ -28,8 +28,8 @@ class MedusaObjective(DrafterObjective):
         self.places = tuple(range(2, int(trained.settings["heads"]) + 2))
 
     def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        states = self.anatomy.close(self.tap(batch, len(self.target.layers)))
-        logits = list(self.weights(states, self.anatomy.head))
+        states = self.layout.close(self.tap(batch, len(self.target.layers)))
+        logits = list(self.weights(states, self.layout.head))
         losses = _losses(self, batch, logits)
         return sum((self.decay**i * loss for i, loss in enumerate(losses)), losses[0] * 0), logits
 
@@ -46,7 +46,7 @@ class EarlyHeadObjective(DrafterObjective):
         self.places = tuple(range(1, int(trained.settings["places"]) + 1))
 
     def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        logits = self.weights.ahead(self.tap(batch, self.layer), self.anatomy.head)
+        logits = self.weights.ahead(self.tap(batch, self.layer), self.layout.head)
         return torch.stack(_losses(self, batch, logits)).sum(), logits
 
 

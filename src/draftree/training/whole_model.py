@@ -19,7 +19,7 @@ from draftree.errors import brief
 from draftree.files import replacing_files
 from draftree.runner.target import inspect_model
 from draftree.runner.weights.packed import packed
-from draftree.runner.weights.torchao import has_eight_bits
+from draftree.runner.weights.stock import has_eight_bits
 from draftree.training.objective import Objective, cross_entropy
 from draftree.training.rows import Batch
 

@@ -55,7 +55,7 @@ from draftree.drafting.lookahead.options import (
 from draftree.errors import check_least
 from draftree.files import replacing
 from draftree.native import LIBRARY, library
-from draftree.native.addresses import array_address
+from draftree.native.structures import array_address
 
 PIECE = 1024  # Tokens of a finished answer stored under one lock, which takes some milliseconds.
 ABI = 8

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.native.addresses import address, optional_address, store_addresses
-from draftree.native.structures import Layer, Pass
+from draftree.native.structures import Layer, Pass, address, optional_address, store_addresses
 from draftree.runner.eager.layer import Angles
 from draftree.runner.eager.parts import Norm, Parts
 from draftree.runner.kv.cache import SlotCache

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from draftree.native import ABI, load_library
 from draftree.runner.cpu.layers import CompiledAngles, CompiledHead, CompiledLayer, CompiledStack
-from draftree.runner.eager.parts import Parts, products_of
-from draftree.runner.eager.product import may_copy
+from draftree.runner.eager.parts import Parts, may_copy, products_of
 from draftree.runner.eager.rows import SegmentRows
 from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.kv.cache import SlotCache

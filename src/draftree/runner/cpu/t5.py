@@ -16,17 +16,16 @@ import torch
 from torch import Tensor
 
 from draftree.native import ABI, load_library
-from draftree.native.addresses import address, store_addresses
-from draftree.native.structures import Matrix, Pass, T5Decoder, T5Layer
+from draftree.native.structures import Matrix, Pass, T5Decoder, T5Layer, address, store_addresses
 from draftree.runner.cpu.layers import threads_for
-from draftree.runner.eager.product import may_copy
+from draftree.runner.eager.parts import may_copy
 from draftree.runner.hooked.runner import HookedRunner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.target import Target
 from draftree.runner.weights.packed import Packed, scratch_for
-from draftree.runner.weights.torchao import has_eight_bits
+from draftree.runner.weights.stock import has_eight_bits
 
 FAMILIES = ("t5", "mt5")  # umT5 has a bias in every layer
 ACTIVATIONS = (("relu", False), ("gelu_new", True))  # with a gate or without
@@ -59,7 +58,7 @@ class T5Runner(HookedRunner):
             raise ValueError(reason)
         super().__init__(target)
         self.form = f"{self.name} {ABI}"
-        self._compiled = _Decoder(load_library(), target, self.anatomy.scale)
+        self._compiled = _Decoder(load_library(), target, self.layout.scale)
         self.copied_bytes = self._compiled.copied
 
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:

@@ -8,8 +8,7 @@ from torch import Tensor
 from draftree.runner.cuda_graphs.kernels import add_norm, gated, rotate_and_store
 from draftree.runner.cuda_graphs.products import Linear, gated_product, product, product_in_parts
 from draftree.runner.eager.layer import Angles, TensorHead, TensorLayer
-from draftree.runner.eager.parts import Norm
-from draftree.runner.eager.product import StockProduct
+from draftree.runner.eager.parts import Norm, StockProduct
 
 
 class KernelLayer(TensorLayer):

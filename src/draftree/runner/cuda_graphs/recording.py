@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from draftree.runner.cuda_graphs.frames import Buffers, Frame, Packed, PassInputs, by_torch
-from draftree.runner.eager.angles import AngleTables
-from draftree.runner.eager.attention import Attention, attend
-from draftree.runner.eager.layer import Angles, TensorHead, TensorLayer
+from draftree.runner.eager.layer import Angles, Attention, TensorHead, TensorLayer, attend
+from draftree.runner.eager.rows import AngleTables
 from draftree.runner.kv.cache import finite
 from draftree.runner.masks import LayerKind, limits, near
 from draftree.runner.positions import Rotation
@@ -70,7 +69,7 @@ class FixedSlots:
 
 
 class FixedRows:
-    """Angles and masks of a recorded pass; see `eager.attention.Rows`.
+    """Angles and masks of a recorded pass; see `eager.layer.Rows`.
 
     Args:
         frame: the pass's shape.

@@ -1,18 +1,60 @@
-"""A decoder layer in two halves, before and after its attention, in tensor operations.
+"""A decoder layer in tensor operations: first half, attention, second half.
 
-Any device and dtype. `cpu.layers` has whole layers in C, for float32 and bfloat16 on a CPU.
+It runs on any device in any dtype. `cpu.layers` has whole layers in C, for float32 and bfloat16 on a CPU.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from draftree.runner.eager.parts import ACTIVATIONS, Norm, Parts, normed
-from draftree.runner.eager.product import StockProduct
+from draftree.runner.eager.parts import ACTIVATIONS, Norm, Parts, StockProduct, normed
+from draftree.runner.masks import LayerKind
 from draftree.runner.positions import Rotation
+
+
+class Rows(Protocol):
+    """What all layers of one segment share."""
+
+    def angles(self, kind: LayerKind) -> Any:
+        """The angles in layers of that kind."""
+
+    def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
+        """The attention of queries [B, kv, groups * n, dim] in a layer of that kind, of the same shape."""
+
+
+class Attention(NamedTuple):
+    """How a layer attends.
+
+    Attributes:
+        groups: query heads to a key/value head.
+        scaling: of the scores.
+        cap: scores are bent to stay within -cap .. cap; None where they are not.
+    """
+
+    groups: int
+    scaling: float
+    cap: float | None
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention of queries [B, kv, n, dim] under an additive mask."""
+        if self.cap is None:
+            return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=self.scaling)
+        scores = self.cap * torch.tanh(query @ keys.mT * (self.scaling / self.cap))
+        if mask is not None:
+            scores = scores + mask
+        return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ values
+
+
+def attend(layer: Any, x: Tensor, index: int, rows: Rows, kind: LayerKind, cap: float | None) -> Tensor:
+    """The whole of a layer: its first half, attention, its second half; may change and return x [B, n, d]."""
+    angles = rows.angles(kind)
+    query, keys, values = layer.enter(x, angles, index)
+    heads = Attention(layer.parts.heads.groups, layer.parts.scaling, cap)
+    return layer.leave(x, rows.mix(heads, query, keys, values, kind), angles)
 
 
 class Angles(NamedTuple):

@@ -14,18 +14,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftree.runner.base import Runner
-from draftree.runner.eager.angles import AngleTables
-from draftree.runner.eager.attention import attend
-from draftree.runner.eager.layer import TensorHead, TensorLayer
-from draftree.runner.eager.parts import FAMILIES, Norm, Parts, known_shape, logit_cap
-from draftree.runner.eager.product import FusedProduct, StockProduct, may_copy
-from draftree.runner.eager.rows import SegmentRows
+from draftree.runner.eager.layer import TensorHead, TensorLayer, attend
+from draftree.runner.eager.parts import (
+    FAMILIES,
+    FusedProduct,
+    Norm,
+    Parts,
+    StockProduct,
+    known_shape,
+    logit_cap,
+    may_copy,
+)
+from draftree.runner.eager.rows import AngleTables, SegmentRows
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.surgery import logit_slice, operate
 from draftree.runner.target import Target
 from draftree.runner.weights.packed import PackedLinear, linear_bytes, packed
-from draftree.runner.weights.torchao import has_eight_bits
+from draftree.runner.weights.stock import has_eight_bits
 
 
 class EagerRunner(Runner):

@@ -1,20 +1,183 @@
-"""The hooked runner: any stock model through its own `forward`. `one_pass` says how a pass is done."""
+"""The hooked runner: any stock model through its own `forward`. `one_pass` describes a pass.
+
+`ModelLayout` holds facts that only a running model shows: the shape of its keys and values, and the modules between
+its last layer and its head. Configurations name these in many ways, so one row is passed through the model and
+observed. Learned drafters need them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftree.runner.base import Runner, lock_of
-from draftree.runner.hooked.model_layout import ModelLayout, anatomy_of
 from draftree.runner.hooked.one_pass import HookedPass, StockModel
 from draftree.runner.kv.cache import GradientCache, SlotCache
 from draftree.runner.plan import PassResult, Plan
 from draftree.runner.target import Target, rows_of
+
+OneRow = Callable[[SlotCache, tuple[int, ...]], PassResult]  # passes one row, and taps these layers
+
+INSTEAD = "use a drafter outside the model, such as draftree.Lookahead(), and no pruner"
+CLOSE = 1e-2  # relative difference, wide enough for 16-bit types
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLayout:
+    """Facts of one model, seen in a pass.
+
+    Attributes:
+        kv_heads: key/value heads of every layer.
+        head_dim: width of a key.
+        value_dim: width of a value.
+        closing: modules that a hidden state passes between the last layer and the head, in order.
+        scale: factor on what they return before the head reads it (T5 with a tied head), else 1.
+        factor: on the head's output (Cohere, Granite), else 1.
+        cap: the head's output is bent to stay within -cap .. cap (Gemma 2); None where it is not.
+        reference: weak, so that cached facts do not keep the model alive.
+    """
+
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    closing: tuple[nn.Module, ...] = field(repr=False)
+    scale: float
+    factor: float
+    cap: float | None
+    reference: weakref.ref[Any] = field(repr=False)
+
+    def close(self, hidden: Tensor) -> Tensor:
+        """From the last layer's output [..., d] to the head's input [..., d']."""
+        for module in self.closing:
+            hidden = module(hidden)
+        return hidden if self.scale == 1.0 else hidden * self.scale
+
+    def finish(self, output: Tensor) -> Tensor:
+        """From the head's output [..., V] to the model's logits."""
+        if self.cap is not None:
+            output = self.cap * torch.tanh(output / self.cap)
+        if self.factor != 1.0:
+            output = output * self.factor
+        bias = getattr(self.reference(), "final_logits_bias", None)  # BART and its kin
+        return output if bias is None else output + bias.to(output)
+
+    @property
+    def head(self) -> Callable[[Tensor], Tensor]:
+        """The model's own head: [..., d'] -> [..., V]; what a model does to its logits behind it is left out."""
+        model: Any = self.reference()
+        head: Callable[[Tensor], Tensor] = model.get_output_embeddings()
+        return head
+
+
+class _Watched(SlotCache):
+    """Notes (key/value heads, width of a key, width of a value) of every layer, and by which numbers they keep them."""
+
+    def __init__(self, layers: int, slots: int) -> None:
+        super().__init__(layers, slots)
+        self.shapes: set[tuple[int, int, int]] = set()
+        self.numbers: list[int] = []
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        self.shapes.add((key_states.shape[1], key_states.shape[3], value_states.shape[3]))
+        self.numbers.append(layer_idx)
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+
+@torch.no_grad()
+def layout_of(target: Target, one_row: OneRow) -> ModelLayout:
+    """The facts of a model.
+
+    Args:
+        target: the model.
+        one_row: passes a row through the stock model's own `forward`, to be watched.
+
+    Raises:
+        ValueError: layers differ in the shape of their keys or stand in no order, or what lies before the head is not
+            understood.
+    """
+    with lock_of(target.model):
+        cache = _Watched(len(target.layers), 1)
+        calls: list[tuple[nn.Module, Tensor]] = []  # behind the last layer, in order
+        read: list[Tensor] = []
+        outputs: list[Tensor] = []
+
+        def note(module: nn.Module, args: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and args and isinstance(args[0], Tensor):
+                calls.append((module, output))
+
+        head = target.model.get_output_embeddings()
+        inside = {id(m) for layer in target.layers for m in layer.modules()} | {id(head)}
+        with ExitStack() as stack:
+            for module in target.decoder.modules():
+                if id(module) not in inside and not list(module.children()):
+                    stack.callback(module.register_forward_hook(note).remove)
+            for register, hook in (
+                (target.layers[-1].register_forward_pre_hook, lambda *_: calls.clear()),
+                (head.register_forward_pre_hook, lambda _, args: read.append(args[0])),
+                (head.register_forward_hook, lambda *call: outputs.append(call[-1])),
+            ):
+                stack.callback(register(hook).remove)
+            result = one_row(cache, (len(target.layers),))
+    if len(cache.shapes) != 1:
+        raise ValueError(
+            f"The layers of this '{target.model_type}' model differ in the shape of their keys and values, so "
+            f"neither early pruning nor a drafter inside the model can be used with it: {INSTEAD}."
+        )
+    if cache.numbers != sorted(cache.numbers):  # rows that join or leave between layers are counted by their places
+        raise ValueError(
+            "The layers of this model do not stand in the order of their numbers: number them anew (layer_idx of each "
+            f"layer's attention), or {INSTEAD}."
+        )
+    kv_heads, head_dim, value_dim = cache.shapes.pop()
+    closing = tuple(module for module, _ in calls if not isinstance(module, nn.Dropout))
+    scale = _scale(closing, result.hidden[len(target.layers)], read[-1] if read else None, target.model_type)
+    layout = ModelLayout(kv_heads, head_dim, value_dim, closing, scale, 1.0, None, target.reference)
+    return _finished(layout, target, outputs[-1], result.logits)
+
+
+def _finished(layout: ModelLayout, target: Target, output: Tensor, logits: Tensor) -> ModelLayout:
+    """The layout with what the model does to its head's output to make logits of it."""
+    output, logits = output.cpu(), logits.cpu()  # Macs' GPUs have no float64, and the two may lie on two devices
+    bias = getattr(target.model, "final_logits_bias", None)
+    given = logits if bias is None else logits - bias.to(logits)
+    ours, theirs = output.double().flatten(), given.double().flatten()
+    factor = float((ours @ theirs) / (ours @ ours))
+    made = [replace(layout, factor=1.0 if abs(factor - 1) < CLOSE else factor)]
+    cap = getattr(target.config, "final_logit_softcapping", None)
+    if cap is not None:  # which not every model applies that has it
+        made.append(replace(layout, cap=float(cap)))
+    layout = min(made, key=lambda way: float((way.finish(output) - logits).abs().max()))
+    if (layout.finish(output) - logits).abs().max() <= CLOSE * logits.abs().max():
+        return layout
+    raise ValueError(
+        f"Cannot follow a '{target.model_type}' model from its head to its logits, as early pruning and drafters "
+        f"inside the model need: {INSTEAD}; and please report this architecture."
+    )
+
+
+def _scale(closing: tuple[nn.Module, ...], last: Tensor, read: Tensor | None, family: str) -> float:
+    """The factor between what `closing` makes of the last layer's output and what the head read."""
+    made = last
+    for module in closing:
+        made = module(made)
+    if read is not None and read.shape == made.shape:
+        ours, theirs = made.cpu().double().flatten(), read.cpu().double().flatten()
+        scale = float((ours @ theirs) / (ours @ ours))
+        if (scale * ours - theirs).abs().max() <= CLOSE * theirs.abs().max():
+            return 1.0 if abs(scale - 1) < CLOSE else scale
+    raise ValueError(
+        f"Cannot follow a '{family}' model from its last layer to its head, as early pruning and drafters inside "
+        f"the model need: {INSTEAD}; and please report this architecture."
+    )
 
 
 class HookedRunner(Runner):
@@ -46,21 +209,21 @@ class HookedRunner(Runner):
 
     @torch.no_grad()
     def close(self, hidden: Tensor) -> Tensor:
-        return self.anatomy.close(hidden)
+        return self.layout.close(hidden)
 
     @torch.no_grad()
     def head(self, closed: Tensor) -> Tensor:
-        return self.anatomy.head(closed)
+        return self.layout.head(closed)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        anatomy = self.anatomy
-        return anatomy.finish(anatomy.head(anatomy.close(hidden)))
+        layout = self.layout
+        return layout.finish(layout.head(layout.close(hidden)))
 
     @cached_property
-    def anatomy(self) -> ModelLayout:
-        """The facts of the model that one pass of a row shows; see `anatomy_of`."""
-        return anatomy_of(self.target, self._one_row)
+    def layout(self) -> ModelLayout:
+        """The facts of the model that one pass of a row shows; see `layout_of`."""
+        return layout_of(self.target, self._one_row)
 
     def run_with_gradients(
         self,

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from draftree.native import load_library
-from draftree.native.addresses import address, array_address
-from draftree.native.structures import Matrix
+from draftree.native.structures import Matrix, address, array_address
 
 LANES = 16  # outputs of a panel
 # Formats by GGUF's names: the number of each in `products.h`, and the inputs that a row must be a multiple of.

@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftree.native import load_library
-from draftree.native.addresses import address, optional_address
-from draftree.native.structures import Matrix, beside
+from draftree.native.structures import Matrix, address, beside, optional_address
 from draftree.runner.weights.blocks import LANES as LANES
 from draftree.runner.weights.blocks import PackedEmbedding, all_floats, blocks_matrix
-from draftree.runner.weights.torchao import eight_bits, weight_bytes
+from draftree.runner.weights.stock import eight_bits, weight_bytes
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 3}  # of weights, by type (`products.h`)
 IN_WORD = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}  # weights of an output that lie together in four bytes

@@ -1,16 +1,53 @@
-"""Whether a model computes what its class says.
+"""Checks of a model's modules and weights: stock classes, torchao's 8-bit weights, changes between two calls.
 
 Runners with layers of their own drive stock models alone: a class of transformers, made of modules of torch and
-transformers, without hooks or replaced methods. Any other model goes through its own `forward`.
+transformers, without hooks or replaced methods. Any other model runs through its own `forward`.
+
+Faster runners copy weights, and free slots hold keys and values for later prompts. Both are stale after a change of
+the weights, so a sample of the weights is compared. Version counters of tensors do not suffice: fused optimizers and
+edits of `parameter.data` leave them unchanged. Training, merged adapters and newly loaded weights change nearly every
+number, so some hundred of each tensor show it. An edit of single numbers is not noticed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from draftree.runner.weights.torchao import eight_bits
+
+def eight_bits(weight: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Of a weight that torchao keeps in 8 bits, as `Int8WeightOnlyConfig` does.
+
+    Returns:
+        whole numbers int8 [outputs, inputs] and the scale of each output, [outputs] in the type of results; None for
+        any other tensor, those of torchao that are not multiplied so included.
+    """
+    kind: Any = type(weight)
+    if kind.__name__ != "Int8Tensor" or not kind.__module__.startswith("torchao.") or weight.dim() != 2:
+        return None
+    held: Any = weight
+    more = (getattr(held, name, None) for name in ("act_quant_kwargs", "act_pre_scale"))
+    if any(part is not None for part in more) or held.block_size[-1] < weight.shape[1]:
+        return None
+    zero = getattr(held, "zero_point", None)
+    if held.scale.numel() not in (1, len(weight)) or (zero is not None and bool(zero.any())):
+        return None
+    return held.qdata, held.scale.to(weight.dtype).flatten().expand(len(weight))
+
+
+def has_eight_bits(model: nn.Module) -> bool:
+    """Whether linears of a model have such weights."""
+    return any(type(m) is nn.Linear and eight_bits(m.weight) is not None for m in model.modules())
+
+
+def weight_bytes(weight: Tensor) -> int:
+    """Bytes that a weight takes."""
+    found = eight_bits(weight)
+    return weight.nbytes if found is None else sum(part.nbytes for part in found)
+
 
 PACKAGES = ("torch", "transformers", "draftree")
 # Modules that quantisers put in the place of linears, whose weights are no numbers of the model.
@@ -49,3 +86,43 @@ def hooks_of(module: nn.Module) -> list[int]:
         return []
     hooks = [*module._forward_hooks.items(), *module._forward_pre_hooks.items()]
     return [number for number, hook in hooks if getattr(hook, "__module__", None) != CAPTURING]
+
+
+SAMPLES = 128  # numbers of each tensor
+
+
+def fingerprint(model: nn.Module) -> tuple[Any, ...]:
+    """Return what changes where weights, their number or the hooks of a model change.
+
+    Weights that accelerate keeps elsewhere between calls, and those of unknown classes, are counted and not read.
+    """
+    hooks: list[int] = []
+    samples: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    count = 0
+    for module in model.modules():
+        hooks += hooks_of(module)
+        for tensor in _weights(module):
+            held, size = tensor.detach(), tensor.numel()
+            if type(held) is Tensor:
+                held = held if held.is_contiguous() else held.contiguous()
+                some = held.as_strided((min(size, SAMPLES),), (max(1, size // SAMPLES),))
+                samples.setdefault((held.device, held.dtype), []).append(some)
+            count += 1
+    read = [torch.cat(some).view(torch.uint8).cpu().numpy().tobytes() for some in samples.values()]
+    return count, *hooks, *read
+
+
+def _weights(module: nn.Module) -> Iterator[Tensor]:
+    held = [*module._parameters.values(), module._buffers.get("panels")]
+    for tensor in held:
+        if tensor is not None:
+            yield from (part for part in parts_of(tensor) if not part.is_meta and part.numel())
+
+
+def parts_of(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield a tensor, or those that a quantised one is made of."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from parts_of(getattr(tensor, name))
