@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-
 VOCABULARY = 97
 WINDOW = 8  # of every sliding or chunked layer, far shorter than the contexts of the tests
 HYBRID = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
