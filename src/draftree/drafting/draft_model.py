@@ -21,16 +21,16 @@ from draftree.demo_model import embedded
 from draftree.drafting.base import ByRequest, Capabilities, RequestState, Step
 from draftree.drafting.base_model import model_hash
 from draftree.drafting.second_model import SecondModel
-from draftree.drafting.times import OwnTimes, check_confidence
 from draftree.errors import check_least
 from draftree.runner import inspect_model
 from draftree.runner.base import preparations, top_tokens
 from draftree.tree import Draft, TokenTree
 
-PRICE_FIRST = 0.25  # a pass of the small model against a step of the large one, before both were timed
-BEAM = 4  # nodes of a depth that are read, where a pass for each depth is needed
-WORTH = 2.0  # accepted tokens that a pass of the small model has to promise, per time of a step of the large one
-SHORT = 16  # rows of a pass or run that is timed; prompts take longer
+PRICE_FIRST = 0.25  # prior time of a pass of the small model, in steps of the large one
+HABIT, LONGEST = 0.95, 4.0  # weight of the past in mean times; the most that one time counts, in means
+BEAM = 4  # nodes read per depth
+WORTH = 2.0  # accepted tokens that a pass must promise, per step of the large model that it takes
+SHORT = 16  # most rows of a pass that is timed
 RATE = 0.1  # weight of a step in what `Cutoff` learns
 
 
@@ -54,9 +54,8 @@ class DraftModel(SecondModel):
 
     name = "draft-model"
     capabilities = Capabilities(observes=True)
-    # By more do tables of one tokenizer not differ where models pad them otherwise. What is drafted is verified, so ids
-    # which only one of the two has cost speed at most: the engine drops draft tokens that the large model does not
-    # have, and no text with an id that the small one does not have is drafted.
+    # Models of one tokenizer may pad their vocabulary differently. The engine drops draft tokens that the large model
+    # lacks, and the small model does not draft for texts with ids that it lacks.
     padding = 1 / 64
 
     def __init__(
@@ -70,10 +69,11 @@ class DraftModel(SecondModel):
         runner: str = "auto",
     ) -> None:
         check_least(1, depth=depth, branching=branching, beam=beam)
-        check_confidence(confidence)
+        if confidence is not None and not 0 <= confidence <= 1:
+            raise ValueError(f"confidence is {confidence}: give a probability from 0 (never stop) to 1, or None.")
         super().__init__(model, runner)
         self.depth, self.branching, self.beam, self.confidence = depth, branching, beam, confidence
-        self._times = OwnTimes(PRICE_FIRST)
+        self._times = OwnTimes()
         self._cutoff = Cutoff()
 
     # ---------------------------------------------------------------- the drafter's contract
@@ -123,15 +123,15 @@ class DraftModel(SecondModel):
         return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
 
     def _frontiers(self, growths: Sequence[_Growth], going_on: Sequence[bool]) -> list[list[int]]:
-        """Nodes of each tree to be read next; none at all where a pass over them does not pay."""
+        """Return the nodes of each tree to be read next; none where a pass over them does not pay."""
         frontiers = [growth.frontier() if on else [] for growth, on in zip(growths, going_on, strict=True)]
-        # What a draft token brings is what its probability is above that of those which are just worth their rows.
+        # A draft token gains what its probability exceeds the least that is worth a row.
         least = self._cutoff.probability if self.confidence is None else 0.0
         promises = [growth.promise(frontier, least) for growth, frontier in zip(growths, frontiers, strict=True)]
         if self.confidence is not None:
             likely = [promise >= self.confidence for promise in promises]
             return [frontier if fit else [] for frontier, fit in zip(frontiers, likely, strict=True)]
-        # It is one pass for all requests, and a step is worth a token of each.
+        # One pass serves all requests, and a step gives a token of each.
         pays = sum(promises) >= WORTH * self._times.price * len(growths)
         return frontiers if pays else [[] for _ in frontiers]
 
@@ -143,7 +143,7 @@ class DraftModel(SecondModel):
 
 
 class _Growth:
-    """One request's tree while it grows: all candidates offered so far, those of the last depth from `newest` on."""
+    """One request's growing tree: all candidates; those of the last depth start at `newest`."""
 
     def __init__(self, budget: int, beam: int, ends: Sequence[int]) -> None:
         self.budget, self.beam, self._ends = budget, beam, ends
@@ -154,14 +154,14 @@ class _Growth:
         self._rows: dict[int, int] = {-1: -1}  # candidate -> its number among the nodes that were read
 
     def offer(self, above: int, tokens: list[int], logp: list[float]) -> None:
-        """Candidates behind node `above` (-1: the root), with their log-probabilities there."""
+        """Add candidates behind node `above` (-1: the root), with their log-probabilities."""
         base = 0.0 if above < 0 else self.logp[above]
         self.tokens += tokens
         self.parents += [above] * len(tokens)
         self.logp += [base + value for value in logp]
 
     def frontier(self) -> list[int]:
-        """Nodes of the last depth whose children can be among the best of the tree."""
+        """Return the nodes of the last depth whose children can be among the best of the tree."""
         lowest = sorted(self.logp, reverse=True)[self.budget - 1] if len(self.logp) >= self.budget else -math.inf
         last = range(self.newest, len(self.logp))
         fit = [i for i in last if self.logp[i] > lowest and self.tokens[i] not in self._ends]
@@ -169,25 +169,51 @@ class _Growth:
         return sorted(fit, key=self.logp.__getitem__, reverse=True)[: self.beam]
 
     def promise(self, nodes: Sequence[int], least: float) -> float:
-        """Probability that the text passes through one of these nodes of a depth, of each what is above `least`."""
+        """Return the summed probability of nodes of one depth, each less `least`."""
         return sum(max(math.exp(self.logp[node]) - least, 0.0) for node in nodes)
 
     def read(self, nodes: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Tokens of `nodes`, which are read now, and the nodes above them as the small model numbers them."""
+        """Return the tokens of `nodes` and their parents, in the small model's numbering."""
         parents = [self._rows[self.parents[node]] for node in nodes]
         for node in nodes:
             self._rows[node] = len(self._rows) - 1
         return [self.tokens[node] for node in nodes], parents
 
 
-class Cutoff:
-    """Learns below which probability draft tokens are left out.
+class OwnTimes:
+    """Mean times of the small model's passes and of the large model's steps, in seconds; 0 before the first."""
 
-    Where rows cost much, as in batches on a CPU, most of a deep tree is, and a pass for such tokens would be wasted.
+    def __init__(self) -> None:
+        self.pass_seconds = self.step_seconds = 0.0
+        self._passed = False
+
+    @property
+    def price(self) -> float:
+        """Return the time of a pass in steps."""
+        timed = self.pass_seconds and self.step_seconds
+        return self.pass_seconds / self.step_seconds if timed else PRICE_FIRST
+
+    def passed(self, seconds: float) -> None:
+        """Record the time of a pass; the first one warms up and does not count."""
+        if self._passed:
+            self.pass_seconds = _smoothed(self.pass_seconds, seconds)
+        self._passed = True
+
+    def stepped(self, seconds: float | None) -> None:
+        """Record the time of a step from its pass on; None for steps with prompts."""
+        if seconds is not None:
+            self.step_seconds = _smoothed(self.step_seconds, seconds)
+
+
+def _smoothed(usual: float, seconds: float) -> float:
+    return seconds if usual == 0 else usual + (1 - HABIT) * (min(seconds, LONGEST * usual) - usual)
+
+
+class Cutoff:
+    """Learns the probability below which draft tokens are not verified, so that no pass is spent on them.
 
     Attributes:
-        probability: of draft tokens that are just verified, that they are accepted, as their drafter sees it; 0 until
-            any were left out.
+        probability: the small model's probability of the last draft token that is verified; 0 until any was left out.
     """
 
     def __init__(self) -> None:
@@ -195,12 +221,12 @@ class Cutoff:
         self._offered: ByRequest[list[float]] = ByRequest()  # log-probabilities of the last drafts, falling
 
     def drafted(self, requests: Sequence[RequestState], trees: TokenTree) -> None:
-        """These trees are handed over, of draft tokens in falling order."""
+        """Note trees that are handed to the engine, their draft tokens in falling order."""
         for request, logp, size in zip(requests, trees.logp.tolist(), trees.sizes, strict=True):
             self._offered[request.id] = logp[1:size]
 
     def verified(self, step: Step, source: int) -> None:
-        """Compare them with what was verified of them: the draft tokens that carry the bit `source`."""
+        """Compare them with the verified draft tokens, which carry the bit `source`."""
         own = ((step.trees.source & source) != 0).sum(1).tolist()
         for request, kept in zip(step.requests, own, strict=True):
             offered = self._offered.pop(request.id, [])
@@ -216,7 +242,7 @@ class Cutoff:
 
 
 def demo_draft_model(model: Any) -> DraftModel:
-    """The small model that was trained to draft for the embedded one.
+    """Load the small model that was trained to draft for the embedded one.
 
     Args:
         model: what `demo_model` returned.
