@@ -103,11 +103,10 @@ def train_early_exit(
     rows = read_data(data, target, options.max_length)
     base = base_of(target.model)
     settings = {"exit_layer": exit_layer}
-    made_of = {"method": "early-exit", "settings": settings}
     trained = copy.deepcopy(target.model).eval()
     with in_float32(trained):
         objective = EarlyExitObjective(trained, exit_layer).train()  # which may refuse the model
-        session = Session(out, made_of, rows, options, target.device, objective.learning_rate)
+        session = Session(out, "early-exit", rows, options, target.device, objective.learning_rate)
         scored = session.fit(objective, None, report)
     trained.eval()
     agreement = {

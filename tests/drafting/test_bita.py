@@ -20,7 +20,7 @@ from draftree.engine import generate
 from draftree.runner import EagerRunner, inspect_model
 from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Fixed
-from draftree.training.methods import prepare
+from draftree.training.run import prepare
 
 
 @torch.no_grad()

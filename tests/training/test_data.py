@@ -33,7 +33,7 @@ def make(demo, tmp_path):
     """Answers of the embedded model, short ones, in a folder of their own."""
 
     def made(questions, name="data", template="short", **options):
-        file_format, progress = options.pop("file_format", "jsonl"), options.pop("progress", None)
+        progress = options.pop("progress", None)
         about = make_data(
             demo.model,
             demo.tokenizer,
@@ -41,7 +41,6 @@ def make(demo, tmp_path):
             tmp_path / name,
             template=Template(template, demo.tokenizer),
             options=AnswerOptions(**({"max_new_tokens": 12, "slots": 3} | options)),
-            file_format=file_format,
             progress=progress,
         )
         return tmp_path / name, about
@@ -91,24 +90,6 @@ def test_later_turns_follow_the_answers_before(make, demo):
         expected = Template(template, demo.tokenizer).encode(talk.turns, [first["answer"]])
         assert second["prompt_ids"] == expected
         assert first["answer"] in demo.tokenizer.decode(expected)
-
-
-def test_arrow_holds_the_same_rows(make, demo):
-    jsonl, _ = make(ask(4), name="jsonl")
-    arrow, _ = make(ask(4), name="arrow", file_format="arrow")
-    from datasets import load_from_disk
-
-    assert list(load_from_disk(str(arrow / "rows"))) == rows_of(jsonl)
-    target = inspect_model(demo.model)
-
-    def everything(folder):
-        try:
-            data = read_data(folder, target)
-        except ValueError as error:
-            return str(error).replace(str(folder), "")
-        return data.train, data.dev
-
-    assert everything(arrow) == everything(jsonl)
 
 
 # -------------------------------------------------------------------- going on after a kill
@@ -189,18 +170,6 @@ def test_a_question_answered_twice_is_kept_once(tmp_path):
     assert rows_of(tmp_path / "d") == [{"id": "a", "answer_ids": [1]}]
 
 
-def test_line_separators_in_answers_do_not_split_rows(tmp_path):
-    odd = "a\u2028b\x85c\r\nd"
-    for _ in range(2):  # written, then recovered
-        with Journal(tmp_path / "d", {"model": "m"}) as journal:
-            journal.add(0, [{"id": odd, "answer_ids": [1]}])
-            if journal.done and (tmp_path / "again").exists():
-                journal.finish()
-        (tmp_path / "again").touch()
-    with (tmp_path / "d" / "rows.jsonl").open(encoding="utf-8", newline="\n") as lines:
-        assert [json.loads(line)["id"] for line in lines] == [odd]
-
-
 # -------------------------------------------------------------------- bad input
 
 
@@ -220,24 +189,20 @@ def test_an_unfinished_run_of_questions_that_are_numbered_otherwise_now(make):
     good = [replace(question, number=question.number + 1) for question in ask(2)]
     with pytest.raises(KeyboardInterrupt):
         make([long, *good], skip_long=True, slots=1, progress=stop)
-    refused("holds data of other questions", lambda: make(ask(2), skip_long=True))
+    refused("holds data with other questions", lambda: make(ask(2), skip_long=True))
 
 
 def test_refuses_folders_of_something_else(make, tmp_path):
     make(ask(2))
-    refused("holds data of other questions", lambda: make(ask(3)))
-    refused("another template", lambda: make(ask(2), template="full"))
-    refused("another max new tokens", lambda: make(ask(2), max_new_tokens=13))
-    refused("another format", lambda: make(ask(2), file_format="arrow"))
+    refused("holds data with other questions", lambda: make(ask(3)))
+    refused("data with other template", lambda: make(ask(2), template="full"))
+    refused("data with other max new tokens", lambda: make(ask(2), max_new_tokens=13))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
     refused("'thesis.txt' and no data", lambda: make(ask(2), name="mine"))
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
     (tmp_path / "file").touch()
     refused("is a file", lambda: make(ask(2), name="file"))
-    refused("'csv': choose jsonl or arrow", lambda: make(ask(2), name="new", file_format="csv"))
-    with Journal(tmp_path / "busy", {"model": "m"}):
-        refused("Another run is writing", lambda: Journal(tmp_path / "busy", {"model": "m"}).__enter__())
 
 
 def test_refuses_prompts_beyond_the_context_or_leaves_them_out(make):
@@ -320,7 +285,7 @@ def test_training_refuses_data_it_cannot_use(make, demo, tmp_path):
     (folder / "rows.jsonl").write_text("{")
     refused("line 1, is not JSON", lambda: read_data(folder, target))
     (folder / "rows.jsonl").unlink()
-    refused("has lost its rows.jsonl", lambda: read_data(folder, target))
+    refused("has no rows.jsonl", lambda: read_data(folder, target))
     meta = json.loads((folder / META).read_text())
     (folder / META).write_text(json.dumps(meta | {"complete": False}))
     refused("is unfinished", lambda: read_data(folder, target))

@@ -11,7 +11,6 @@ from draftree.cli import app
 from draftree.training.objective_heads import MedusaObjective
 from draftree.training.options import TrainOptions, check_out
 from draftree.training.rows import spread
-from draftree.training.trainer import BadLossError
 
 __all__ = ["zoo_data"]
 
@@ -55,19 +54,6 @@ def test_a_model_never_comes_to_lie_beside_a_drafter(before, verb, tmp_path):
     assert f"holds a result of {before}, whose files" in str(done.exception)
 
 
-@pytest.mark.parametrize("content", [None, "{", "\N{LATIN SMALL LETTER E WITH ACUTE}"])
-def test_checkpoints_of_which_nothing_is_known_are_refused(content, zoo_data, tmp_path):
-    run(zoo_data, tmp_path)
-    (tmp_path / "recipe.json").unlink()  # which makes it a finished run
-    file = tmp_path / "checkpoints" / "run.json"
-    if content is None:
-        file.unlink()
-    else:
-        file.write_bytes(content.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"run\.json' is missing or broken, and says what the checkpoints are of"):
-        run(zoo_data, tmp_path, resume=True)
-
-
 @pytest.mark.parametrize(("bf16", "mixed"), [(False, False), (True, True), (None, True)])
 def test_the_option_of_mixed_precision_comes_before_accelerates(bf16, mixed, zoo_data, tmp_path, monkeypatch):
     found = set()
@@ -89,21 +75,6 @@ def test_one_length_and_one_way_to_begin():
         TrainOptions(steps=10, epochs=1)
     with pytest.raises(ValueError, match="resume goes on with what is there, and force replaces it"):
         TrainOptions(resume=True, force=True)
-
-
-def test_a_result_is_known_for_one_until_there_is_another(zoo_data, tmp_path):
-    """A run that was to replace it fails at once: the drafter stays, and nobody replaces it without being asked."""
-    run(zoo_data, tmp_path, seed=1)
-    held, recipe = weights_of(tmp_path), (tmp_path / "recipe.json").read_text()
-    with pytest.raises(BadLossError):
-        run(zoo_data, tmp_path, seed=2, force=True, learning_rate=1e39)
-    assert (tmp_path / "checkpoints" / "replaced.json").read_text() == recipe
-    assert all(torch.equal(a, b) for a, b in zip(held.values(), weights_of(tmp_path).values(), strict=True))
-    with pytest.raises(ValueError, match="holds a finished result"):
-        run(zoo_data, tmp_path, seed=2)
-    again = run(zoo_data, tmp_path, seed=2, force=True)
-    assert again["options"]["seed"] == 2
-    assert not (tmp_path / "checkpoints" / "replaced.json").exists()
 
 
 @pytest.mark.parametrize("name", ["config.json", "draftree_config.json"])

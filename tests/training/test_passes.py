@@ -12,9 +12,9 @@ from draftree.engine.passes import tree_pass
 from draftree.runner import open_runner
 from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.kv.encoder import EncoderState
-from draftree.training.methods import prepare
 from draftree.training.objective import DrafterObjective
 from draftree.training.rows import Batch, Row, collate
+from draftree.training.run import prepare
 from draftree.tree import TokenTree
 
 FAMILIES = ["llama", "gemma2", "gpt2", "bloom", "mpt", "mistral", "phi3-longrope", "t5", "bart"]

@@ -18,11 +18,10 @@ from draftree.drafting.folder import base_of, model_hash
 from draftree.engine import Engine, SamplingParams
 from draftree.pruning.early_head import EarlyHead
 from draftree.training.journal import Journal
-from draftree.training.methods import prepare
 from draftree.training.objective import RANKS
 from draftree.training.options import TrainOptions
 from draftree.training.rows import Batch, ByLength, Row, RowSet, collate
-from draftree.training.run import train
+from draftree.training.run import prepare, train
 from draftree.training.trainer import BadLossError, DrafterTrainer
 
 OPTIONS = TrainOptions(steps=6, batch=4, evaluations=2, checkpoints=2, dev_rows=6)
@@ -76,7 +75,8 @@ def run(zoo_data, out, method="medusa", **changes):
 def weights_of(folder):
     from safetensors.torch import load_file
 
-    return load_file(folder / "drafter.safetensors")
+    held = load_file(folder / "drafter.safetensors")
+    return {name: tensor.clone() for name, tensor in held.items()}  # The file may be written again.
 
 
 def same(one, other):
@@ -328,7 +328,7 @@ import torch
 torch.set_num_threads(1)
 from zoo import MEMBERS, construct
 from draftree.training.options import TrainOptions
-from draftree.training.run import train
+from draftree.training.run import prepare, train
 options = TrainOptions(steps=4, batch=int(sys.argv[3]), evaluations=1, checkpoints=2, dev_rows=6)
 recipe = train("bita", construct(MEMBERS["llama"]), Path(sys.argv[1]), Path(sys.argv[2]),
                settings={"prompts": 4, "masks": 2}, training={"prefix_dropout": 0.0}, options=options)

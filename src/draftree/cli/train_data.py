@@ -27,7 +27,6 @@ def data(
     per_set: Annotated[int | None, typer.Option(min=1, help="Most questions of a file.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Questions answered together.")] = 8,
     workers: Annotated[int, typer.Option(min=1, help="Processes, by Ray Data; 1 does without Ray.")] = 1,
-    file_format: Annotated[str, typer.Option("--format", help="jsonl or arrow.")] = "jsonl",
     skip_long: Annotated[bool, "Leave out questions beyond the context."] = False,
 ) -> None:
     """Let the model answer QUESTIONS greedily; the answers are what its drafters train on."""
@@ -57,7 +56,6 @@ def data(
             out,
             template=how,
             options=options,
-            file_format=file_format,
             progress=bar,
             answer=answer,
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ import torch
 
 from draftree.drafting.folder import base_of
 from draftree.drafting.second_model import check_pair, warn_of_size
+from draftree.errors import install
 from draftree.runner.target import inspect_model
 from draftree.training.answers import AnswerOptions, Progress, answer_all, check_lengths, make_data
-from draftree.training.bleu import bleu, check_bleu
 from draftree.training.journal import META
 from draftree.training.options import Inputs, TrainOptions
 from draftree.training.questions import PLACE, Question, Template, read_questions
@@ -114,9 +115,8 @@ def align(
     _check_room(small, [*rows.train, *rows.dev])
     name, rate = OPTIMIZERS[optimizer]
     base, start = base_of(large), {"small_model": asdict(base_of(small))}
-    made_of = {"method": "align", "settings": {"optimizer": optimizer} | start}
     constant = {"optim": name, "lr_scheduler_type": "constant"}
-    session = Session(out, made_of, rows, options, large.device, rate, **constant)
+    session = Session(out, "align", rows, options, large.device, rate, **constant)
     scores: dict[str, float] = {}
     if exam is not None:
         scores = {"large": exam.bleu(large), "before": exam.bleu(small)}
@@ -225,3 +225,17 @@ def _check_room(small: Any, rows: Iterable[Any]) -> None:
             f"The data has rows of {longest} tokens and the small model's context is {limit}: leave the long ones out "
             f"with --max-length {limit}."
         )
+
+
+def check_bleu() -> None:
+    """Raise a ValueError where sacrebleu is missing."""
+    if find_spec("sacrebleu") is None:
+        raise ValueError(f"BLEU needs sacrebleu: {install('bench')}.")
+
+
+def bleu(texts: Sequence[str], references: Sequence[str]) -> float:
+    """Corpus BLEU, 0 to 100, of one text or more, each with one reference; a ValueError as of `check_bleu`."""
+    check_bleu()
+    from sacrebleu.metrics import BLEU
+
+    return float(BLEU(force=True).corpus_score(texts, [references]).score)  # silent about texts cut into words

@@ -45,7 +45,6 @@ def make_data(
     *,
     template: Template,
     options: AnswerOptions | None = None,
-    file_format: str = "jsonl",
     progress: Progress | None = None,
     answer: Callable[[list[Question]], Iterable[Answered]] | None = None,
     replace: bool = False,
@@ -59,13 +58,12 @@ def make_data(
         out: folder to write; where it holds an unfinished run of the same questions, that one is finished.
         template: how a question becomes a prompt.
         options: how to answer.
-        file_format: "jsonl" or "arrow".
         progress: called after every answered question.
         answer: answers the questions that are left, elsewhere than here; by default this process does.
         replace: answer anew where the folder holds data of something else, instead of refusing it.
 
     Raises:
-        ValueError: a folder of other data, a prompt beyond the context, an unknown format.
+        ValueError: a folder of other data, a prompt beyond the context.
     """
     options = options or AnswerOptions()
     target = inspect_model(model)
@@ -77,7 +75,7 @@ def make_data(
         "max_new_tokens": options.max_new_tokens,
         "questions": fingerprint([[q.number, q.id, list(q.turns)] for q in fitting]),
     }
-    with Journal(out, about, file_format, replace=replace) as journal:
+    with Journal(out, about, replace=replace) as journal:
         left = [] if journal.complete else [q for q in fitting if q.number not in journal.done]
         made = 0
         if left:

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from draftree.errors import check_least
-from draftree.files import parse_json
+from draftree.files import read_json
 
 RECIPE = "recipe.json"  # written last: the result is whole then
-CHECKPOINTS, RUN = "checkpoints", "run.json"  # made before anything else, the one in the other
-REPLACED = "replaced.json"  # in the former: the recipe of the result that lies there until the run has one
+CHECKPOINTS = "checkpoints"  # the folder of Hugging Face's checkpoints
 OTHERS = ("config.json", "draftree_config.json")  # of models and drafters
 WHOLE = ("align",)  # methods whose result is a whole model; of the others it is a drafter
 EPOCHS = 4.0
@@ -103,37 +102,22 @@ def _values(options: Any, kind: type) -> dict[str, Any]:
 
 
 def check_out(out: Path, method: str, *, force: bool) -> None:
-    """Refuse a folder with a finished result that is not to be replaced, or that one of `method` would leave beside it.
-
-    A folder of a model or drafter that comes from elsewhere is refused as well.
+    """Refuse a folder with a finished result, unless `force` replaces it by one of the same kind.
 
     Raises:
-        ValueError: there is one.
+        ValueError: there is one, or the folder holds a model or drafter of another source.
     """
-    if recipe_in(out) is not None:
+    if (out / RECIPE).is_file():
         if not force:
             raise ValueError(f"{str(out)!r} holds a finished result: give another folder, or --force to replace it.")
-        before = _method_of(out)
+        before = read_json(out / RECIPE).get("method")
         if before is not None and (before in WHOLE) != (method in WHOLE):
             raise ValueError(
                 f"{str(out)!r} holds a result of {before}, whose files one of {method} would not replace: give another "
                 "folder, or remove that one."
             )
-    elif any((out / name).is_file() for name in OTHERS) and not (out / CHECKPOINTS / RUN).is_file():
+    elif any((out / name).is_file() for name in OTHERS) and not (out / CHECKPOINTS).is_dir():
         raise ValueError(f"{str(out)!r} holds a model or drafter that no training here has left: give another folder.")
-
-
-def recipe_in(out: Path) -> Path | None:
-    """The recipe of the finished result in a folder, one that a run has begun to replace included; None for none."""
-    return next((path for path in (out / RECIPE, out / CHECKPOINTS / REPLACED) if path.is_file()), None)
-
-
-def _method_of(out: Path) -> Any:
-    """What the finished result in a folder was made by; None where its recipe does not tell."""
-    try:
-        return parse_json(recipe_in(out).read_bytes())["method"]  # type: ignore[union-attr]
-    except (ValueError, KeyError, TypeError):
-        return None
 
 
 def check_positive(options: Any, *names: str) -> None:

@@ -19,7 +19,8 @@ from torch.utils.data import Dataset, Sampler
 from draftree.drafting.folder import model_hash
 from draftree.engine.limits import decoder_start
 from draftree.errors import brief
-from draftree.files import is_whole, parse_json
+from draftree.files import is_whole
+from draftree.prompts import jsonl_rows
 from draftree.runner.target import Target
 from draftree.training.journal import META, ROWS, read_meta
 
@@ -81,7 +82,7 @@ def read_data(folder: Path, target: Target, max_length: int | None = None) -> Da
     train: list[Row] = []
     dev: list[Row] = []
     left_out = 0
-    for number, entry in enumerate(_entries(folder, about), 1):
+    for number, entry in enumerate(_entries(folder), 1):
         row = _row(entry, f"Row {number} of {str(folder)!r}", target)
         if len(row) - row.start < 2 or (max_length is not None and len(row) > max_length):
             left_out += 1
@@ -92,28 +93,16 @@ def read_data(folder: Path, target: Target, max_length: int | None = None) -> Da
             f"{str(folder)!r} leaves {len(train)} rows to train on and {len(dev)} to report on, after {left_out} were "
             "left out as too long or too short: make more data, or raise --max-length."
         )
-    kept = {key: value for key, value in about.items() if key not in ("complete", "format")}
+    kept = {key: value for key, value in about.items() if key != "complete"}
     return Data(train, dev, kept, left_out)
 
 
-def _entries(folder: Path, about: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    path = folder / ROWS[about["format"]]
+def _entries(folder: Path) -> Iterable[dict[str, Any]]:
+    path = folder / ROWS
     if not path.exists():
-        raise ValueError(f"The data set {str(folder)!r} has lost its {path.name}: make it anew.")
-    if path.is_dir():
-        from datasets import load_from_disk
-
-        yield from load_from_disk(str(path))
-        return
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                entry = parse_json(line)
-            except ValueError:
-                entry = None
-            if not isinstance(entry, dict):
-                raise ValueError(f"{path}, line {number}, is not JSON of a row: make the data set anew.")
-            yield entry
+        raise ValueError(f"The data set {str(folder)!r} has no {path.name}: make it again.")
+    for _, entry in jsonl_rows(path):
+        yield entry
 
 
 def _row(entry: dict[str, Any], where: str, target: Target) -> Row:

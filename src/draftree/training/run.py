@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -11,14 +12,48 @@ from typing import Any
 import torch
 from torch import nn
 
-from draftree.drafting.folder import base_of, model_hash
+from draftree.drafting.folder import Trained, base_of, method_class, model_hash
+from draftree.errors import did_you_mean
 from draftree.runner.target import inspect_model
-from draftree.training.methods import prepare
-from draftree.training.objective import RANKS
+from draftree.training.objective import RANKS, DrafterObjective
+from draftree.training.objective_bita import BiTAObjective
+from draftree.training.objective_heads import EarlyHeadObjective, MedusaObjective
+from draftree.training.objective_hidden_transfer import HiddenTransferObjective
 from draftree.training.options import TrainOptions
 from draftree.training.rows import read_data
 from draftree.training.session import Session
 from draftree.training.trainer import Report
+
+METHODS: dict[str, type[DrafterObjective]] = {
+    "bita": BiTAObjective,
+    "hidden-transfer": HiddenTransferObjective,
+    "medusa": MedusaObjective,
+    "early-head": EarlyHeadObjective,
+}
+
+
+def prepare(
+    method: str, model: Any, settings: dict[str, Any], training: dict[str, Any]
+) -> tuple[Trained, DrafterObjective]:
+    """An untrained drafter of `method` for `model`, and the objective that will train it.
+
+    Args:
+        method: one of `METHODS`.
+        model: the model; it is moved nowhere.
+        settings: of the drafter, as its `fresh` takes them.
+        training: of the objective, such as `prefix_dropout`.
+
+    Raises:
+        ValueError: an unknown method, or settings outside what the model can have.
+        TypeError: a setting that the method does not have.
+    """
+    trained = method_class(method).fresh(model, **settings)
+    objective = METHODS[method]
+    known = [name for name in inspect.signature(objective.__init__).parameters if name not in ("self", "trained")]
+    for name in training:
+        if name not in known:
+            raise TypeError(f"The {method} objective has no option {name!r}.{did_you_mean(name, known)}")
+    return trained, objective(trained, model, **training)
 
 
 def train(
@@ -64,8 +99,7 @@ def train(
     rows = read_data(data, target, options.max_length)
     splits = objective.splits if splits is None else splits or None
     trained.base = base_of(target.model)
-    made_of = {"method": method, "settings": trained.settings, "training": training, "splits": splits}
-    session = Session(out, made_of, rows, options, target.device, objective.learning_rate)
+    session = Session(out, method, rows, options, target.device, objective.learning_rate)
     with _frozen(target.model):
         if target.device != session.args.device:  # a quantised or spread model cannot be moved, and need not be
             target.model.to(session.args.device)

@@ -6,12 +6,12 @@ in how it is saved.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,13 @@ from typing import Any
 import torch
 import transformers
 from transformers import TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
-from draftree.files import parse_json, write_json, write_text
+from draftree.files import write_json
 from draftree.runner.step_cost import chip_name
-from draftree.training.checkpoints import last_checkpoint
 from draftree.training.curve import write_curve
-from draftree.training.elapsed import Elapsed
-from draftree.training.journal import fingerprint
 from draftree.training.objective import Objective
-from draftree.training.options import CHECKPOINTS, RECIPE, REPLACED, RUN, TrainOptions, check_out, recipe_in
+from draftree.training.options import CHECKPOINTS, RECIPE, TrainOptions, check_out
 from draftree.training.rows import Data, spread
 from draftree.training.trainer import DrafterTrainer, Report
 
@@ -39,7 +37,7 @@ class Session:
 
     Args:
         out: the folder; taken for this run at once.
-        made_of: what is trained, in plain values; a resumed run must have the same, and the same options and data.
+        method: the name of what is trained, by which a finished result of another kind is refused.
         data: rows to train on and to report on, made by the model that is trained for.
         options: of the run.
         device: of the model that made the data; where that is the processor, the run stays there.
@@ -57,7 +55,7 @@ class Session:
     def __init__(
         self,
         out: Path,
-        made_of: dict[str, Any],
+        method: str,
         data: Data,
         options: TrainOptions,
         device: torch.device,
@@ -67,48 +65,29 @@ class Session:
         self.out, self.data, self.options = out, data, options
         more["learning_rate"] = options.learning_rate or learning_rate
         self.args = arguments(out, len(data.train), options, device, **more)
-        held = [fingerprint((row.tokens, row.start, row.source)) for row in (*data.train, *data.dev)]
-        own = {"options": options.recorded(), "model": data.about["model"]["hash"], "data": fingerprint(held)}
-        own |= {"processes": self.args.world_size, "bf16": self.args.bf16}
-        self._checkpoint = self._claim(made_of | own)
+        self._checkpoint = self._claim(method)
 
-    def _claim(self, record: dict[str, Any]) -> str | None:
-        """Take the folder, as its first process; the checkpoint to go on from, or None for a new run."""
-        out, resume = self.out, self.options.resume
-        folder = out / CHECKPOINTS
-        last = last_checkpoint(folder)
-        if self.args.process_index > 0:
-            return last if resume else None
-        if resume:
-            if (out / RECIPE).is_file():
-                raise ValueError(f"{str(out)!r} holds a finished run, which cannot go on: leave --resume out.")
+    def _claim(self, method: str) -> str | None:
+        """Check and prepare the folder; return the checkpoint to go on from, None for a new run."""
+        folder = self.out / CHECKPOINTS
+        last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+        if self.options.resume:
+            if (self.out / RECIPE).is_file():
+                raise ValueError(f"{str(self.out)!r} holds a finished run, which cannot go on: leave --resume out.")
             if last is None:
                 raise ValueError(f"There is no checkpoint in {str(folder)!r} to go on from: leave --resume out.")
-            try:
-                begun = parse_json((folder / RUN).read_bytes())
-            except (OSError, ValueError):
-                raise ValueError(
-                    f"{str(folder / RUN)!r} is missing or broken, and says what the checkpoints are of: start again in "
-                    "another folder."
-                ) from None
-            if begun != json.loads(json.dumps(record)):
-                raise ValueError(
-                    f"{str(out)!r} was begun with other options, another model or other data, by another number of "
-                    "processes or in another precision: give the same ones, or name another folder."
-                )
             return last
-        check_out(out, record["method"], force=self.options.force)
-        if last is not None and not (out / RECIPE).is_file():
-            raise ValueError(f"{str(out)!r} holds an unfinished run: add --resume to go on, or name another folder.")
-        before = recipe_in(out)
-        recipe = None if before is None else before.read_text(encoding="utf-8", errors="replace")
-        if (folder / RUN).is_file():  # a finished run of ours makes room
-            shutil.rmtree(folder)
+        if self.args.process_index > 0:
+            return None
+        check_out(self.out, method, force=self.options.force)
+        if last is not None and not (self.out / RECIPE).is_file():
+            raise ValueError(
+                f"{str(self.out)!r} holds an unfinished run: add --resume to go on, or name another folder."
+            )
+        for old in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+            shutil.rmtree(old)
+        (self.out / RECIPE).unlink(missing_ok=True)  # The folder holds a finished result again at the end of the run.
         folder.mkdir(parents=True, exist_ok=True)
-        if recipe is not None:  # the result stays, and is known for one, until there is another
-            write_text(folder / REPLACED, recipe)
-            (out / RECIPE).unlink(missing_ok=True)
-        write_json(folder / RUN, record)
         return None
 
     def fit(self, objective: Objective, splits: int | None, report: Report) -> list[dict[str, Any]]:
@@ -122,12 +101,12 @@ class Session:
         Raises:
             BadLossError: a loss or weight is no number any more.
         """
-        elapsed = Elapsed(self._checkpoint)
+        begin, worked = time.perf_counter(), time.process_time()
         dev = spread(self.data.dev, self.options.dev_rows)
         self.trainer = DrafterTrainer(objective, self.args, self.data.train, dev, splits, report)
-        self.trainer.add_callback(elapsed)
         scored = self.trainer.train_and_score(self._checkpoint)
-        self._seconds = elapsed.total
+        spent = {"seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - worked}
+        self._seconds = {name: round(value, 1) for name, value in spent.items()}
         return scored
 
     def finish(self, own: dict[str, Any], title: str, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -157,7 +136,6 @@ class Session:
         if args.process_index == 0:
             save(recipe)
             write_json(self.out / RECIPE, recipe)
-            (self.out / CHECKPOINTS / REPLACED).unlink(missing_ok=True)
             write_curve(trainer.state.log_history, self.out, title)
         trainer.accelerator.wait_for_everyone()
         return recipe

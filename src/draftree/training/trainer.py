@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import get_last_checkpoint
 
-from draftree.training.checkpoints import last_checkpoint, state_of
 from draftree.training.objective import RANKS, Objective
 from draftree.training.rows import ByLength, Row, RowSet, collate
 
@@ -60,7 +61,7 @@ class DrafterTrainer(Trainer):
 
     def train_and_score(self, resume: str | None) -> list[dict[str, Any]]:
         """Train, from a checkpoint where one is named; the log's entries with scores of the dev rows, in order."""
-        done = None if resume is None else state_of(resume)
+        done = None if resume is None else TrainerState.load_from_json(str(Path(resume) / TRAINER_STATE_NAME))
         if done is not None and resume is not None and done.global_step >= done.max_steps:
             self._load_from_checkpoint(resume)  # trained already: Hugging Face would take one step more
             self.state = done
@@ -94,7 +95,7 @@ class DrafterTrainer(Trainer):
             bad = self.accelerator.reduce(bad.float(), "sum") > 0
         if not bad:
             return
-        last = last_checkpoint(Path(str(self.args.output_dir)))
+        last = get_last_checkpoint(str(self.args.output_dir))
         kept = f"the last good checkpoint is {last}" if last else "no checkpoint had been written"
         raise BadLossError(
             f"{what} is no number any more at step {step}, so training stopped; {kept}: start again with a lower "
