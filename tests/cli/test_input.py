@@ -100,7 +100,7 @@ def places(tmp_path: Path) -> dict[str, str]:
         ("trace hi --html GONE", "There is no folder"),
         ("trace --replay GONE", "There is no recorded run"),
         ("trace --replay EMPTY", "There is no recorded run"),
-        ("tune --column answer", "--column names an entry of the rows of --prompts"),
+        ("tune --column answer", "--column names a field of the rows of --prompts"),
         ("tune --out FILE/x.json", "is a file: name a folder"),
         ("tune --drafters BARE --out x.json", "draftree: "),
         ("bench quick --out FILE", "is a file: name a folder"),
