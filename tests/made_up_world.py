@@ -90,7 +90,7 @@ class World:
             for context, size in zip(contexts, trees.sizes, strict=True):
                 held = self.drafter.rng.random(size - 1) < self.drafter.holds(context.id)
                 accepted.append(list(range(1 + int(np.cumprod(held).sum()))))
-                context.room -= len(accepted[-1])
+                context.remaining -= len(accepted[-1])
                 self.tokens += len(accepted[-1])
             rows = sum(trees.sizes)
             if plan.prepares_any:

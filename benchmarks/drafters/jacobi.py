@@ -141,7 +141,7 @@ class Jacobi(Drafter):
         """See `Drafter.draft`: return the n-grams that begin with the newest token, with equal prefixes merged."""
         trees = []
         for request, budget in zip(requests, budgets, strict=True):
-            reach = min(self.ngram - 1, request.room - 1)
+            reach = min(self.ngram - 1, request.remaining - 1)
             paths = []
             if budget > 0 and reach > 0:
                 found = self._live[request.id].pool.behind(request.tokens[-1])[: self.guesses]

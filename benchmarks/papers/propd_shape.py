@@ -109,7 +109,7 @@ class ProPDSizer(Sizer):
 
     def plan(self, requests: Sequence[RequestState], most: int, *, closed: bool = False) -> StepPlan:
         """See `Sizer.plan`: every step drafts whole trees, as heads make all candidates at once."""
-        takes = [request.drafting and request.room > 1 for request in requests]
+        takes = [request.drafting and request.remaining > 1 for request in requests]
         return StepPlan(requests, [min(self._shape.max_nodes, most) if take else 0 for take in takes], takes)
 
     def trim(self, plan: StepPlan, trees: TokenTree) -> StepPlan:
@@ -131,12 +131,12 @@ class ProPDSizer(Sizer):
         """The most probable places of the grid with a request's candidates in them; the root where there are none."""
         held = self._drafter.ready(request)
         root = torch.tensor([request.tokens[-1]], dtype=torch.long, device="cpu")
-        if held is None or request.room < 2:
+        if held is None or request.remaining < 2:
             return TokenTree.roots(root)
         self._shares.remember(request, held.tokens)
         with np.errstate(divide="ignore"):
             logp = np.log(self._shares.of_place).astype(np.float32)
-        logp[request.room - 1 :] = -np.inf  # deeper draft tokens are wasted
+        logp[request.remaining - 1 :] = -np.inf  # deeper draft tokens are wasted
         return TokenTree.from_candidates(root, held.tokens[None], logp[None], [nodes], self._drafter.source)
 
     def observe(self, plan: StepPlan, outcome: Outcome) -> None:

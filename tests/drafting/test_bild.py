@@ -219,7 +219,7 @@ def test_speculative_sampling_with_a_fixed_window_is_a_draft_model(name: str) ->
         engine = Engine(large, drafter=drafter, shape=Fixed(window))
         request = engine.add(prompt, params, encoder_input=encoder_input)
         while engine.busy:
-            before, room = request.stats.drafted, request.context.room
+            before, room = request.stats.drafted, request.context.remaining
             engine.step()
             assert request.stats.drafted - before == min(window, room - 1)
         assert request.tokens == plain.tokens

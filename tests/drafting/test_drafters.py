@@ -107,10 +107,10 @@ def test_prompt_lookup_follows_the_output() -> None:
     drafter.begin(request)
     for new in ([8], [9, 1]):  # two steps that ask for no draft tokens
         request.tokens += new
-        request.room -= len(new)
+        request.remaining -= len(new)
     assert drafter.draft([request], [5]).tokens[0].tolist() == [1, 2, 8, 9, 1]
     request.tokens += [2, 8]
-    request.room -= 2
+    request.remaining -= 2
     assert drafter.draft([request], [2]).tokens[0].tolist() == [8, 9, 1]
     drafter.end(request)
     drafter.end(request)  # a request that never began may end
@@ -153,7 +153,7 @@ def test_lookahead_drafts_from_prompt_and_answers() -> None:
 @pytest.mark.parametrize("mode", ["hierarchical", "parallel", "single"])
 def test_lookahead_keeps_to_budget_and_room(budget: int, room: int, mode: str) -> None:
     drafter, request = lookahead(mode=mode)
-    request.room = room
+    request.remaining = room
     tree = drafter.draft([request], [budget])
     assert tree.sizes[0] - 1 <= budget
     assert tree.height <= room - 1

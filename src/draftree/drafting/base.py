@@ -48,7 +48,7 @@ class RequestState:
         id: unique among all requests of the process.
         tokens: certain token ids, prompt first; the last one is the root of the next tree.
         prompt_length: how many of them are the prompt.
-        room: how many more tokens the request may emit; deeper draft tokens are wasted.
+        remaining: tokens that the request may still emit; deeper draft tokens are wasted.
         drafting: whether the request takes draft tokens at all.
         source: LongTensor [L], what the encoder of an encoder-decoder reads; None for other models, and where only
             the encoder's output is known.
@@ -63,7 +63,7 @@ class RequestState:
     id: int
     tokens: list[int]
     prompt_length: int
-    room: int
+    remaining: int
     drafting: bool = True
     source: Tensor | None = None
     chooser: PrefixChooser | None = None

@@ -33,7 +33,7 @@ class GrammarDrafter(Drafter):
         for request, budget in zip(requests, budgets, strict=True):
             forced: list[int] = []
             if request.grammar is not None and budget:
-                forced = request.grammar.forced(request.answer)[: min(budget, request.room - 1)]
+                forced = request.grammar.forced(request.answer)[: min(budget, request.remaining - 1)]
             count = len(forced)
             drafts.append((np.array(forced, dtype=np.int64), np.arange(count) - 1, np.zeros(count), self.source))
         return TokenTree.from_drafts(newest, drafts, budgets)

@@ -210,8 +210,8 @@ class InModelDrafter(Trained, Drafter):
         tokens = np.array([some.tokens if h is None else h.tokens for h in held])
         logp = np.array([some.logp if h is None else h.logp for h in held])  # a copy, as it is changed
         for b, request in enumerate(requests):
-            if held[b] is None or request.room <= self.depth:
-                reach = 0 if held[b] is None else max(request.room - 1, 0)
+            if held[b] is None or request.remaining <= self.depth:
+                reach = 0 if held[b] is None else max(request.remaining - 1, 0)
                 logp[b, reach:] = -np.inf  # deeper draft tokens are wasted
         at = torch.tensor(roots, dtype=torch.long, device="cpu")
         if self.choices is None:

@@ -44,7 +44,7 @@ class PromptLookup(Drafter):
     def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         drafts: list[Draft] = []
         for request, budget in zip(requests, budgets, strict=True):
-            drafted = self._continuation(request, min(budget, request.room - 1))
+            drafted = self._continuation(request, min(budget, request.remaining - 1))
             depth = np.arange(1, len(drafted) + 1)
             drafts.append((drafted, depth - 2, depth * np.log(CONFIDENCE), self.source))
         return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)

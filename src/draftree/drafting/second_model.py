@@ -138,7 +138,7 @@ class SecondModel(Drafter):
         if not self._small.knows(request.id, request.tokens):
             return 0
         limit = self._small.runner.target.max_positions or math.inf
-        return max(int(min(depth, request.room - 1, limit - len(request.tokens) + 1)), 0)
+        return max(int(min(depth, request.remaining - 1, limit - len(request.tokens) + 1)), 0)
 
 
 def check_pair(small: Target, large: Target, padding: float = 0.0) -> None:

@@ -152,7 +152,7 @@ class Loop:
 
     def _undrafted(self, contexts: list[RequestState], roots: list[int]) -> StepPlan:
         """The plan of a step in which nothing is drafted, over these tokens alone."""
-        prepares = [context.drafting and context.room > 1 for context in contexts]
+        prepares = [context.drafting and context.remaining > 1 for context in contexts]
         return StepPlan(contexts, [0] * len(contexts), prepares, self._roots(roots))
 
     def _roots(self, tokens: list[int]) -> TokenTree:

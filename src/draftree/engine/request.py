@@ -169,7 +169,7 @@ class Request:
         """Add a token; return whether the text ends with it."""
         params, context = self.params, self.context
         context.tokens.append(token)
-        context.room -= 1
+        context.remaining -= 1
         emitted = Emitted(token, source, scores)
         self.output.append(emitted)
         if self._on_token is not None:
@@ -179,7 +179,7 @@ class Request:
         stop = self._criteria is not None and self._criteria.ask(token)
         if token in params.eos_token_ids:
             self.finish_reason = "eos"
-        elif context.room <= 0:
+        elif context.remaining <= 0:
             self.finish_reason = "length"
         elif stop:
             self.finish_reason = "stop"

@@ -1,7 +1,7 @@
-"""How many draft tokens a step verifies: what a shape is, and the simplest one.
+"""The shape's contract, and `Fixed`, the simplest shape.
 
-A `Shape` is what a user chooses. Bound to an engine it gives a `Sizer`, which plans each step, trims what is drafted
-for it, and sees what it brought.
+A user chooses a `Shape`. Bound to an engine it gives a `Sizer`, which plans each step, trims its drafted trees, and
+observes the outcome.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one step took and brought.
+    """The rows, seconds and accepted paths of one step.
 
     Attributes:
         accepted: nodes of each tree on the accepted path, see `Step`.
         rows: tree rows that were computed, padding counted where it costs.
-        seconds: of the whole step; None where a prompt was in it, which says nothing about other steps.
-        drafting: seconds of it before the pass: planning, drafting and trimming.
+        seconds: of the whole step; None if it also read a prompt.
+        drafting: seconds of planning, drafting and trimming.
         attached: whether the drafter had rows or taps of its own in the pass.
-        pruned: whether draft tokens may have left the pass on its way.
+        pruned: whether early pruning may have dropped draft tokens.
     """
 
     accepted: Sequence[Sequence[int]]
@@ -46,30 +46,30 @@ class Sizer(ABC):
 
     @abstractmethod
     def plan(self, requests: Sequence[RequestState], most: int, *, closed: bool = False) -> StepPlan:
-        """What the coming step is to draft, and whether to prepare the one after it.
+        """Return what the coming step drafts, and whether it prepares the one after it.
 
         Args:
             requests: of the step.
             most: draft tokens that the drafter can use.
-            closed: whether nobody joins these requests before all of them are done.
+            closed: whether no other request joins before all of these are done.
         """
 
     def trim(self, plan: StepPlan, trees: TokenTree) -> StepPlan:
-        """The plan with what is verified: the best part of each drafted tree."""
+        """Return the plan with the trees to verify: the best part of each drafted tree."""
         return replace(plan, trees=trees)
 
     def observe(self, plan: StepPlan, outcome: Outcome) -> None:
-        """A step is over, and its tokens are the requests'."""
+        """Learn from a step, whose tokens the requests have by now."""
 
     def end(self, request: RequestState) -> None:
-        """The request is over."""
+        """Drop the state of a request that ended."""
 
 
 class Shape(ABC):
     """Base of all shapes.
 
     Attributes:
-        measures: whether `bind` wants the measured cost of steps.
+        measures: whether `bind` needs the measured cost of steps.
     """
 
     measures: bool = False
@@ -78,18 +78,18 @@ class Shape(ABC):
     def bind(
         self, cost: StepCost | None, drafter: Drafter, pruner: Pruner | None = None, *, packed: bool = True
     ) -> Sizer:
-        """The shape at work in one engine; what is learned may be shared by all that one shape gives.
+        """Return the sizer of one engine; sizers of one shape may share what they learn.
 
         Args:
-            cost: what a step costs by its number of rows; None where the shape does not measure.
+            cost: seconds of a step by its number of rows; None if the shape does not measure.
             drafter: drafts.
             pruner: drops draft tokens inside the pass; None for none.
-            packed: whether only real rows cost, and not the padding of smaller trees.
+            packed: whether only real rows cost; otherwise trees are padded to the largest.
         """
 
 
 class Fixed(Shape, Sizer):
-    """The same number of draft tokens every step, whatever it costs.
+    """The same number of draft tokens in every step.
 
     Args:
         node_budget: draft tokens per request and step.
@@ -110,10 +110,10 @@ class Fixed(Shape, Sizer):
     def bind(
         self, cost: StepCost | None, drafter: Drafter, pruner: Pruner | None = None, *, packed: bool = True
     ) -> Sizer:
-        """See `Shape.bind`: the same for all engines, as it keeps nothing."""
+        """Return the shape itself, which has no state."""
         return self
 
     def plan(self, requests: Sequence[RequestState], most: int, *, closed: bool = False) -> StepPlan:
-        takes = [request.drafting and request.room > 1 and self.node_budget > 0 for request in requests]
+        takes = [request.drafting and request.remaining > 1 and self.node_budget > 0 for request in requests]
         budgets = [min(self.node_budget, most) if take else 0 for take in takes]
         return StepPlan(requests, budgets, takes, attach_to=self.attach_to)

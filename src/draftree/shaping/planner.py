@@ -1,4 +1,4 @@
-"""How many draft tokens a step verifies: as many as give most tokens a second (ProPD, section 4.2).
+"""Choose the number of draft tokens with most tokens per second (ProPD, section 4.2).
 
 A step over B requests gives B tokens and as many more as draft tokens are accepted; it takes the time of its rows and
 of the drafter's work. Draft tokens of all requests compete, the likeliest first, and n of them are taken where
@@ -15,16 +15,16 @@ from itertools import accumulate
 
 
 def choose(chances: Sequence[Sequence[float]], seconds: Sequence[float], *, packed: bool) -> list[int]:
-    """The number of draft tokens of each request with which a step gives most tokens a second.
+    """Return the number of draft tokens of each request with most tokens per second.
 
     Args:
         chances: for each of B requests, the probabilities that its draft tokens are accepted, in falling order of what
-            its drafter thinks of them; a tree is cut in that order.
-        seconds: time of steps with B rows, B + 1, and so on; what is beyond is not considered.
-        packed: whether only real rows cost; else every tree is padded to the largest.
+            the drafter's log-probability; a tree is cut in that order.
+        seconds: time of steps with B rows, B + 1, and so on; the last one limits the rows.
+        packed: whether only real rows cost; otherwise all trees are padded to the largest.
     """
     batch = len(chances)
-    # A tree is cut in its drafter's order, so what comes later in it counts for no more than what comes before.
+    # A tree is cut in its drafter's order, so a later draft token counts for no more than an earlier one.
     chances = [list(accumulate(own, min)) for own in chances]
     if batch == 1:
         return [_best(chances[0], seconds, 1)]
@@ -42,7 +42,7 @@ def choose(chances: Sequence[Sequence[float]], seconds: Sequence[float], *, pack
 
 
 def _best(chances: Sequence[float], seconds: Sequence[float], batch: int) -> int:
-    """How many of the `chances`, from the first, give most tokens a second."""
+    """Return how many of the `chances`, from the first, give most tokens per second."""
     best, tokens = 0, float(batch)
     fastest = tokens / seconds[0]
     for count, (chance, time) in enumerate(zip(chances, seconds[1:], strict=False), 1):
@@ -52,14 +52,12 @@ def _best(chances: Sequence[float], seconds: Sequence[float], batch: int) -> int
     return best
 
 
-def lead(rooms: Sequence[int], lengths: Sequence[float]) -> list[bool]:
-    """Which requests of a batch that nobody joins are so far ahead that draft tokens for them save no time.
-
-    The batch is done when its last request is. One that is done sooner even token by token need not hurry.
+def lead(remaining: Sequence[int], lengths: Sequence[float]) -> list[bool]:
+    """Return which requests of a closed batch end before the slowest one even without draft tokens.
 
     Args:
-        rooms: tokens that each request may still emit.
+        remaining: tokens that each request may still emit.
         lengths: the acceptance length of each where it drafts.
     """
-    last = max(room / length for room, length in zip(rooms, lengths, strict=True))
-    return [room < last for room in rooms]
+    last = max(count / length for count, length in zip(remaining, lengths, strict=True))
+    return [count < last for count in remaining]

@@ -99,9 +99,9 @@ class DynamicSizer(Sizer):
     def plan(self, requests: Sequence[RequestState], most: int, *, closed: bool = False) -> StepPlan:
         with self._learned.lock:
             states = [self._state(request) for request in requests]
-            takes = [request.drafting and request.room > 1 for request in requests]
+            takes = [request.drafting and request.remaining > 1 for request in requests]
             if closed and len(requests) > 1:
-                leads = lead([request.room for request in requests], [1 + state.gain for state in states])
+                leads = lead([request.remaining for request in requests], [1 + state.gain for state in states])
                 takes = [take and not ahead for take, ahead in zip(takes, leads, strict=True)]
             ways, next_way = [state.next for state in states], self._decide(requests)
             for state in states:

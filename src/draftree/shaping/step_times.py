@@ -1,8 +1,7 @@
-"""What steps take, by what is in them: plain passes, passes with rows that a drafter attaches, and pruned ones.
+"""Step times by the kind of pass: plain, with rows that a drafter attaches, and pruned.
 
-Each kind has a curve of its own for each number of requests, all of the shape that was measured, until their steps say
-otherwise: one request's context is read for each row, a batch's for each of its requests. What is done before a pass,
-above all the drafter's own work, is kept apart from it, as it does not depend on the rows.
+Each kind has a curve for each number of requests. All start from the measured one, until their own steps correct them.
+Seconds before the pass, mostly the drafter's work, are separate, as they do not depend on the rows.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from enum import Enum
 
 from draftree.runner.step_cost import StepCost
 
-RATE = 0.1  # weight of a step in the time of drafting; the first ones weigh more
-STALL = 3.0  # times the usual, as a single step counts
+RATE = 0.1  # weight of a step in the mean time of drafting; the first ones weigh more
+STALL = 3.0  # the most that one step counts, in means
 
 
 class Kind(Enum):
-    """What is in a pass besides the rows of the trees."""
+    """The kind of a pass."""
 
     TREES = "trees"
     ATTACHED = "attached"
@@ -24,7 +23,7 @@ class Kind(Enum):
 
 
 class StepTimes:
-    """Seconds of steps, by what one request's passes `cost` by rows; real steps correct that where it `learns`."""
+    """Seconds of steps: they start from `cost`, a curve of one request; with `learns` real steps correct it."""
 
     def __init__(self, cost: StepCost, *, learns: bool = True) -> None:
         self._cost = cost
@@ -33,7 +32,7 @@ class StepTimes:
         self._drafting: dict[tuple[int, int], tuple[float, int]] = {}  # by requests and way: seconds, steps
 
     def curve(self, requests: int, kind: Kind = Kind.TREES) -> StepCost:
-        """Seconds of passes over so many requests, by rows; everything behind the pass is counted with it."""
+        """Return seconds from the pass to the end of the step, by rows, for this number of requests."""
         key = (requests, kind)
         found = self._curves.get(key)
         if found is None:
@@ -42,20 +41,20 @@ class StepTimes:
         return found
 
     def plain(self, requests: int) -> float:
-        """Seconds of a step without draft tokens."""
+        """Return seconds of a step without draft tokens."""
         return float(self.curve(requests).table[requests])
 
     def drafting(self, requests: int, way: int) -> float:
-        """Seconds of drafting in that way, before the pass."""
+        """Return seconds of drafting before the pass."""
         return self._drafting.get((requests, way), (0.0, 0))[0]
 
     def observe(self, requests: int, kind: Kind, rows: int, seconds: float) -> None:
-        """A pass of that kind with so many rows, and what followed it in its step, took `seconds`."""
+        """Record the seconds of a step from its pass on."""
         if self.learns:
             self.curve(requests, kind).observe(rows, seconds)
 
     def observe_drafting(self, requests: int, way: int, seconds: float) -> None:
-        """Drafting in that way took `seconds`."""
+        """Record the seconds of drafting."""
         mean, steps = self._drafting.get((requests, way), (0.0, 0))
         if steps > 2:
             seconds = min(seconds, STALL * mean)

@@ -142,7 +142,7 @@ class Lookahead(Drafter):
             trie.extend(request.id, self._news(request))
         drafts: list[Draft] = []
         for trie, request, budget in zip(tries, requests, budgets, strict=True):
-            depth = min(request.room - 1, MAX_TOKEN)
+            depth = min(request.remaining - 1, MAX_TOKEN)
             if budget < 1 or depth < 1:
                 drafts.append(([], [], [], 0))
             else:
