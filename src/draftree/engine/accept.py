@@ -1,4 +1,4 @@
-"""The accept stage: the rule in force chooses a path of each tree, and its tokens are emitted to the request."""
+"""The accept stage: the acceptance rule chooses a path in each tree, and the request emits its tokens."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from draftree.tree import TokenTree
 
 
 class Acceptance:
-    """Accepts draft tokens, without loss or by the lossy rule in an engine's options."""
+    """Accept draft tokens, without loss or by the lossy rule of an engine's config."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.rule = config.rule
         self.drafter = config.drafter
 
     def ends(self, requests: list[Request], trees: TokenTree) -> list[int | None]:
-        """Per request, the node at which a lossy rule lets its text end without a pass; None where it does not."""
+        """Return for each request the node at which a lossy rule ends the text without a pass, or None."""
         if self.rule is None or trees.width == 1:
             return [None] * len(requests)
         return [self.rule.closes(trees, b, request.params.eos_token_ids) for b, request in enumerate(requests)]
 
     def close(self, requests: list[Request], trees: TokenTree, ends: Sequence[int | None]) -> list[AcceptedPath]:
-        """The paths of a step without a pass: every text ends in its draft tokens, at the node of `ends`."""
+        """Emit the paths of a step without a pass; each text ends at its node in `ends`."""
         tokens, sources = trees.tokens.tolist(), trees.source.tolist()
         return [
             self._emit(request, sources[b], _unreviewed(tokens[b], end))
@@ -45,14 +45,14 @@ class Acceptance:
         rows = None if node_rows is None else node_rows.tolist()
         logits = result.logits if rows is not None else result.logits[:, : trees.width]
         choosers = [request.context.chooser for request in requests]
-        # Of all requests in one go, as each copy from a device is a wait for it.
+        # All requests at once, because each copy from a device waits for it.
         best = best_tokens(logits) if rule is None and None in choosers else [()] * len(requests)
         tokens, parents, sources = torch.stack([trees.tokens, trees.parents, trees.source]).tolist()
         paths = []
         for b, (request, chooser, end) in enumerate(zip(requests, choosers, ends, strict=True)):
             where, size = None, trees.sizes[b]
             if rows is not None:
-                where = {n: i for i, n in enumerate(rows[b]) if 0 <= n < size}  # padding is no node that left
+                where = {n: i for i, n in enumerate(rows[b]) if 0 <= n < size}  # Padding is not counted as pruned.
                 request.stats.pruned += size - len(where)
             scored = ScoredTree(tokens[b][:size], parents[b][:size], logits[b], where)
             if end is not None:
@@ -67,12 +67,12 @@ class Acceptance:
     def _emit(
         self, request: Request, sources: Sequence[int], choices: Iterator[Choice], scored: ScoredTree | None = None
     ) -> AcceptedPath:
-        """Emit choices up to where the text ends; whatever lies behind is cut off.
+        """Emit choices until the text ends.
 
-        `scored` has what the model says after the tree's nodes; None where no pass was made.
+        `scored` has the logits after the tree's nodes; None without a pass.
         """
         path, count = AcceptedPath(), request.params.logprobs
-        if request.finish_reason is not None:  # cancelled by another request's callback
+        if request.finish_reason is not None:  # Another request's callback cancelled it.
             return path
         try:
             for node, token, child in choices:
@@ -88,11 +88,11 @@ class Acceptance:
                     scores = TokenScores.of(scored.after(node), token, count)
                 if request.emit(token, source, scores):
                     break
-        except Exception as error:  # one request's criteria or callback must not stop the others
+        except Exception as error:  # Errors in a request's criteria or callback end that request alone.
             request.error, request.finish_reason = error, "error"
         return path
 
 
 def _unreviewed(tokens: list[int], end: int) -> Iterator[Choice]:
-    """The chain of `tokens` up to its node `end`, taken as it is."""
+    """Yield the chain of `tokens` up to node `end`, unverified."""
     return ((node, tokens[node + 1], node + 1) for node in range(end))

@@ -1,4 +1,4 @@
-"""The options of an engine, as one value: checked before any work, and the same for every way in."""
+"""The options of an engine as one checked value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from draftree.pruning import EarlyPruning
 from draftree.runner import Runner
 from draftree.shaping import Shape
 
-# Options that are objects: their class, and what to pass instead of something else.
+# Options that are objects: class, and advice for other values.
 KINDS: tuple[tuple[str, type, str], ...] = (
     ("recorder", Recorder, "draftree.Recorder(), or None for no record"),
     ("drafter", Drafter, "a drafter object such as draftree.Lookahead()"),
@@ -33,26 +33,25 @@ class EngineConfig:
     """How an engine decodes.
 
     Attributes:
-        drafter: drafts; None decodes plainly.
-        slots: requests decoded together; more wait.
-        shape: sizes the trees; by default by measured cost and by what was accepted (`DynamicTree`).
-        pruner: drops unlikely draft tokens inside the pass (`EarlyPruning`); None for none.
-        runner: "auto" (the fastest that the model qualifies for), "hooked", "eager", "cpu", "cuda_graphs", "in_place"
-            (the fastest that copies no weights), or one that was opened for the model.
+        drafter: the drafter; None decodes plainly.
+        slots: requests decoded together; others wait.
+        shape: sizes the trees; by default `DynamicTree`.
+        pruner: drops improbable draft tokens inside the pass (`EarlyPruning`); None for none.
+        runner: "auto" (the fastest for the model), "hooked", "eager", "cpu", "cuda_graphs", "in_place" (the fastest
+            without a copy of the weights), or a runner opened for the model.
         strict: answers of 16-bit models are bit for bit those of plain decoding; see `check_strict`.
-        capacity: cache columns to allocate from the start, where the need is known.
-        reject_drafts: verify draft tokens but accept none; the worst case, for measurements.
-        acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.
-        recorder: keeps every step for `write_trace`; None keeps nothing.
-        closed: whether all requests are added before the first step, so that draft tokens for one that is done early
-            anyway save no time.
-        keep_prefixes: whether a slot keeps what it holds when its request is over, so that a prompt which begins alike
-            is not read again; see `Scheduler` for where that cannot be. Not with `strict`, where prompts pass as they
-            would alone.
-        clock: seconds, by which steps are timed.
+        capacity: KV positions of each slot to allocate at first; the cache grows on demand.
+        reject_drafts: verify draft tokens but accept none (the worst case, for measurements).
+        acceptance: None is lossless; `LossyTypical` accepts plausible draft tokens and CHANGES the text.
+        recorder: records each step for `write_trace`; None for no record.
+        closed: whether all requests are added before the first step. Draft tokens for requests that end early then save
+            no time.
+        keep_prefixes: whether a free slot keeps its keys and values for prompts with the same beginning; see
+            `Scheduler`. Not with `strict`.
+        clock: returns seconds, for timing steps.
 
     Raises:
-        TypeError, ValueError: an option that does not fit, or two that do not go together; one sentence.
+        TypeError, ValueError: a wrong option, or two that exclude each other.
     """
 
     drafter: Drafter | None = None
@@ -71,7 +70,7 @@ class EngineConfig:
 
     @classmethod
     def of(cls, **options: Any) -> EngineConfig:
-        """A config of these options; TypeError names the nearest one where there is none of that name."""
+        """Return a config of these options; a TypeError for an unknown one names the nearest."""
         known = [field.name for field in fields(cls)]
         for name in options:
             if name not in known:
@@ -100,7 +99,7 @@ class EngineConfig:
 
     @property
     def rule(self) -> LossyRule | None:
-        """The lossy rule in force, the user's or the drafter's own; None for the lossless one."""
+        """Return the lossy rule, the user's or the drafter's own; None for the lossless one."""
         return self.acceptance if self.drafter is None else self.drafter.acceptance or self.acceptance
 
     def _check_lossy_drafter(self, drafter: Drafter) -> None:
@@ -108,16 +107,20 @@ class EngineConfig:
         for option, given in (("acceptance", self.acceptance), ("shape", self.shape), ("pruner", self.pruner)):
             if given is not None:
                 raise ValueError(
-                    f"{name} decides by its own thresholds what is drafted and what is kept, and {option} would change "
-                    f"that: leave {option} out, or use {name}(lossless=True)."
+                    f"{name} drafts and accepts by its own thresholds, which {option} would "
+                    f"change: leave {option} out, or use {name}(lossless=True)."
                 )
 
 
 def check_strict(runner: Runner) -> bool:
-    """Return whether a model needs strict mode, and refuse a runner that cannot keep it.
+    """Return whether a model needs strict mode, which gives 16-bit answers the exact bits of plain decoding.
+
+    In 16 bits the last bits of a row's logits can depend on the other rows of a pass. The runners `cpu` and
+    `cuda_graphs` compute each row independently, and in strict mode a prompt passes alone, in chunks of one size. In
+    float32 no mode is needed.
 
     Raises:
-        ValueError: rows depend on each other on that runner, or an encoder-decoder.
+        ValueError: rows depend on each other on this runner, or the model is an encoder-decoder.
     """
     target = runner.target
     if target.encoder_decoder:
@@ -135,10 +138,10 @@ def check_strict(runner: Runner) -> bool:
 
 
 def check_prefix(runner: Runner, drafter: Drafter) -> None:
-    """Refuse a drafter, after `bind`, whose deep prefix recorded passes cannot leave out.
+    """Check a drafter in strict mode, after `bind`.
 
     Raises:
-        ValueError: it has one.
+        ValueError: it has a deep prefix, which recorded passes cannot leave out.
     """
     if runner.name == "cuda_graphs" and drafter.deep_prefix(runner.target) is not None:
         raise ValueError("strict=True cannot be kept in recorded passes with a drafter that has a deep prefix.")

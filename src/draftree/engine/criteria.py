@@ -1,8 +1,8 @@
-"""Hugging Face's stopping criteria, asked after every token of a request.
+"""Hugging Face's stopping criteria, called after each token of a request.
 
-They are made for a batch whose rows advance together: a step calls each once, with all rows. Here rows advance at
-different speeds, so a criterion is called for one row and its next token, by drafted and by plain decoding alike. In a
-batch each row has its own copy of those that may keep state, which sees the row's text in all places of the batch.
+Hugging Face calls a criterion once per step with all rows. Here rows advance at different speeds, so a criterion is
+called for one row and its next token. In a batch each row has its own copy of criteria that may keep state. The copy
+sees the text of its row in all places of the batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STATELESS = (MaxTimeCriteria, StopStringCriteria)
 
 
 def split_criteria(criteria: StoppingCriteriaList) -> tuple[int | None, tuple[int, ...], StoppingCriteriaList]:
-    """(max length, EOS ids, the rest): what the engine checks itself, and what it has to call."""
+    """Return (max length, EOS ids, other criteria); the engine checks the first two itself."""
     length: int | None = None
     eos: tuple[int, ...] = ()
     rest = StoppingCriteriaList()
@@ -41,7 +41,7 @@ def split_criteria(criteria: StoppingCriteriaList) -> tuple[int | None, tuple[in
 
 
 def criteria_by_request(criteria: StoppingCriteriaList, count: int) -> list[StoppingCriteriaList]:
-    """The criteria of each of `count` requests; those of a single one are the given objects themselves."""
+    """Return the criteria of each of `count` requests; a single request gets the given objects."""
     if count == 1:
         return [criteria]
     return [StoppingCriteriaList(_own(criterion, b, count) for criterion in criteria) for b in range(count)]
@@ -50,7 +50,7 @@ def criteria_by_request(criteria: StoppingCriteriaList, count: int) -> list[Stop
 def _own(criterion: Any, b: int, count: int) -> Any:
     if type(criterion) in STATELESS:
         return criterion
-    with suppress(ValueError):  # such as a flag that another thread sets, which rows share
+    with suppress(ValueError):  # Rows share criteria that cannot be copied, such as a flag that another thread sets.
         criterion = own_copy(criterion)
     return _InPlace(criterion, b, count)
 
@@ -66,7 +66,7 @@ def own_copy(one: Any) -> Any:
     shared = {id(value): value for value in getattr(one, "__dict__", {}).values() if isinstance(value, SHARED)}
     try:
         return copy.deepcopy(one, shared)
-    except Exception as error:  # locks, files and tensors of a graph each raise one of their own
+    except Exception as error:  # Locks, files and tensors of a graph raise different errors.
         raise ValueError(
             f"{getattr(one, '__name__', type(one).__name__)} cannot be copied, as each text of a batch needs "
             f"({error}): call generate with a batch of 1."
@@ -74,7 +74,7 @@ def own_copy(one: Any) -> Any:
 
 
 class _InPlace(StoppingCriteria):
-    """Shows a criterion of `count` rows the text of request `b` in all of them, and takes what it says of that row."""
+    """A criterion of `count` rows that gets the text of request `b` in each row; its verdict on that row counts."""
 
     def __init__(self, criterion: Any, b: int, count: int) -> None:
         self.criterion, self.b, self.count = criterion, b, count
@@ -85,11 +85,11 @@ class _InPlace(StoppingCriteria):
 
 
 class Asked:
-    """The criteria of one request, which want to see the whole text after every token.
+    """The criteria of one request, called with the whole text after each token.
 
     Args:
         criteria: of the request.
-        prefix: LongTensor [1, L], what they see before the new tokens.
+        prefix: LongTensor [1, L], the text before the new tokens.
     """
 
     def __init__(self, criteria: StoppingCriteriaList, prefix: Tensor) -> None:
@@ -97,7 +97,7 @@ class Asked:
         self._ids = prefix
 
     def ask(self, token: int) -> bool:
-        """Whether the text ends with `token`, its next one."""
+        """Return whether the text ends with `token`, its next one."""
         with callers_mode():
             self._ids = torch.nn.functional.pad(self._ids, (0, 1), value=token)
             verdict: Any = self._criteria(self._ids, None)

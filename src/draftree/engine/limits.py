@@ -1,4 +1,4 @@
-"""What a request may be: checks that raise before any work is done."""
+"""Check prompts and options before any work is done."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from draftree.runner.target import rows_of
 
 
 def check_added(prompt: Any, params: Any, kind: type) -> None:
-    """Refuse a text where token ids belong, and what is no `kind` of rules.
+    """Check the types of the arguments of `Engine.add`.
 
     Raises:
-        TypeError: says what to give.
+        TypeError: the prompt is a text, or the params are not of `kind`.
     """
     if isinstance(prompt, str):
         raise TypeError("The prompt is a text, and an engine takes token ids: give tokenizer(text).input_ids.")
@@ -32,10 +32,10 @@ def check_added(prompt: Any, params: Any, kind: type) -> None:
 
 
 def check_prompt(prompt: Sequence[int], new: int, vocabulary: int, limit: int | None) -> None:
-    """Refuse a prompt that cannot be answered with `new` tokens by a model with a context of `limit` (None: without).
+    """Check that a prompt and `new` tokens fit a context of `limit` tokens (None: unlimited).
 
     Raises:
-        ValueError: one sentence, what is wrong and what to do.
+        ValueError: a value does not fit the model; one sentence.
     """
     check_least(1, math.inf, max_new_tokens=new)
     if not len(prompt):
@@ -54,10 +54,10 @@ def check_prompt(prompt: Sequence[int], new: int, vocabulary: int, limit: int | 
 
 
 def check_mask(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> None:
-    """Refuse a mask of another shape than the ids [batch, length]; None is none.
+    """Check that a mask has the shape of the ids [batch, length]; None passes.
 
     Raises:
-        ValueError: one sentence, what is wrong and what to do.
+        ValueError: a value does not fit the model; one sentence.
     """
     if attention_mask is not None and attention_mask.shape != input_ids.shape:
         raise ValueError(
@@ -67,10 +67,10 @@ def check_mask(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> 
 
 
 def check_source(source: Sequence[int], vocabulary: int, limit: int | None) -> None:
-    """Refuse what an encoder cannot read; arguments as of `check_prompt`.
+    """Check the input of an encoder; arguments as of `check_prompt`.
 
     Raises:
-        ValueError: one sentence, what is wrong and what to do.
+        ValueError: a value does not fit the model; one sentence.
     """
     _check_ids(source, vocabulary)
     if limit is not None and len(source) > limit:
@@ -80,15 +80,15 @@ def check_source(source: Sequence[int], vocabulary: int, limit: int | None) -> N
 
 
 def check_encoder_side(target: Any, ids: torch.Tensor | None, states: torch.Tensor | None) -> None:
-    """Refuse what the encoder of `target` cannot read, or what is given to a model without one.
+    """Check the encoder input of a request.
 
     Args:
         target: the model (`draftree.runner.Target`).
-        ids: LongTensor [L], what the encoder reads.
-        states: [L, d], its output where that is known already.
+        ids: LongTensor [L], the input of the encoder.
+        states: [L, d], its output if it was computed already.
 
     Raises:
-        TypeError, ValueError: one sentence, what is wrong and what to do.
+        TypeError, ValueError: a value does not fit the model; one sentence.
     """
     check_kind(torch.Tensor, "a tensor", encoder_input=ids, encoder_states=states)
     if not target.encoder_decoder:
@@ -98,12 +98,12 @@ def check_encoder_side(target: Any, ids: torch.Tensor | None, states: torch.Tens
         vocabulary = rows_of(target.model)
         check_source(ids.tolist(), vocabulary, target.max_positions)
     elif states is None:
-        raise ValueError("This model has an encoder: give what it reads as encoder_input (token ids).")
+        raise ValueError("This model has an encoder: give its input as encoder_input (token ids).")
 
 
 def _check_ids(prompt: Sequence[int], vocabulary: int) -> None:
     for token in prompt:
-        if type(token) is not int and not isinstance(token, Integral):  # the latter takes long
+        if type(token) is not int and not isinstance(token, Integral):  # The second check is slow.
             raise ValueError(f"The prompt holds {token!r}: give a flat sequence of token ids (whole numbers).")
         if not 0 <= token < vocabulary:
             raise ValueError(
@@ -113,14 +113,14 @@ def _check_ids(prompt: Sequence[int], vocabulary: int) -> None:
 
 
 def check_tokens(config: Any, vocabulary: int) -> None:
-    """Refuse token ids in options that Hugging Face would look up among a row's scores, and that have none there.
+    """Check token ids in options, which Hugging Face would look up in a row of scores.
 
     Args:
         config: a GenerationConfig.
         vocabulary: of the model.
 
     Raises:
-        ValueError: one sentence, what is wrong and what to do.
+        ValueError: a value does not fit the model; one sentence.
     """
     names = ("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "sequence_bias")
     raised = ("eos_token_id",) if config.exponential_decay_length_penalty is not None else ()
@@ -134,21 +134,21 @@ def check_tokens(config: Any, vocabulary: int) -> None:
 
 
 def _ids_in(value: Any) -> Iterator[int]:
-    """The whole numbers in an option, however they are nested."""
+    """Yield the integers of a nested option; of a mapping the keys."""
     if isinstance(value, Integral):
         yield int(value)
     elif isinstance(value, torch.Tensor | np.ndarray):
         yield from _ids_in(value.tolist())
     elif isinstance(value, Mapping | list | tuple):
-        for part in value:  # of a mapping the keys
+        for part in value:
             yield from _ids_in(part)
 
 
 def check_grammar(grammar: CompiledGrammar | None, end_tokens: Sequence[int], vocabulary: int) -> None:
-    """Refuse a grammar that was compiled for another model, or that no token could end; None is none.
+    """Check that a compiled grammar fits the model and can end; None passes.
 
     Raises:
-        ValueError: one sentence, what is wrong and what to do.
+        ValueError: a value does not fit the model; one sentence.
     """
     if grammar is None:
         return
@@ -168,7 +168,7 @@ def check_grammar(grammar: CompiledGrammar | None, end_tokens: Sequence[int], vo
 
 
 def eos_token_ids(model: Any) -> tuple[int, ...]:
-    """The EOS ids of a model's generation config, as a tuple."""
+    """Return the EOS ids of a model's generation config."""
     config = getattr(model, "generation_config", None)
     ids = getattr(config, "eos_token_id", None)
     if ids is None:
@@ -177,10 +177,10 @@ def eos_token_ids(model: Any) -> tuple[int, ...]:
 
 
 def decoder_start(config: Any) -> int:
-    """The token that the decoder of an encoder-decoder begins with, by a generation config.
+    """Return the first token of an encoder-decoder's decoder.
 
     Raises:
-        ValueError: it names none.
+        ValueError: the generation config names none.
     """
     start = config.bos_token_id if config.decoder_start_token_id is None else config.decoder_start_token_id
     if start is None:
@@ -192,10 +192,13 @@ def decoder_start(config: Any) -> int:
 
 
 def as_ids(ids: Any) -> tuple[int, ...]:
-    """None, one EOS id or several (a sequence or a tensor) as a tuple; without those below 0, which no text has.
+    """Return EOS ids as a tuple, without negative ones.
+
+    Args:
+        ids: None, an id, a sequence or a tensor.
 
     Raises:
-        ValueError: what is no whole number.
+        ValueError: an id is not an integer.
     """
     if ids is None:
         return ()
@@ -208,11 +211,11 @@ def as_ids(ids: Any) -> tuple[int, ...]:
 
 
 def as_seed(seed: Any) -> int:
-    """A seed of at most 64 bits, signed or not, as a number; it may be a tensor of one whole number.
+    """Return a seed as an int of at most 64 bits, signed or not; it may be a tensor of one integer.
 
     Raises:
-        TypeError: no whole number.
-        ValueError: one of more than 64 bits.
+        TypeError: the seed is not an integer.
+        ValueError: it has more than 64 bits.
     """
     try:
         number = operator.index(seed)

@@ -1,4 +1,4 @@
-"""The one loop that every method goes through, one turn of it a pass of the target.
+"""The loop of all methods; one turn is one forward pass of the target.
 
 draft -> shape -> verify (prune inside) -> accept -> commit -> observe
 """
@@ -30,7 +30,7 @@ from draftree.tree import TokenTree
 
 
 class Loop:
-    """Advances requests in neighbouring slots; knows nothing of how they came there.
+    """Advance requests in neighbouring slots.
 
     Args:
         config: the engine's options.
@@ -39,7 +39,7 @@ class Loop:
         encoder: cross attention of an encoder-decoder, by slot; None for other models.
         sizer: sizes the trees; None without a drafter.
         pruner: drops draft tokens inside the pass; None for none.
-        track: records every step; None records nothing.
+        track: records each step; None for no record.
     """
 
     def __init__(
@@ -62,26 +62,28 @@ class Loop:
         self.can = Capabilities() if config.drafter is None else config.drafter.capabilities
         self.sizer, self.pruner = sizer, pruner
         self.track = track
-        # Rows attached to a pass are made on the model's device, of trees that lie there.
+        # Attached rows are computed on the model's device, so the trees must be there too.
         within = self.can.attaches or pruner is not None
         self.device = runner.target.device if within else runner.plan_device
 
     def advance(self, first: int, requests: list[Request], *, closed: bool = False) -> None:
-        """One pass of the target over requests in slots [first, first + len(requests)).
+        """Run one pass of the target over requests in slots [first, first + len(requests)).
 
         Args:
             first: slot of the first request.
             requests: in the order of their slots.
-            closed: whether nobody joins them before all are done.
+            closed: whether no request joins before all have ended.
         """
         clock = self.config.clock
-        alone = self.config.strict and any(not r.output for r in requests)  # a prompt passes as the plain engine's
+        alone = self.config.strict and any(
+            not r.output for r in requests
+        )  # The prompt then passes as in plain decoding.
         marks, prepared = [clock()], preparations()
         plan = self._draft(requests, alone=alone, closed=closed)
         trees = _trees_of(plan)
         marks.append(clock())
         ends = self.acceptance.ends(requests, trees)
-        # Without a pass where the model has nothing to decide and nobody asks for what it says of the tokens.
+        # A lossy rule may end all texts without a pass, unless log-probabilities are needed.
         if None not in ends and all(request.params.logprobs is None for request in requests):
             self._account(requests, trees, self.acceptance.close(requests, trees, ends), None, marks)
             return
@@ -101,16 +103,16 @@ class Loop:
             self.sizer.observe(plan, self._outcome(turn, paths, whole, marks[1] - marks[0]))
 
     def _draft(self, requests: list[Request], *, alone: bool, closed: bool) -> StepPlan:
-        """What this step verifies: drafted trees, or the roots alone."""
+        """Return the plan of this step: drafted trees, or the roots alone."""
         contexts = [request.context for request in requests]
         drafter, sizer = self.drafter, self.sizer
         if drafter is None or sizer is None or alone:
             return self._undrafted(contexts, [context.tokens[-1] for context in contexts])
-        plan = _within_rules(sizer.plan(contexts, drafter.max_nodes, closed=closed), requests)
+        plan = _within_params(sizer.plan(contexts, drafter.max_nodes, closed=closed), requests)
         if not any(plan.budgets):
             roots = self._roots([context.tokens[-1] for context in contexts])
             plan = sizer.trim(plan, roots)
-            if plan.trees is not roots:  # to read them would wait for a GPU
+            if plan.trees is not roots:  # Reading the trees waits for a GPU.
                 _check_roots(plan, contexts)
             return plan
         began = self.config.clock()
@@ -118,17 +120,16 @@ class Loop:
         drafted = permitted(drafted, contexts, plan.budgets)
         if self.track is not None:
             self.track.drafted(plan.budgets, drafted, began, self.config.clock())
-        if self.config.reject_drafts:  # -1 is no token, so no text confirms it
+        if self.config.reject_drafts:  # The target never chooses token -1.
             drafted = replace(drafted, tokens=torch.where(drafted.depth > 0, -1, drafted.tokens))
         plan = sizer.trim(plan, drafted)
         _check_roots(plan, contexts)
         return replace(plan, trees=_trees_of(plan).to(self.device))
 
     def _usable(self, trees: TokenTree) -> TokenTree:
-        """`trees` without draft tokens that the model does not have, and without what hangs below them.
+        """Remove draft tokens outside the vocabulary, with their subtrees, and clamp log-probabilities to at most 0.
 
-        A trie may have learned from another model, a draft model's table may be padded further: the target never emits
-        such a token, and has no embedding of it. Log-probabilities that are no numbers become -inf, none is above 0.
+        A trie may hold another model's tokens, and a draft model may have a larger table.
         """
         known = (trees.tokens >= 0) & (trees.tokens < self.target.vocab_size)
         if not bool(known.all()):
@@ -151,7 +152,7 @@ class Loop:
         )
 
     def _undrafted(self, contexts: list[RequestState], roots: list[int]) -> StepPlan:
-        """The plan of a step in which nothing is drafted, over these tokens alone."""
+        """Return the plan of a step without draft tokens, over these tokens."""
         prepares = [context.drafting and context.remaining > 1 for context in contexts]
         return StepPlan(contexts, [0] * len(contexts), prepares, self._roots(roots))
 
@@ -159,7 +160,7 @@ class Loop:
         return TokenTree.roots(torch.tensor(tokens, dtype=torch.long, device=self.device))
 
     def _unread(self, first: int, contexts: Sequence[RequestState]) -> list[list[int]]:
-        """Of each request the tokens before its newest one that are not in the cache yet."""
+        """Return each request's tokens before its newest one that are not in the cache yet."""
         starts = self.cache.lengths[first : first + len(contexts)]
         return [context.tokens[start:-1] for context, start in zip(contexts, starts, strict=True)]
 
@@ -187,18 +188,18 @@ class Loop:
             return turn, self.runner.run(turn.plan, self.cache, first, self.encoder)
 
     def read(self, first: int, requests: list[Request], counts: list[int]) -> None:
-        """Commit prompt tokens, in one pass. Nothing is drafted or emitted; the drafter sees the hidden states.
+        """Commit prompt tokens in one pass, without drafting or emitting; the drafter observes the hidden states.
 
         Args:
             first: slot of the first request.
             requests: in the order of their slots.
-            counts: how many tokens of each, at least one.
+            counts: number of tokens of each, at least one.
         """
         began = self.config.clock()
         contexts = [request.context for request in requests]
         unread = self._unread(first, contexts)
         chunks = [tokens[:count] for tokens, count in zip(unread, counts, strict=True)]
-        plan = self._undrafted(contexts, [chunk[-1] for chunk in chunks])  # the chunk's last token plays the root
+        plan = self._undrafted(contexts, [chunk[-1] for chunk in chunks])  # The last token of the chunk is the root.
         turn, result = self._verify(first, plan, [chunk[:-1] for chunk in chunks], bare=True)
         paths = [AcceptedPath(nodes=[0]) for _ in chunks]
         self.cache.commit(turn.committed([path.nodes for path in paths]), result.segments)
@@ -242,7 +243,7 @@ class Loop:
         left: tuple[Tensor, int, int] | None,
         marks: list[float],
     ) -> None:
-        """Count the step and record it; `left` as of `Track.step`."""
+        """Add the step to the statistics and the record; `left` as in `Track.step`."""
         share = 1 / len(requests)
         for b, (request, path) in enumerate(zip(requests, paths, strict=True)):
             stats = request.stats
@@ -267,10 +268,10 @@ class Loop:
 
 
 def _check_roots(plan: StepPlan, contexts: Sequence[RequestState]) -> None:
-    """Refuse trees of a drafter or shape that are not the requests': what follows them would be no text of theirs.
+    """Check the roots of the trees.
 
     Raises:
-        ValueError: other roots than the requests' newest tokens, in their order.
+        ValueError: the roots are not the requests' newest tokens, in the order of the requests.
     """
     if _trees_of(plan).tokens[:, 0].tolist() != [context.tokens[-1] for context in contexts]:
         raise ValueError(
@@ -279,8 +280,8 @@ def _check_roots(plan: StepPlan, contexts: Sequence[RequestState]) -> None:
         )
 
 
-def _within_rules(plan: StepPlan, requests: list[Request]) -> StepPlan:
-    """The plan with no more draft tokens than the requests' own rules allow."""
+def _within_params(plan: StepPlan, requests: list[Request]) -> StepPlan:
+    """Return the plan with budgets of at most each request's `node_budget`."""
     if all(request.params.node_budget is None for request in requests):
         return plan
     mosts = [request.params.node_budget for request in requests]
@@ -295,7 +296,7 @@ def _trees_of(plan: StepPlan) -> TokenTree:
 
 
 def wider(budgets: Sequence[int], requests: Sequence[RequestState], most: int) -> list[int]:
-    """Draft tokens to ask for, so that enough are left where a grammar forbids some; at most `most` for each."""
+    """Return larger budgets, up to `most`, for requests whose grammar will remove draft tokens."""
     return [
         max(budget, min(2 * budget, most)) if request.grammar is not None else budget
         for budget, request in zip(budgets, requests, strict=True)
@@ -303,7 +304,7 @@ def wider(budgets: Sequence[int], requests: Sequence[RequestState], most: int) -
 
 
 def permitted(trees: TokenTree, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
-    """`trees` without the draft tokens that a request's grammar forbids, cut to the budgets that were meant."""
+    """Remove draft tokens that a request's grammar forbids, and cut the trees to their budgets."""
     if trees.width == 1 or all(request.grammar is None for request in requests):
         return trees
     tokens, parents = trees.tokens.tolist(), trees.parents.tolist()

@@ -1,4 +1,4 @@
-"""From requests and trees to one plan: prompt rows that are not in the cache yet, then tree rows, then attachments.
+"""Lay out one pass: prefill rows, then tree rows, then attached rows.
 
 A request's first pass carries prefill rows, those of its prompt, in front of its tree; later passes carry the tree
 alone. Prefill rows of different numbers are padded behind, so that all trees of a pass begin at the same row.
@@ -20,12 +20,12 @@ from draftree.runner.plan import PassResult, Plan, Surgery, join
 from draftree.tree import TokenTree
 
 SCORED_CHUNK = 256  # Tokens per pass of `score_prompt`; each has logits of the whole vocabulary.
-REACH = 256  # rows further ahead of their root than this do not exist
+REACH = 256  # No row is further ahead of its root than this.
 
 
 @dataclass(slots=True)
 class TreePass:
-    """A plan and where things are in it."""
+    """A plan, and the places of its rows."""
 
     plan: Plan  # what the runner runs
     trees: TokenTree  # the trees in it
@@ -33,12 +33,12 @@ class TreePass:
     offset: int  # row where trees begin
 
     def node_rows(self, result: PassResult) -> Tensor | None:
-        """Node number behind each row of the logits [B, n], -1 for other rows; None where it is row for row."""
+        """Return the node number of each logits row [B, n], -1 for other rows; None if rows and nodes agree."""
         rows = result.rows
         return None if rows is None else nodes_behind(rows, self.offset, result.logits.shape[1], self.trees.width)
 
     def committed(self, accepted: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Rows to keep per request: its prompt rows, then the accepted nodes."""
+        """Return the rows to commit for each request: its prefill rows, then the accepted nodes."""
         return [
             [*range(count), *(self.offset + node for node in nodes)]
             for count, nodes in zip(self.prefill_rows, accepted, strict=True)
@@ -46,7 +46,7 @@ class TreePass:
 
 
 def nodes_behind(rows: Tensor, offset: int, logits: int, width: int) -> Tensor:
-    """Node number behind each of `logits` columns of the final rows [B, n], -1 for rows that are no nodes.
+    """Return the node number of each of `logits` final rows [B, n], -1 for rows that are not nodes.
 
     Args:
         rows: row numbers of the pass.
@@ -116,7 +116,7 @@ def tree_pass(
 
 
 def _clamp(plan: Plan, last: int) -> Plan:
-    """No request emits tokens past the context, so rows beyond it cannot matter; only their look-up must not fail."""
+    """Move rows beyond the context to its last position; their results are never used."""
     surgeries = tuple(
         s if s.positions is None else replace(s, positions=s.positions.clamp(max=last)) for s in plan.surgeries
     )
@@ -124,7 +124,7 @@ def _clamp(plan: Plan, last: int) -> Plan:
 
 
 def _attach(plan: Plan, attachment: Attachment, begin: Tensor, prefill_rows: list[int]) -> None:
-    """Put a drafter's rows into a plan that was just made."""
+    """Add a drafter's rows to a plan."""
     offset, prefix_rows = max(prefill_rows), attachment.prefix_rows
     if attachment.embeddings is not None:
         if attachment.positions is None or attachment.visible is None:
@@ -178,15 +178,15 @@ def _shift(surgery: Surgery, begin: Tensor, prefill_rows: list[int]) -> Surgery:
 
 
 def score_prompt(runner: Runner, prompt: Sequence[int], count: int, cache: SlotCache) -> Iterator[list[TokenScores]]:
-    """The scores of `prompt[1:]`, given what stands before each; the first token has none.
+    """Yield the scores of `prompt[1:]` in chunks; the first token has none.
 
-    Yields them chunk by chunk, so that others may have passes in between.
+    Other requests may run passes between the chunks.
 
     Args:
         runner: of a decoder-only model.
         prompt: token ids.
-        count: how many of the likeliest tokens to tell with each.
-        cache: of one slot, which nobody else uses before the last chunk; what it holds is forgotten.
+        count: number of most probable tokens to return with each.
+        cache: of one slot, used by no other caller until the last chunk; its content is dropped.
     """
     cache.clear(0)
     for begin in range(0, len(prompt) - 1, SCORED_CHUNK):

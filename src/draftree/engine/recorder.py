@@ -1,7 +1,7 @@
-"""Records what a run does, step by step, at next to no cost while it runs.
+"""Record the steps of a run, at almost no cost while it runs.
 
-A step hands over its trees, its paths and its times, and they are kept as they are: nothing is computed, copied or
-turned into text before the records are read. `docs/trace.md` describes the records.
+Each step hands over its trees, paths and times. They are converted only when the records are read. `docs/trace.md`
+describes the records.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from draftree.engine.request import Request
 from draftree.engine.stats import STAGES
 from draftree.tree import TokenTree
 
-DIGITS = 4  # of log-probabilities
+DIGITS = 4  # Decimal places of log-probabilities.
 
 
 class _Drafting(NamedTuple):
-    """What the drafter did in a step: the budgets it was given, the sizes of its trees, when it began and was done."""
+    """The drafting of a step: budgets, sizes of the trees, and begin and end in seconds."""
 
     budgets: Sequence[int]
     sizes: tuple[int, ...]
@@ -33,29 +33,27 @@ class _Drafting(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """What is kept of a step."""
+    """The record of a step; requests and paths are in slot order."""
 
-    # requests, paths: in slot order.
     requests: list[Request]
     paths: list[AcceptedPath]
-    sizes: tuple[int, ...]  # of the trees that were verified
-    # tokens, parents, source, logp: of these trees, each [B, N], on the device where they were; see `TokenTree`.
+    sizes: tuple[int, ...]  # Sizes of the verified trees.
+    # Columns of these trees, each [B, N], on their device; see `TokenTree`.
     tokens: Tensor
     parents: Tensor
     source: Tensor
     logp: Tensor
-    # Rows, offset and columns that show which nodes were left at the end of the pass, see `nodes_behind`; None where
-    # all were.
+    # Arguments of `nodes_behind`, for the nodes left at the end of the pass; None if no node was pruned.
     left: tuple[Tensor, int, int] | None
-    marks: list[float]  # five times, around the stages; fewer where a lossy rule let texts end without a pass
-    drafted: _Drafting | None  # None where nothing was drafted
+    marks: list[float]  # Times around the stages; fewer if a lossy rule ended all texts without a pass.
+    drafted: _Drafting | None
 
 
 class Track:
-    """The steps of one engine; made by `Recorder.track`.
+    """The steps of one engine; `Recorder.track` makes it.
 
     Args:
-        about: what the engine is, in plain values.
+        about: description of the engine, in plain values.
         drafter: names the sources.
     """
 
@@ -63,10 +61,10 @@ class Track:
         self.about = about
         self._drafter = drafter
         self._steps: list[_Step] = []
-        self._drafted: _Drafting | None = None  # in the coming step
+        self._drafted: _Drafting | None = None
 
     def drafted(self, budgets: Sequence[int], trees: TokenTree, began: float, done: float) -> None:
-        """The drafter, called at `began` with `budgets`, had drafted these trees by `done`; now the shape goes on."""
+        """Record the drafted trees, and the times before and after drafting."""
         self._drafted = _Drafting(budgets, trees.sizes, began, done)
 
     def step(
@@ -77,17 +75,15 @@ class Track:
         paths: list[AcceptedPath],
         marks: list[float],
     ) -> None:
-        """A step is over; arguments as in `_Step`, none of which may change any more."""
+        """Record a step; arguments as in `_Step`, which must not change afterwards."""
         drafted, self._drafted = self._drafted, None
-        if drafted is not None and drafted.began < marks[0]:  # of a step that failed
+        if drafted is not None and drafted.began < marks[0]:  # It belongs to a failed step.
             drafted = None
         columns = trees.tokens, trees.parents, trees.source, trees.logp
         self._steps.append(_Step(requests, paths, trees.sizes, *columns, left, marks, drafted))
 
-    # ---------------------------------------------------------------- afterwards
-
     def records(self, number: int) -> Iterator[dict[str, Any]]:
-        """This run as plain values: itself, its requests, its steps; `number` distinguishes it from other runs."""
+        """Yield this run as plain values: the run, its requests, its steps."""
         names: dict[str, int] = {}
         start = self._steps[0].marks[0] if self._steps else 0.0
         steps = [self._step_record(number, i, step, start, names) for i, step in enumerate(self._steps)]
@@ -151,28 +147,27 @@ class Track:
         return members
 
     def _name(self, bits: int, names: dict[str, int]) -> int:
-        """The number of a source in the run's list of them."""
+        """Return the number of a source in the run's list of sources."""
         name = "" if self._drafter is None else self._drafter.source_name(bits)
         return names.setdefault(name, len(names))
 
 
 class Recorder:
-    """Keeps every step of the engines that it is given to, to be written or shown afterwards.
+    """Record each step of engines.
 
-    Give one to `generate` or `Engine`, and what it holds to `write_trace`. It keeps some 2 kB of every step and 28
-    bytes of every node, so its memory grows with the run until it is let go.
+    Pass it to `generate` or `Engine`, and then to `write_trace`. It needs about 2 kB per step and 28 bytes per node.
     """
 
     def __init__(self) -> None:
         self._tracks: list[Track] = []
 
     def track(self, about: dict[str, Any], drafter: Drafter | None) -> Track:
-        """A track for one more engine; `about` says in plain values what it is."""
+        """Return a track for another engine."""
         self._tracks.append(Track(about, drafter))
         return self._tracks[-1]
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """All that happened, as plain values that JSON holds: runs, each with its requests and its steps."""
+        """Yield all records as JSON values: runs, each with its requests and its steps."""
         for number, track in enumerate(self._tracks):
             yield from track.records(number)
 
@@ -180,11 +175,11 @@ class Recorder:
 def about_engine(
     model: Any, runner: Any, drafter: Drafter | None, shape: Any, pruner: Any, lossy: Any, *, strict: bool
 ) -> dict[str, Any]:
-    """What a record says of its engine: names, no weights."""
+    """Return the description of an engine, by names."""
     target = runner.target
     name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
     return {
-        "model": PurePath(name).name if PurePath(name).is_absolute() else name,  # a path is private
+        "model": PurePath(name).name if PurePath(name).is_absolute() else name,  # Paths are private.
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": str(target.device),
         "runner": type(runner).__name__,

@@ -1,4 +1,4 @@
-"""A request: its prompt, its params, its output so far, and when it is over."""
+"""A request: its prompt, sampling parameters, output and end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ids = itertools.count()
 
 
 class State(Enum):
-    """Where a request stands."""
+    """The state of a request."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -31,11 +31,11 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """Log-probabilities that the model gave at a token's place, before any logits processor.
+    """Log-probabilities at a token's position, before logits processors.
 
     Attributes:
-        chosen: of the token that came.
-        likeliest: token ids with theirs, best first.
+        chosen: of the emitted token.
+        likeliest: (token id, log-probability) of the most probable tokens, best first.
     """
 
     chosen: float
@@ -43,7 +43,7 @@ class TokenScores:
 
     @classmethod
     def of(cls, logits: Tensor, token: int, count: int) -> TokenScores:
-        """Those of `token` and of the `count` likeliest ones, by raw logits [V]."""
+        """Return the scores of `token` and of the `count` most probable tokens, from raw logits [V]."""
         logp = logits.float().log_softmax(-1)
         values, tokens = logp.topk(min(count, logp.shape[-1]))
         return cls(float(logp[token]), tuple(zip(tokens.tolist(), values.tolist(), strict=True)))
@@ -51,12 +51,12 @@ class TokenScores:
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """One new token.
+    """A new token.
 
     Attributes:
         token: its id.
-        source: the name of the drafter that drafted it; None for the target's own.
-        scores: its log-probabilities where the request's rules ask for them.
+        source: name of the drafter that drafted it; None for the target's own.
+        scores: its log-probabilities if the request asks for them.
     """
 
     token: int
@@ -66,14 +66,14 @@ class Emitted:
 
 @dataclass(frozen=True, slots=True)
 class StepTree:
-    """One step's draft tree, for people to look at.
+    """The draft tree of a step, for display.
 
     Attributes:
-        tokens: of the nodes, the root (the newest token before the step) first.
-        parents: number of each node's parent; -1 for the root.
-        drafters: who drafted each node; "" for the root.
-        accepted: numbers of the nodes that were accepted, the root first.
-        emitted: tokens that the step brought.
+        tokens: of the nodes; the root (the newest token before the step) is first.
+        parents: parent of each node; -1 for the root.
+        drafters: drafter of each node; "" for the root.
+        accepted: accepted nodes, the root first.
+        emitted: tokens that the step emitted.
     """
 
     tokens: list[int]
@@ -84,16 +84,16 @@ class StepTree:
 
 
 class Request:
-    """One text being generated; made by `Engine.add`.
+    """A text in generation; `Engine.add` makes it.
 
     Attributes:
         state: waiting, running or finished.
-        finish_reason: "eos", "length", "stop", "cancelled" or "error"; None while it lives.
-        error: the exception that ended it, if one did.
-        output: what was emitted, in order.
-        trees: of its steps, where the rules say so.
-        reused: prompt tokens that were not read, as the cache had them.
-        stats: its counts.
+        finish_reason: "eos", "length", "stop", "cancelled" or "error"; None before the end.
+        error: the exception that ended it, or None.
+        output: the emitted tokens, in order.
+        trees: of its steps, with `keep_trees`.
+        reused: prompt tokens that the cache had already.
+        stats: its statistics.
     """
 
     def __init__(
@@ -148,25 +148,25 @@ class Request:
         return PrefixChooser(prefix, processors, generator, params.sample)
 
     def let_go(self) -> None:
-        """The request is over: keep what it said, and nothing that is only there to choose tokens."""
+        """Finish the request: keep its output, and free the state of sampling."""
         self.state = State.FINISHED
         self.context.chooser = self._criteria = None
         for processor in self.params.processors:
-            if hasattr(processor, "unconditional_context"):  # of guidance: a KV cache of its own
+            if hasattr(processor, "unconditional_context"):  # Classifier-free guidance has a KV cache of its own.
                 processor.unconditional_context = None
 
     @property
     def id(self) -> int:
-        """Unique in the process."""
+        """Return the id, unique in the process."""
         return self.context.id
 
     @property
     def tokens(self) -> list[int]:
-        """The new token ids."""
+        """Return the new token ids."""
         return [e.token for e in self.output]
 
     def emit(self, token: int, source: str | None, scores: TokenScores | None = None) -> bool:
-        """Add a token; return whether the text ends with it."""
+        """Append a token, and return whether the text ends with it."""
         params, context = self.params, self.context
         context.tokens.append(token)
         context.remaining -= 1
@@ -175,7 +175,7 @@ class Request:
         if self._on_token is not None:
             with callers_mode():
                 self._on_token(emitted)
-        # Criteria may count calls: they are called for every token, also where EOS or the length ends the text.
+        # Criteria may count calls, so they are called for each token, also at EOS and at the length limit.
         stop = self._criteria is not None and self._criteria.ask(token)
         if token in params.eos_token_ids:
             self.finish_reason = "eos"

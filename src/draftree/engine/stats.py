@@ -1,6 +1,6 @@
-"""What a run did: per request and in all, in the field's own terms.
+"""Statistics of requests and runs.
 
-Mean acceptance length is 1 + accepted / steps: a step's accepted draft tokens plus the token the target adds itself.
+The mean acceptance length is 1 + accepted / steps: accepted draft tokens, and one token of the target per step.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ COUNTS = ("steps", "drafted", "accepted", "emitted", "pruned", "rollbacks")
 
 @dataclass(slots=True)
 class RequestStats:
-    """Counts of one request.
+    """Statistics of one request.
 
     Attributes:
-        steps: passes of the target that could bring this request tokens; the first one reads the prompt. A prompt of
-            more than 512 tokens is read in several passes, of which only the last one is a step.
+        steps: passes of the target that could emit tokens; the first one reads the prompt. Of the passes that read a
+            prompt of more than 512 tokens only the last one is a step.
         drafted: draft tokens that entered a pass.
-        pruned: those of them that left it before its end.
+        pruned: draft tokens that were pruned inside a pass.
         accepted: draft tokens that were accepted and emitted.
         emitted: new tokens.
-        accepted_by_depth: how often the draft token at depth 1, 2, .. was accepted.
+        accepted_by_depth: accepted draft tokens at depth 1, 2, ...
         accepted_by_source: accepted draft tokens by drafter.
-        seconds: time by stage; a step shared by several requests counts in equal parts. "verify" holds all passes, also
-            those which read a long prompt before the first step.
-        rollbacks: passes that rejected draft tokens: the target's own token came where more was drafted. Of chains,
-            such as BiLD's, that is where they were cut; of trees most passes are among them.
+        seconds: time by stage. A step is shared equally by its requests. "verify" includes all passes that read the
+            prompt.
+        rollbacks: passes that rejected draft tokens, which for trees are most passes.
     """
 
     steps: int = 0
@@ -45,36 +44,36 @@ class RequestStats:
 
     @property
     def acceptance_length(self) -> float:
-        """1 + accepted / steps."""
+        """Return 1 + accepted / steps."""
         return 1 + self.accepted / self.steps if self.steps else 0.0
 
     @property
     def calls_per_token(self) -> float:
-        """Passes of the target per emitted token: steps / emitted."""
+        """Return steps / emitted, the passes of the target per token."""
         return self.steps / self.emitted if self.emitted else 0.0
 
     @property
     def engagement(self) -> float:
-        """Share of the emitted tokens that are the target's own: 1 - accepted / emitted."""
+        """Return 1 - accepted / emitted, the share of the target's own tokens."""
         return 1 - self.accepted / self.emitted if self.emitted else 0.0
 
     @property
     def rollback_ratio(self) -> float:
-        """Share of the passes that rejected draft tokens: rollbacks / steps."""
+        """Return rollbacks / steps, the share of passes that rejected draft tokens."""
         return self.rollbacks / self.steps if self.steps else 0.0
 
     @property
     def total_seconds(self) -> float:
-        """All stages together."""
+        """Return the time of all stages."""
         return sum(self.seconds.values())
 
     def count(self, drafted_by: Sequence[int | None], drafted: int, *, passed: bool = True) -> None:
-        """Add one step's counts.
+        """Add the counts of a step.
 
         Args:
-            drafted_by: for each emitted token the node that drafted it, None for the target's own.
+            drafted_by: node that drafted each emitted token; None for the target's own.
             drafted: draft tokens of the step.
-            passed: False where a lossy rule let the text end without a pass.
+            passed: False if a lossy rule ended the text without a pass.
         """
         accepted = len(drafted_by) - drafted_by.count(None)
         self.steps += passed
@@ -88,7 +87,7 @@ class RequestStats:
             by_depth[depth] += 1
 
     def copy(self) -> RequestStats:
-        """These counts at this moment; another thread may be at a step."""
+        """Return a copy; another thread may be in a step."""
         return replace(
             self,
             accepted_by_depth=self.accepted_by_depth.copy(),
@@ -97,7 +96,7 @@ class RequestStats:
         )
 
     def add(self, other: RequestStats) -> None:
-        """Add another request's counts to these."""
+        """Add the counts of another request."""
         for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.accepted_by_depth.extend([0] * (len(other.accepted_by_depth) - len(self.accepted_by_depth)))
@@ -108,7 +107,7 @@ class RequestStats:
             self.seconds[stage] += spent
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, for JSON."""
+        """Return the statistics as JSON values."""
         return {
             **{name: getattr(self, name) for name in COUNTS},
             "acceptance_length": self.acceptance_length,
@@ -123,11 +122,11 @@ class RequestStats:
 
 @dataclass(slots=True)
 class RunStats:
-    """Statistics of several requests that were answered together.
+    """Statistics of the requests of a run.
 
     Attributes:
-        requests: those of each.
-        runner: name of the runner that ran the passes; None where it is not known.
+        requests: statistics of each.
+        runner: name of the runner; None if it is unknown.
     """
 
     requests: list[RequestStats]
@@ -135,7 +134,7 @@ class RunStats:
 
     @property
     def total(self) -> RequestStats:
-        """The sum over all requests."""
+        """Return the sum over all requests."""
         total = RequestStats()
         for request in self.requests:
             total.add(request)
@@ -143,11 +142,11 @@ class RunStats:
 
     @property
     def acceptance_length(self) -> float:
-        """1 + accepted / steps over all requests."""
+        """Return 1 + accepted / steps over all requests."""
         return self.total.acceptance_length
 
     def summary(self) -> str:
-        """Print a short table of the run and return it as text."""
+        """Print a table of the run, and return it as text."""
         from rich.console import Console
         from rich.table import Table
 
