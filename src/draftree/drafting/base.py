@@ -1,4 +1,4 @@
-"""The drafter's contract: what the engine calls on a drafter, and with what.
+"""The drafter's contract: the methods that the engine calls, and their arguments.
 
 A drafter drafts a tree of next tokens for each request. Outside drafters (a trie, a small model) only draft and
 observe; drafters inside the model also attach rows to the coming pass and read their outputs afterwards. State of
@@ -31,10 +31,7 @@ Kept = TypeVar("Kept")
 
 
 class ByRequest(dict[int, Kept]):
-    """What a drafter keeps of each running request, by its id; a copy or pickle holds none of it.
-
-    Whoever copies a drafter, for another process say, wants what it has learned: the requests are not run there.
-    """
+    """A drafter's state of each running request, by its id. Copies and pickles are empty: requests do not move."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (ByRequest, ())
@@ -42,22 +39,22 @@ class ByRequest(dict[int, Kept]):
 
 @dataclass(slots=True)
 class RequestState:
-    """What a drafter may know of a request.
+    """The state of a request, as drafters and shapes read it.
 
     Attributes:
         id: unique among all requests of the process.
         tokens: certain token ids, prompt first; the last one is the root of the next tree.
-        prompt_length: how many of them are the prompt.
+        prompt_length: tokens of the prompt.
         remaining: tokens that the request may still emit; deeper draft tokens are wasted.
         drafting: whether the request takes draft tokens at all.
-        source: LongTensor [L], what the encoder of an encoder-decoder reads; None for other models, and where only
-            the encoder's output is known.
-        chooser: the request's logits processors and noise; None where the best of the raw logits is taken.
-        place: where the target keeps the request while it runs; for drafters that draft inside the target.
-        prediction: token ids that the text may follow in parts, to copy from.
-        cache_salt: what is learned from this request is for requests of the same cache_salt alone.
-        grammar: what the answer may say; None for anything.
-        eos_token_ids: tokens that end it; what is drafted behind one is wasted.
+        source: LongTensor [L], input of the encoder of an encoder-decoder; None for other models, and if only the
+            encoder's output is known.
+        chooser: the request's logits processors and noise; None for greedy decoding on raw logits.
+        place: the running request's slot in the target; for drafters that draft inside it.
+        prediction: token ids that the output may repeat in parts.
+        cache_salt: drafters share what they learn only between requests of one salt.
+        grammar: the grammar of the output; None for free text.
+        eos_token_ids: tokens that end it; draft tokens behind one are wasted.
     """
 
     id: int
@@ -75,21 +72,21 @@ class RequestState:
 
     @property
     def answer(self) -> list[int]:
-        """The tokens of the answer so far."""
+        """Return the output tokens so far."""
         return self.tokens[self.prompt_length :]
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a drafter does besides drafting; the engine leaves out what is not declared here.
+    """The abilities of a drafter besides `draft`; the engine uses only declared ones.
 
     Attributes:
         attaches: `plan` may give rows, surgeries or taps for the coming pass.
-        prepares: draft tokens come out of the pass before, so that they cost one step ahead.
-        unprepared: a drafter that prepares has draft tokens also where nothing was prepared (a trie merged with heads).
-        observes: `observe` is to be called after every step.
-        certain: its draft tokens are as good as known, and it often has none; merged with one other drafter, nothing
-            has to be learned of what either is worth.
+        prepares: draft tokens are read from the pass before.
+        unprepared: a drafter that prepares also drafts where nothing was prepared (a trie merged with heads).
+        observes: `observe` is called after every step.
+        certain: it drafts rarely, and its draft tokens are nearly certain; a merge with one other drafter then needs no
+            calibration.
         copies_prediction: drafts from `RequestState.prediction` too.
     """
 
@@ -103,17 +100,16 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step does, request by request. Made by a shape's `plan`, completed by its `trim`.
+    """The plan of one step, made by a shape's `plan` and completed by its `trim`.
 
     Attributes:
         requests: of the step, B of them.
         budgets: most draft tokens of each; 0 for none.
-        prepares: whether each of them drafts in the step after this one, so that rows which prepare its draft tokens
-            are worth attaching to this one.
-        trees: what is verified; None before `trim`.
-        attach_to: nodes of each tree that are worth rows of the drafter's own; None leaves that to the drafter.
-        gains: accepted draft tokens that the shape expects of each request; empty where it expects nothing.
-        ways: how each request drafts, in numbers of the shape's own, which alone reads them.
+        prepares: whether each of them drafts from rows attached to this step's pass.
+        trees: the trees to verify; None before `trim`.
+        attach_to: nodes of each tree that get rows of the drafter's own; None leaves that to the drafter.
+        gains: accepted draft tokens that the shape expects of each request; empty for none.
+        ways: the shape's own numbers for how each request drafts.
     """
 
     requests: Sequence[RequestState]
@@ -126,20 +122,19 @@ class StepPlan:
 
     @property
     def prepares_any(self) -> bool:
-        """Whether any request's next draft is to be prepared."""
+        """Return whether any request's next draft is prepared."""
         return any(self.prepares)
 
 
 @dataclass(slots=True)
 class Place:
-    """Where the target keeps a running request.
+    """A running request's slot in the target.
 
-    A drafter may pass rows of its own through the target there, behind the committed text (`runner.run`),
-    as long as the cache's lengths are in the end what they were: the next pass writes over them.
-    Requests that are drafted for together sit in neighbouring slots, in their order.
+    A drafter may pass rows of its own through the target behind the committed text (`runner.run`), and restores the
+    cache's lengths. Requests of one step are in neighbouring slots, in their order.
 
     Attributes:
-        runner: what runs passes; its lock is to be held around them.
+        runner: runs passes; hold its lock around them.
         cache: the target's keys and values.
         encoder: cross attention of an encoder-decoder, else None.
         slot: of the request in both.
@@ -152,20 +147,20 @@ class Place:
 
     @property
     def committed(self) -> int:
-        """Tokens of the request in the cache: all but the newest, once its prompt has been read."""
+        """Return the number of the request's tokens in the cache: all but the newest, once its prompt was read."""
         return self.cache.lengths[self.slot]
 
 
 def target_of(requests: Sequence[RequestState]) -> Target:
-    """The model through which the requests of a step pass."""
+    """Return the target of the requests of a step."""
     place = requests[0].place
-    assert place is not None  # those that take a step are running
+    assert place is not None  # requests of a step are running
     return place.runner.target
 
 
 @dataclass(slots=True)
 class Attachment:
-    """Rows of a drafter for the coming pass, and what it reads there; row numbers count from the tree's root as row 0.
+    """A drafter's own rows in the coming pass, and the layers that it reads; row 0 is the tree's root.
 
     Attributes:
         embeddings: [B, M, d], extra rows that enter behind the N tree rows, or None.
@@ -187,12 +182,11 @@ class Attachment:
 
 @dataclass(slots=True)
 class Step:
-    """What one pass brought, for the drafter to learn from.
+    """The outcome of one pass, for the drafter to learn from.
 
     Attributes:
         requests: the requests of the pass.
-        trees: the verified trees; in a `Merge` with the source bits of the drafter that is shown them, and none on
-            others' draft tokens.
+        trees: the verified trees; in a `Merge` only the drafter's own draft tokens have source bits.
         result: logits of the trees (from row `offset` on), row layouts and tapped hidden states.
         prefill_rows: per request, the number of rows of its prompt before its tree.
         offset: row at which the trees begin.
@@ -217,7 +211,7 @@ class Step:
     seconds: float | None = None
 
     def standing(self, numbers: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Where rows of the pass stand among the last layer's hidden states.
+        """Return the indices of rows among the last layer's hidden states.
 
         Args:
             numbers: of rows of each request, counted from its tree's root as in an `Attachment`; -1 for none.
@@ -235,7 +229,7 @@ class Step:
         return found
 
     def own_logits(self, layer: int, numbers: Sequence[Sequence[int]]) -> Tensor | None:
-        """Logits [B, D, V] of rows that the drafter attached; passes make logits of trees only.
+        """Return logits [B, D, V] of rows that the drafter attached; passes make logits of trees only.
 
         Args:
             layer: number of the model's layers, whose tap is what the last one returns.
@@ -267,10 +261,10 @@ class Drafter(ABC):
     """Base of all drafters.
 
     Attributes:
-        name: how statistics call it.
+        name: its name in statistics.
         source: bit that marks its nodes; `Merge` gives each of its drafters one of its own instead.
-        max_nodes: most draft tokens worth asking for per request and step.
-        capabilities: what it does besides drafting.
+        max_nodes: most draft tokens per request and step.
+        capabilities: its abilities besides `draft`.
         node_budget: draft tokens of every step where its trees have one size, by construction (a static tree) or as
             `draftree tune` found best; None where a shape may choose.
         acceptance: a lossy rule that belongs to its draft tokens and CHANGES texts; None for the lossless one.
@@ -296,7 +290,7 @@ class Drafter(ABC):
         return loop(model, input_ids, inputs_tensor=inputs_tensor, stop_strings=stop_strings, **given)
 
     def bind(self, target: Target, *, eos_token_ids: Sequence[int] = ()) -> None:
-        """Meet the target: check shapes and vocabulary, load weights. Called once per engine, before any work.
+        """Check shapes and vocabulary, and load weights. Called once per engine, before any work.
 
         With a lossy rule of its own (`acceptance`) also when requests come after a pause: its model may have changed.
 
@@ -309,18 +303,18 @@ class Drafter(ABC):
         """
 
     def deep_prefix(self, target: Target) -> list[tuple[Tensor, Tensor]] | None:
-        """Per-layer (keys, values), each [kv heads, P, head dim], for rows in `Attachment.prefix_rows`; None for none.
+        """Return per-layer (keys, values), each [kv heads, P, head dim], for `Attachment.prefix_rows`; None for none.
 
         Asked for when an engine is made, after `bind`, and perhaps more than once.
         """
         return None
 
     def source_name(self, source: int) -> str:
-        """What statistics call a node with these source bits."""
+        """Return the name in statistics of a node with these source bits."""
         return self.name
 
     def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
-        """Rows of a pass over trees of `nodes` nodes in all, those that `plan` attaches counted.
+        """Return the rows of a pass over trees of `nodes` nodes in all, with those that `plan` attaches.
 
         One row is a row through all layers; rows that join half-way count as half. Shapes size trees by it.
 
@@ -333,10 +327,10 @@ class Drafter(ABC):
         return nodes
 
     def begin(self, request: RequestState) -> None:
-        """A prompt arrives."""
+        """Set up the state of a new request."""
 
     def plan(self, step: StepPlan) -> Attachment | None:
-        """Rows of this drafter's own for the coming pass over `step.trees`; None for none.
+        """Return this drafter's own rows for the coming pass over `step.trees`; None for none.
 
         Called where it declares `attaches`.
         """
@@ -344,10 +338,10 @@ class Drafter(ABC):
 
     @abstractmethod
     def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
-        """Trees rooted at each request's newest token, with at most `budgets[b]` draft tokens each."""
+        """Return trees rooted at each request's newest token, with at most `budgets[b]` draft tokens each."""
 
     def observe(self, step: Step) -> None:
-        """What was accepted, and the outputs of the drafter's own rows."""
+        """Learn from accepted tokens and the outputs of the drafter's own rows."""
 
     def end(self, request: RequestState) -> None:
-        """The request is over, finished or not."""
+        """Drop the state of a request that ended."""

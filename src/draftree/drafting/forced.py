@@ -1,8 +1,7 @@
-"""Forced tokens: where a grammar leaves one way to go on, that is a draft of probability 1.
+"""GrammarDrafter: tokens that a grammar forces are drafted with probability 1.
 
-Keys of a JSON object, its punctuation and closing braces, the rest of an enum's value: the text is known, and the
-tokenizer's own way of writing it is what a model is likeliest to choose. It stays a draft: the model may spell the same
-text in other tokens, and then its choice counts, as without a drafter.
+Examples are keys and punctuation of a JSON object. The model may spell the forced text in other tokens, so it is
+verified like any draft.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from draftree.tree import Draft, TokenTree
 
 
 class GrammarDrafter(Drafter):
-    """Drafts what the grammar of a request forces; nothing for requests without one.
+    """Drafts the tokens that the grammar of a request forces; nothing for requests without one.
 
     Join it with another drafter by `Merge`, which drafts where the grammar leaves a choice.
     """

@@ -1,8 +1,8 @@
-"""An early head: what the model is about to say, read off the states after its first layers (ProPD, section 4.1).
+"""An early head: predict the model's next token from the states after its first layers (ProPD, section 4.1).
 
-A norm and a projection bring the states after layer n to where the model's own head can read them. Both start as the
-identity, so an untrained head is the plain early exit. Further ones can draft the tokens behind that one: they are the
-early exits that drafters are compared with (Hidden Transfer, Figure 3), and pruning has no use for them.
+A norm and a projection fit the states after layer n to the model's own head. Both start as the identity, so an
+untrained head is the plain early exit. Further places predict later tokens, for comparison with drafters (Hidden
+Transfer, Figure 3); pruning uses the first one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A pruner at work: it prunes the passes of one engine, as an `EarlyPruning` says.
+"""Prune the passes of one engine with the options of an `EarlyPruning`.
 
-The draft tokens that stay are known only in the pass. A drafter describes its surgeries for all rows, so those behind
-the pruning are fitted to the rows that are left: where a row has gone, the rows that looked ahead of it are not
-appended, and the others see what is left.
+A drafter describes its surgeries for all rows, but which rows stay is known only inside the pass. So later surgeries
+are fitted to the rows that are left: rows that look ahead of a dropped row are not appended.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from draftree.tree import TokenTree
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which draft tokens stay; see `EarlyPruning`.
+    """The options of an `EarlyPruning`.
 
     Attributes:
         layer: layers that run before trees are pruned.
@@ -40,10 +39,10 @@ class Pruner:
     """Prunes the passes of one runner.
 
     Args:
-        choice: what stays, and where.
+        choice: the criterion, and the layer.
         runner: runs the passes; it applies the model's head.
         weights: the early head's, where the model is.
-        worth: when a pass is pruned.
+        worth: decides when a pass is pruned.
         clock: seconds.
     """
 
@@ -54,7 +53,7 @@ class Pruner:
         self.worth, self.clock = worth, clock
 
     def enter(self, plan: Plan, trees: TokenTree) -> Plan:
-        """The plan of a pass over `trees` (which begin at row 0), with the pruning in it where that pays.
+        """Return the plan of a pass over `trees` (which begin at row 0), with pruning where it pays.
 
         Raises:
             ValueError: the drafter drops rows in the pass itself.
@@ -82,29 +81,29 @@ class Pruner:
         return replace(plan, surgeries=tuple(surgeries))
 
     def _cut(self, trees: TokenTree, visible: Tensor, hidden: Tensor) -> Tensor | None:
-        """The `keep` of one pass: rows that stay, given the states of all; None for all of them.
+        """Return the rows that stay, given the states of all (`Surgery.keep`); None for all of them.
 
         Args:
             trees: the nodes.
-            visible: BoolTensor [B, T, T], who sees whom among them and the rows attached behind them.
+            visible: BoolTensor [B, T, T], the attention mask of the nodes and the rows attached behind them.
             hidden: [B, T, d].
         """
         if hidden.is_cuda:
-            torch.cuda.synchronize(hidden.device)  # what is still queued are the layers before: not this look's time
+            torch.cuda.synchronize(hidden.device)  # the queued layers are not part of the measured time
         began, nodes = self.clock(), trees.width
-        states = hidden[:, :nodes].to(trees.tokens.device)  # the layer before may lie on another one
+        states = hidden[:, :nodes].to(trees.tokens.device)  # layers may be on several devices
         alive = self.alive(states, trees.tokens, trees.parents, trees.ancestors)
         drafted = max(sum(trees.sizes) - trees.batch, 1)
         share = (int(alive.sum()) - trees.batch) / drafted
         self.worth.note(share, self.clock() - began, hidden.shape[0] * hidden.shape[1])
         if visible.shape[1] > nodes:
-            # An attached row goes when any node that it sees has gone: it looked ahead of that node.
+            # An attached row is dropped with any node that it sees, as it looks ahead of that node.
             behind = ~(visible[:, nodes:, :nodes] & ~alive[:, None]).any(2)
             alive = torch.cat([alive, behind], 1)
         return None if bool(alive.all()) else _numbers_of(alive)
 
     def alive(self, hidden: Tensor, tokens: Tensor, parents: Tensor, ancestors: Tensor) -> Tensor:
-        """Which nodes stay: BoolTensor [B, N], closed upwards; roots do, padding does not.
+        """Return the nodes that stay, BoolTensor [B, N]: with all their ancestors, roots always, padding never.
 
         Args:
             hidden: [B, N, d], the nodes' states after the layers before the pruning.
@@ -138,9 +137,9 @@ class Pruner:
 
 
 def _inner(parents: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Nodes with children, LongTensor [B, I] ascending (0 in padding), and where each node's parent is in it.
+    """Return the nodes with children, LongTensor [B, I] ascending (0 in padding), and each parent's index in it.
 
-    None for all nodes where they are not on the CPU, as to count them would wait for the device.
+    None stands for all nodes if they are not on the CPU, where counting them would wait for the device.
     """
     above = parents[:, 1:].clamp(min=0)
     if not parents.is_cpu:
@@ -155,7 +154,7 @@ def _inner(parents: Tensor) -> tuple[Tensor | None, Tensor]:
 
 
 def _numbers_of(alive: Tensor) -> Tensor:
-    """Where [B, T] is true, ascending and padded with -1: LongTensor [B, K]."""
+    """Return the indices where [B, T] is true, ascending and padded with -1: LongTensor [B, K]."""
     counts = alive.sum(1)
     most = int(counts.max())
     order = alive.byte().sort(dim=1, descending=True, stable=True).indices[:, :most]
@@ -163,17 +162,17 @@ def _numbers_of(alive: Tensor) -> Tensor:
 
 
 def _added(surgery: Surgery) -> int:
-    """How many rows it appends."""
+    """Return the number of rows that it appends."""
     return 0 if surgery.positions is None else surgery.positions.shape[1]
 
 
 def _following(surgery: Surgery, total: int) -> Surgery:
-    """`surgery`, which describes `total` rows, for those of them that are left."""
+    """Return `surgery`, which describes `total` rows, for the rows that are left."""
     return surgery if surgery.append is None else replace(surgery, resolve=partial(_resolved, total))
 
 
 def _resolved(total: int, surgery: Surgery, rows: Tensor) -> Surgery:
-    """A surgery that describes all rows brought to those that are left (see `Surgery.resolve`).
+    """Fit a surgery that describes all rows to the rows that are left (see `Surgery.resolve`).
 
     Args:
         total: rows that had a number before this surgery.
@@ -213,6 +212,6 @@ def _resolved(total: int, surgery: Surgery, rows: Tensor) -> Surgery:
 
 
 def _chosen(make: Callable[[Tensor], Tensor], index: Tensor, given: Tensor) -> Tensor:
-    """Of the rows [B, K, d] that `make` makes, those of `index` [B, I]."""
+    """Return rows `index` [B, I] of the rows [B, K, d] that `make` makes."""
     made = make(given)
     return made.gather(1, index.to(made.device)[:, :, None].expand(-1, -1, made.shape[2]))

@@ -1,7 +1,4 @@
-"""When early pruning pays: what looking takes, against what the rows that leave would have taken.
-
-Both are as found in the passes so far, so that a pass is pruned where that is expected to make it shorter.
-"""
+"""Decide when early pruning pays: the time of the early head against that of the pruned rows, as measured so far."""
 
 from __future__ import annotations
 
@@ -13,19 +10,19 @@ import numpy as np
 from draftree.runner.step_cost import StepCost
 from draftree.runner.target import Target
 
-HABIT = 0.95  # weight of the past in what pruned passes were like
+HABIT = 0.95  # weight of the past in means
 STAY_FIRST = 0.4  # share of draft tokens that stay, before any pass was pruned; the paper's trees keep 0.2 to 0.4
-AGAIN = 64  # passes that could have been pruned after which one is, to see whether it pays by now
-DEAREST = 4.0  # times the expected, as a single look counts
+AGAIN = 64  # passes without pruning before one that measures again
+DEAREST = 4.0  # the most that one measurement counts, in means
 
 
 class Looks:
-    """What pruned passes were like, over all engines that one pruner serves.
+    """Measurements of pruned passes, over all engines of one pruner.
 
     Attributes:
-        lock: held while any of it is changed.
+        lock: guards changes.
         stay: share of the draft tokens that stay.
-        cost: seconds of looking, against those of a pass of as many rows; 0 before the first engine.
+        cost: seconds of the early head over those of a pass of as many rows; 0 before the first engine.
     """
 
     def __init__(self) -> None:
@@ -41,10 +38,10 @@ class Looks:
 
 
 class Worth:
-    """Whether the passes of one engine are worth pruning.
+    """Decides for the passes of one engine.
 
     Args:
-        looks: what is known of pruned passes.
+        looks: measurements of pruned passes.
         target: the model, which is pruned behind `layer` layers.
         layer: see there.
         cost: of its steps; None prunes every pass.
@@ -61,12 +58,12 @@ class Worth:
                 looks.cost = target.hidden_size * target.vocab_size / max(layers, 1)
 
     def rows(self, rows: Any) -> Any:
-        """Rows through all layers that a pass of `rows` rows (a number or an array) amounts to when it is pruned."""
+        """Return the rows through all layers that a pruned pass of `rows` rows (a number or an array) amounts to."""
         pruned = rows * (self._share + (1 - self._share) * self._looks.stay + self._looks.cost)
         return pruned if self._cost is None else np.minimum(rows, pruned)
 
     def pays(self, rows: int) -> bool:
-        """Whether to prune a pass of `rows` rows; now and then to find out."""
+        """Return whether to prune a pass of `rows` rows; sometimes only to measure again."""
         if self._cost is None:
             return True
         full, rest = (float(seconds) for seconds in self._cost.of((rows, max(self._looks.stay * rows, 1.0))))
@@ -77,7 +74,7 @@ class Worth:
         return self._missed % AGAIN == 0
 
     def note(self, share: float, seconds: float, rows: int) -> None:
-        """In a pass of `rows` rows this share of the draft tokens stayed, and looking took `seconds`."""
+        """Record the share of draft tokens that stayed, and the seconds of the early head."""
         with self._looks.lock:
             self._looks.stay += (1 - HABIT) * (share - self._looks.stay)
             if self._cost is not None:
