@@ -312,3 +312,15 @@ def test_replicas_that_could_not_start_are_not_started(
     assert launch.placement.device == "cpu", "Ray shows them no GPU"
     assert where[:2] == ("127.0.0.1", 0)
     assert CliRunner().invoke(cli, ["serve", "--replicas", "0"]).exit_code == 2
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/v1/corpus"])
+def test_a_replica_that_fails_while_all_are_asked_is_an_error(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def dies(_: Front) -> AsyncIterator[Any]:
+        raise DiedError
+        yield
+
+    monkeypatch.setattr(Front, "_numbers", dies)
+    begin, end = ask(Replicas([WHOLE, body(b"")]), path)
+    assert begin["status"] == 503
+    assert json.loads(end["body"])["error"]["code"] == "replica_failed"

@@ -23,7 +23,6 @@ from serve_driver import Running, serving
 
 from draftree import Fixed
 from draftree.engine import SamplingParams
-from draftree.serve import app as application
 from draftree.serve import responses as answers
 from draftree.serve.http import JsonLines
 from draftree.serve.output import OutputStream, RequestOutput
@@ -117,28 +116,6 @@ def test_a_body_that_does_not_come_is_not_waited_for(demo: Any) -> None:
         with socket.create_connection((url.host, url.port), timeout=30) as line:
             line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
             assert line.recv(100).startswith(b"HTTP/1.1 408 ")
-
-
-def test_a_client_that_does_not_read_is_left(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "UNREAD", 0.3)
-    body = {"prompt": "The sea", "n": 8, "max_tokens": 500, "ignore_eos": True, "stream": True, "logprobs": 20}
-    sent = json.dumps(body).encode()
-    with serving(*demo, timeout=60) as server:
-        server.server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # full at once
-        url = httpx.URL(server.url)
-        with socket.socket() as line:
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            line.settimeout(30)
-            line.connect((url.host, url.port))
-            line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(sent) + sent)
-            assert line.recv(100).startswith(b"HTTP/1.1 200 ")
-            assert server.idle(60)
-            said = b""
-            with contextlib.suppress(ConnectionResetError):
-                while piece := line.recv(2**20):
-                    said = said[-100:] + piece
-            assert b"[DONE]" not in said
-        assert server.complete("Hi", max_tokens=2)["choices"]
 
 
 def test_limits_of_length(demo: Any) -> None:

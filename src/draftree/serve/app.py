@@ -177,7 +177,7 @@ def add_extras(app: FastAPI, server: Server) -> None:
                 raise ApiError(message, "add_special_tokens")
             check, messages = partial(calls.check_bytes, field="messages"), body.messages
             options = {"add_generation_prompt": body.add_generation_prompt is not False}
-            ids = await server.in_thread(request, lambda: chat_prompt(tokenizer, messages, check, **options))
+            ids = await server.in_thread(lambda: chat_prompt(tokenizer, messages, check, **options))
         else:
             if body.add_generation_prompt is not None:
                 message = "add_generation_prompt belongs to messages: leave it out, or give messages."
@@ -185,7 +185,7 @@ def add_extras(app: FastAPI, server: Server) -> None:
             special = body.add_special_tokens is not False
             text = body.prompt or ""
             calls.check_bytes(text)
-            ids = await server.in_thread(request, lambda: calls.encode(text, special=special))
+            ids = await server.in_thread(lambda: calls.encode(text, special=special))
         calls.check_length(ids, "prompt" if body.messages is None else "messages")
         limit = server.engine.target.max_positions
         return JSONResponse({"count": len(ids), "max_model_len": limit, "tokens": ids})
@@ -222,12 +222,11 @@ def add_extras(app: FastAPI, server: Server) -> None:
                 drafter.warm(rows, cache_salt)
             return sum(map(len, rows))
 
-        return JSONResponse({"texts": len(body.texts), "tokens": await server.in_thread(request, learn)})
+        return JSONResponse({"texts": len(body.texts), "tokens": await server.in_thread(learn)})
 
 
 log = logging.getLogger("draftree.serve")
 MOST_LOGGED = 200  # characters of a path
-UNREAD = 60.0  # seconds that a client may leave unread what was sent to it, once buffers are full
 
 
 def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None = None) -> FastAPI:
@@ -263,14 +262,14 @@ def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None =
     async def completions(request: Request) -> Response:
         key = server.key(request)
         body = await server.body(request, Completion)
-        call, parts = await server.read(request, server.calls.completion, body, key)
+        call, parts = await server.read(server.calls.completion, body, key)
         return await server.answer(request, call, parts)
 
     @app.post("/v1/chat/completions", openapi_extra=described(Chat))
     async def chat_completions(request: Request) -> Response:
         key = server.key(request)
         body = await server.body(request, Chat)
-        call, parts = await server.read(request, server.calls.chat, body, key)
+        call, parts = await server.read(server.calls.chat, body, key)
         return await server.answer(request, call, parts)
 
     add_extras(app, server)
@@ -288,12 +287,8 @@ async def _not_found(request: Request, error: Any) -> Response:
     return JSONResponse(found.body(), found.status, error.headers)
 
 
-class UnreadError(Exception):
-    """A client has left unread what was sent to it for too long."""
-
-
 class Watch:
-    """Gives every request an id, counts its response, logs it without what it says, and answers where that failed.
+    """Give every request an id, count its response, log it without its text, and report failures as API errors.
 
     Plain ASGI: a stream's events pass through it as they are.
     """
@@ -318,11 +313,7 @@ class Watch:
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", name)]
                 self._server.metrics.responded(status)
-            try:
-                async with asyncio.timeout(UNREAD):
-                    await send(message)
-            except TimeoutError:
-                raise UnreadError from None
+            await send(message)
 
         try:
             self._server.settings.check_host(dict(scope["headers"]).get(b"host", b"").decode("latin-1"))
@@ -330,8 +321,6 @@ class Watch:
         except asyncio.CancelledError:  # by an ASGI server that stops, or that has lost the client
             alive = self._server.worker.alive
             failed = GoneError() if alive else StoppingError()
-        except UnreadError:  # the answers end, and the connection breaks off
-            status = 499
         except Exception as error:
             failed = api_error(error)
         try:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import ctypes
 import math
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -27,7 +25,7 @@ from draftree.errors import ModelChangedError
 from draftree.grammar import GrammarBusyError
 from draftree.serve.calls import CallReader
 from draftree.serve.grammars import may_compile
-from draftree.serve.http import ApiError, FullError, GoneError
+from draftree.serve.http import ApiError, GoneError
 from draftree.serve.metrics import Metrics
 from draftree.serve.output import Delta, OutputStream, RequestOutput
 from draftree.serve.protocol import Sampling
@@ -170,16 +168,7 @@ def _place(error: ErrorDetails, body: Any) -> tuple[list[str | int], int | None]
 Read = TypeVar("Read")
 NOT_HELD_BACK = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # by what is in between, such as nginx
 MOST_SCORES = 1_000_000  # log-probabilities of prompts in one response, which take some 300 bytes each
-LONG = 256 << 10  # bytes of a body, above which its texts are tokenised apart from those of others, one at a time
-MOST_LONG = 8  # such bodies that may wait
 GRAMMARS = 2  # requests whose grammars are compiled at once, so that cores are left for the engine
-
-
-def give_memory_back() -> None:
-    """Return freed memory to the system: after a text of megabytes glibc keeps hundreds of them."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
 
 
 class Server:
@@ -207,8 +196,6 @@ class Server:
         self._tries = parts_of(engine.config.drafter, Lookahead)
         # asyncio's own threads are for all that takes long, and a grammar may hold one for seconds.
         self._grammars = ThreadPoolExecutor(GRAMMARS, "draftree-grammars")
-        self._long = ThreadPoolExecutor(1, "draftree-long-texts")
-        self._waiting_long = 0
         self.started = int(time.time())
 
     async def body(self, request: Request, kind: type[Body]) -> Body:
@@ -217,46 +204,30 @@ class Server:
         Raises:
             ApiError: too long, too slow, not of this kind, or the client has gone away meanwhile.
         """
-        text = await whole_body(request, self.settings)
-        request.state.long = len(text) > LONG
-        return read_body(text, kind)
+        return read_body(await whole_body(request, self.settings), kind)
 
-    async def read(
-        self, request: Request, reader: Callable[[Any, str | None], Read], body: Sampling, key: str | None
-    ) -> Read:
+    async def read(self, reader: Callable[[Any, str | None], Read], body: Sampling, key: str | None) -> Read:
         """Return what a method of `calls` makes of a body, in a thread.
 
         Args:
-            request: whose body it is.
             reader: the method.
             body: the request's.
             key: under which it came.
 
         Raises:
-            ApiError: what cannot be done.
+            ApiError: a wrong field.
         """
         work = partial(reader, body, self.settings.cache_salt(key, body.user))
-        return await self.in_thread(request, work, self._grammars if may_compile(body) else None)
+        return await self.in_thread(work, self._grammars if may_compile(body) else None)
 
-    async def in_thread(self, request: Request, work: Callable[[], Read], pool: Executor | None = None) -> Read:
-        """Return what `work` returns, done in a thread of `pool`, or of asyncio's own.
-
-        Work on long bodies has a single thread, so that those of others find one: a text of megabytes takes seconds.
+    async def in_thread(self, work: Callable[[], Read], pool: Executor | None = None) -> Read:
+        """Return the result of `work`, done in a thread of `pool`, or of asyncio's own.
 
         Raises:
-            ApiError: what `work` raises, or status 429 where too many long bodies wait already.
+            ApiError: an error of `work`.
         """
         loop, context = asyncio.get_running_loop(), contextvars.copy_context()
-        if not request.state.long:
-            return await loop.run_in_executor(pool, context.run, work)
-        if self._waiting_long >= MOST_LONG:
-            raise FullError(10)
-        self._waiting_long += 1
-        try:
-            return await loop.run_in_executor(self._long, context.run, work)
-        finally:
-            self._waiting_long -= 1
-            loop.run_in_executor(self._long, give_memory_back)
+        return await loop.run_in_executor(pool, context.run, work)
 
     def key(self, request: Request) -> str | None:
         """The name of the key that a request presents; None where the server has none.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("draftree.ray")
 FAILED = ApiError(
-    "The replica that answered this request has failed: send it again, with what has come so far to go on from there.",
+    "The replica that answered this request has failed: send the request again.",
     status=503,
     code="replica_failed",
     retry_after=1,
