@@ -68,7 +68,7 @@ class TensorInfo(NamedTuple):
 
 
 class GgufFile(NamedTuple):
-    """What a file holds: its metadata by key, and its tensors by name."""
+    """The metadata of a file by key, and its tensors by name."""
 
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]

@@ -1,8 +1,8 @@
 """The package's C, built into one library by the build hook (hatch_build.py) and loaded here, through ctypes.
 
-It lies on the lowest floor since rooms of several floors use it: the Lookahead trie (`trie.c`), and the layers of the
-CPU runner (`layers.c`). Nothing in it uses Python's C interface, so one binary serves every Python
-version. Without the library everything works in Python and tensor operations, only slower.
+The Lookahead trie (`trie.c`) and the layers of the CPU runner (`layers.c`) use it. It does not use Python's C
+interface, so one binary serves every Python version. Without the library, Python and tensor operations do the same
+work more slowly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 
 def library() -> ctypes.CDLL:
-    """The compiled functions, without signatures.
+    """Load the compiled functions, without signatures.
 
     Raises:
         OSError: the library was not built or does not load.
@@ -31,7 +31,7 @@ def library() -> ctypes.CDLL:
 
 @lru_cache(maxsize=1)
 def load_library() -> ctypes.CDLL | None:
-    """The functions of `layers.c`, ready for calls; None when they were not built, are stale or do not load."""
+    """Return the library with the functions of `layers.c`; None if it was not built, is stale or does not load."""
     try:
         return started(library(), WIDEST)
     except (OSError, AttributeError):
@@ -39,7 +39,7 @@ def load_library() -> ctypes.CDLL | None:
 
 
 def started(found: ctypes.CDLL, widest: int) -> ctypes.CDLL | None:
-    """The library with its signatures, ready for calls; None where it is stale.
+    """Set the signatures of a library and return it; None if it is stale.
 
     Args:
         found: as loaded.

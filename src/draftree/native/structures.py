@@ -28,7 +28,7 @@ class Matrix(Structure):
 
 
 def beside(matrices: Sequence[Matrix]) -> Matrix:
-    """Let matrices of blocks with the same inputs be one with the outputs of all; the caller keeps them alive."""
+    """Join matrices of blocks with the same inputs into one with all outputs; the caller holds references to them."""
     outputs = sum(matrix.outputs for matrix in matrices)
     for matrix, following in zip(matrices, [*matrices[1:], None], strict=True):
         matrix.stride, matrix.beside = outputs, None if following is None else addressof(following)
@@ -50,7 +50,7 @@ class Layer(Structure):
 
 
 class Pass(Structure):
-    """What is the same for all layers of a pass (`layers.c`)."""
+    """The values that all layers of a pass share (`layers.c`)."""
 
     _fields_ = (
         *((name, c_int64) for name in ("batch", "rows", "first", "capacity")),
@@ -73,7 +73,7 @@ class T5Layer(Structure):
 
 
 class T5Decoder(Structure):
-    """T5's decoder, and what is the same for all rows of a pass (`t5.h`)."""
+    """T5's decoder, and the values that all rows of a pass share (`t5.h`)."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("layers", "bias", "lengths", "places")),
@@ -87,11 +87,11 @@ class T5Decoder(Structure):
 
 
 def address(tensor: Tensor, dtype: torch.dtype) -> int:
-    """Address of a tensor's first element.
+    """Return the address of a tensor's first element.
 
     Args:
-        tensor: what C reads or writes.
-        dtype: the type that C knows it by.
+        tensor: read or written by C.
+        dtype: the type that C expects.
 
     Raises:
         RuntimeError: another type, another device, or gaps: C would read something else.
@@ -106,19 +106,19 @@ def address(tensor: Tensor, dtype: torch.dtype) -> int:
 
 
 def optional_address(tensor: Tensor | None, dtype: torch.dtype) -> int | None:
-    """The same for a tensor that may be missing, which C knows as a null pointer."""
+    """Return the address of a tensor, or None, which C reads as a null pointer."""
     return None if tensor is None else address(tensor, dtype)
 
 
 def store_addresses(stores: Sequence[tuple[Tensor, Tensor]]) -> tuple[Any, Any]:
-    """Where the float32 keys and values of several layers lie: an array of addresses of each."""
+    """Return an array of the addresses of several layers' float32 keys, and one of their values."""
     at = c_void_p * len(stores)
     keys, values = ([address(store, torch.float32) for store in own] for own in zip(*stores, strict=True))
     return at(*keys), at(*values)
 
 
 def array_address(array: NDArray[Any], dtype: Any) -> int:
-    """Address of a NumPy array's first element; `dtype` and errors as for `address`."""
+    """Return the address of a NumPy array's first element; `dtype` and errors as for `address`."""
     if array.dtype != dtype or not array.flags.c_contiguous:
         raise RuntimeError(
             f"Compiled code reads contiguous {np.dtype(dtype)}, and this array of shape {list(array.shape)} is "

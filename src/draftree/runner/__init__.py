@@ -1,6 +1,6 @@
-"""Runners: how rows of tokens get through a stock model.
+"""Choose and open runners, which pass rows of tokens through a stock model.
 
-This file chooses and opens them, one class a way of running a pass; `base` says what all of them offer.
+There is one class for each way of running a pass; `base` holds their common interface.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _opening = threading.RLock()
 
 
 def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
-    """The runner for `model`: one of `CHOICES`, or one that has been opened already.
+    """Return the runner for `model`: one of `CHOICES`, or one that is open already.
 
-    A model of a family that is not in the tests, or altered by its user, is looked at once: its tree logits must be
-    those of its branches.
+    A model of an untested family, or one altered by its user, is tried once: its tree logits must equal those of its
+    branches.
 
     Args:
         model: a Hugging Face model.
@@ -71,7 +71,7 @@ def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
     """
     if isinstance(choice, Runner):
         if not isinstance(model, nn.Module):
-            inspect_model(model)  # says what is wrong with it
+            inspect_model(model)  # raises the error for it
         if choice.target.model is not unwrapped(model):
             raise ValueError("This runner was opened for another model: open one for this model, or give its name.")
         if choice.outdated:
@@ -82,7 +82,7 @@ def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
         return choice
     check_choice(choice)
     if not isinstance(model, nn.Module):
-        target = inspect_model(model)  # says what is wrong with it
+        target = inspect_model(model)  # raises the error for it
         return _open(target, choose(target, choice))
     with _opening:
         held = _runners.setdefault(model, {})
@@ -101,17 +101,17 @@ def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
 
 
 def check_choice(choice: str) -> None:
-    """Refuse a name that is none of `CHOICES`.
+    """Check a runner's name.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the name is not in `CHOICES`.
     """
     if choice not in CHOICES:
         raise ValueError(f"runner is {choice!r}: choose {', '.join(map(repr, CHOICES[:-1]))} or {CHOICES[-1]!r}.")
 
 
 def layout_of(model: Any) -> ModelLayout:
-    """The facts of a model that one pass through its own `forward` shows, for those who have no runner of it at hand.
+    """Return the facts of a model that one pass through its own `forward` shows.
 
     Raises:
         TypeError, ValueError: as `open_runner`, or a model that is not understood.
@@ -122,10 +122,10 @@ def layout_of(model: Any) -> ModelLayout:
 
 
 def choose(target: Target, choice: str = "auto") -> type[Runner]:
-    """The way of running a model: the one place where it is chosen.
+    """Return the class that runs a model.
 
-    "auto" takes the fastest that drives the model where it is: compiled on a CPU in float32 and bfloat16, fixed shapes
-    on a GPU, else tensor operations; and the model's own `forward` where none of them drives it.
+    "auto" takes the fastest that drives the model on its device: compiled layers on a CPU in float32 and
+    bfloat16, fixed shapes on a GPU, else tensor operations. Other models run through their own `forward`.
     """
     if choice == "auto":
         if T5Runner.qualifies(target):
@@ -154,7 +154,7 @@ def _open(target: Target, way: type[Runner]) -> Runner:
 
 
 def _of_copies(runner: Runner) -> str:
-    """How much memory the runner's copies take, and how to do without."""
+    """Return a warning of the memory that the runner's copies take, and how to avoid them."""
     ways = 'runner="in_place" (--no-pack) does without, and is slower'
     if isinstance(runner, CpuRunner) and not packed(runner.target.model):
         ways = f"draftree.pack_weights(model) makes it the only one, {ways}"

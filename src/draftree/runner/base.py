@@ -1,4 +1,4 @@
-"""What every runner offers: a cache for its model, passes over it, and whether it is outdated.
+"""The common interface of runners: a cache for the model, passes over it, a check for changed weights.
 
 The functions below the class are shared by the code around a pass: the mode of callbacks, the lock of a model, the
 count of passes that record, and the best tokens of logits.
@@ -68,7 +68,7 @@ class Runner(ABC):
 
     @property
     def outdated(self) -> bool:
-        """Whether the runner holds weights of the model that have changed since it was opened."""
+        """True if the model's weights have changed since the runner copied them."""
         return self.copies and self.fingerprint != fingerprint(self.target.model)
 
     @property

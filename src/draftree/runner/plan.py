@@ -1,4 +1,4 @@
-"""What one pass through the model should do, described without naming a model or a method.
+"""The description of one pass through the model, without naming a model or a method.
 
 Drafters and the engine describe rows (tokens or embeddings), positions and who sees whom; runners carry the
 description out. The only coupling between methods and models is this file.
@@ -17,7 +17,7 @@ Described = TypeVar("Described", "Surgery", "Plan")
 
 
 class Scorer(Protocol):
-    """What makes logits of hidden states: the runner that has run a pass. See `base.Runner`."""
+    """The methods of `base.Runner` that compute logits from hidden states."""
 
     def close(self, hidden: Tensor) -> Tensor: ...
     def head(self, closed: Tensor) -> Tensor: ...
@@ -60,7 +60,7 @@ class Surgery:
 
 
 def join(visible: Tensor, more: Tensor) -> Tensor:
-    """Rows that see more [B, M, K + M] behind those that see visible [B, K, K], who do not see them."""
+    """Join masks: visible [B, K, K] of earlier rows, more [B, M, K + M] of rows behind them, which those do not see."""
     return torch.cat([torch.nn.functional.pad(visible, (0, more.shape[1])), more], 1)
 
 
@@ -105,7 +105,7 @@ class Plan:
 
     @classmethod
     def causal(cls, tokens: Tensor, first: int = 0, **more: Any) -> Plan:
-        """Rows [B, N] of a text from position `first` on, each of which sees those before it; `more` as above."""
+        """Return a plan of causal rows [B, N] from position `first` on; `more` as above."""
         count, width = tokens.shape
         positions = torch.arange(first, first + width, device=tokens.device)
         square = torch.ones(width, width, dtype=torch.bool, device=tokens.device).tril()
@@ -128,12 +128,12 @@ class Plan:
 
     @property
     def bare(self) -> bool:
-        """Whether no row sees the deep prefix."""
+        """True if no row sees the deep prefix."""
         return self.prefix_rows is None
 
     @property
     def plain(self) -> bool:
-        """Whether tokens go in and pass through every layer, and nothing else is done."""
+        """True if tokens enter and pass through every layer, without taps, surgeries or embeddings."""
         return not (
             self.surgeries
             or self.taps
@@ -143,19 +143,19 @@ class Plan:
         )
 
     def to(self, device: torch.device) -> Plan:
-        """The same plan with its tensors on `device`; itself where they are there."""
+        """Return the plan with its tensors on `device`; itself if they are there."""
         if self.tokens.device == device:
             return self
         return self._changed(lambda tensor: tensor.to(device))
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> Plan:
-        """The same with every tensor changed, those of the surgeries too."""
+        """Return a copy with every tensor changed, including those of the surgeries."""
         surgeries = tuple(_with_tensors(surgery, change) for surgery in self.surgeries)
         return replace(_with_tensors(self, change), surgeries=surgeries)
 
 
 def _with_tensors(held: Described, change: Callable[[Tensor], Tensor]) -> Described:
-    """A plan or surgery with every tensor that it has changed."""
+    """Return a copy of a plan or surgery with `change` applied to every tensor."""
     changed: dict[str, Any] = {}
     for one in fields(held):
         value = getattr(held, one.name)
@@ -186,13 +186,13 @@ class Segment:
 
 @dataclass(slots=True)
 class PassResult:
-    """What came out of a pass.
+    """The result of a pass.
 
     Attributes:
         logits: [B, n, V] of the final segment's rows from `first_logit_row` on, up to `last_logit_row`.
         segments: the row layouts that the cache holds, one per run of layers.
         hidden: layer index -> tapped hidden states [B, n_at_that_layer, d].
-        runner: what made it, for logits of tapped rows.
+        runner: the one that ran the pass, for logits of tapped rows.
     """
 
     logits: Tensor

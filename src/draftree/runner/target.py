@@ -1,4 +1,4 @@
-"""What a model is, as far as driving it goes: its decoder stack, sizes, limits, and why some are refused."""
+"""Inspect a model: its decoder stack, sizes and limits; refuse models that cannot hold token trees."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Target:
         hidden_size: width of the hidden states.
         max_positions: context limit in tokens, None where the model has none.
         encoder_decoder: whether trees grow in the decoder of an encoder-decoder.
-        alteration: what about it is not as its class builds it, see `stock.alteration`; None for a stock model.
+        alteration: a difference from its class, see `stock.alteration`; None for a stock model.
         cache_argument: name of the KV cache among the arguments of its `forward`.
     """
 
@@ -90,7 +90,7 @@ class Target:
 
     @property
     def device(self) -> torch.device:
-        """Where the input ids go."""
+        """The device of the input ids."""
         return device_of(self.model)
 
     def refuse_training(self) -> None:
@@ -213,7 +213,7 @@ def inspect_model(model: Any) -> Target:
 
 
 def arguments_of(kind: Any) -> list[str]:
-    """The names that the `forward` of a class takes, then those of the classes to which it hands on any others."""
+    """Return the argument names of a class's `forward`, then those of the classes to which it passes others."""
     names: list[str] = []
     for part in kind.__mro__:
         if "forward" in vars(part):
@@ -225,7 +225,7 @@ def arguments_of(kind: Any) -> list[str]:
 
 
 def unwrapped(model: Any) -> Any:
-    """The model inside a torch.compile or PEFT wrapper, whose own `forward` hides the arguments."""
+    """Return the model inside a torch.compile or PEFT wrapper, whose own `forward` hides the arguments."""
     model = getattr(model, "_orig_mod", model)
     if not hasattr(model, "peft_config"):
         return model
@@ -239,7 +239,7 @@ def unwrapped(model: Any) -> Any:
 
 
 def device_of(model: Any) -> torch.device:
-    """Where the input ids of a model go."""
+    """Return the device of a model's input ids."""
     embedding = model.get_input_embeddings()
     if isinstance(embedding, PackedEmbedding):
         return embedding.panels.device
@@ -248,7 +248,7 @@ def device_of(model: Any) -> torch.device:
 
 
 def _table_of(module: Any, *sizes: int) -> Sequence[int]:
-    """The shape of a module's weight; `sizes` of one that is made of several, such as a factorised one."""
+    """Return the shape of a module's weight; `sizes` of one that is made of several, such as a factorised one."""
     if isinstance(module, PackedEmbedding):
         return module.num_embeddings, module.embedding_dim
     weight = getattr(module, "weight", None)
@@ -256,23 +256,23 @@ def _table_of(module: Any, *sizes: int) -> Sequence[int]:
 
 
 def rows_of(model: Any) -> int:
-    """How many token ids a model, or its encoder, can read."""
+    """Return the number of token ids that a model, or its encoder, can read."""
     return _table_of(model.get_input_embeddings(), model.config.get_text_config().vocab_size)[0]
 
 
 def offloaded(model: nn.Module) -> bool:
-    """Whether accelerate moves a model's weights or states as it is called; a pass may then take minutes."""
+    """Return whether accelerate moves a model's weights or states in each call; a pass may then take minutes."""
     return any("_hf_hook" in module.__dict__ for module in model.modules())
 
 
 def weight_of(module: Any) -> Tensor:
-    """A module's weight, also where accelerate keeps it elsewhere between calls."""
+    """Return a module's weight, also if accelerate has offloaded it."""
     weight: Tensor = module.weight.detach()
     return module._hf_hook.weights_map["weight"] if weight.is_meta else weight
 
 
 def _brought_to(module: nn.Module) -> Any:
-    """Where accelerate brings a module's weights for each call, which lie elsewhere in between; None for others."""
+    """Return the device to which accelerate brings an offloaded module's weights for a call; None for others."""
     hook: Any = getattr(module, "_hf_hook", None)
     for part in getattr(hook, "hooks", (hook,)):
         if getattr(part, "offload", False):
@@ -327,7 +327,7 @@ def _max_positions(config: Any) -> int | None:
 
 
 def _unread_window(config: Any) -> int | None:
-    """How many tokens Hugging Face's cache keeps where the layers see all that it has, which draftree has no mask for.
+    """Return the window of Hugging Face's cache that no layer's mask has; None for none.
 
     It takes a window from the configuration of any family that lists no kinds of layers.
     """

@@ -28,20 +28,20 @@ from draftree.runner.positions import Rotation
 from draftree.runner.weights.packed import LANES, Packed, scratch_for
 
 ROUNDS, NORMS_ROUND_TWICE = 1, 2  # where numbers are rounded to bfloat16 (`layers.c`)
-NO_END = 2**31 - 1  # columns that no window of 32 bits goes beyond, and no context
+NO_END = 2**31 - 1  # KV positions; more than any window or context has
 MATRICES = "qkv", "output", "gate", "up", "down"  # of `Layer`
 WORTH_THREADS = 2_500_000  # multiplications of a pass under which waking other threads costs more than it saves
 
 
 def rounding_of(norms: Sequence[Norm | None], dtype: torch.dtype) -> int:
-    """Where a model of that type, with such norms, rounds to bfloat16, as C knows it."""
+    """Return C's flags for the places where a model of that dtype and norms rounds to bfloat16."""
     if dtype != torch.bfloat16:
         return 0
     return ROUNDS | (NORMS_ROUND_TWICE if any(norm is not None and norm.twice for norm in norms) else 0)
 
 
 def threads_for(work: int, meetings: float = 1.0) -> int:
-    """Threads for so many multiplications; `meetings`: how often they wait for each other, in those of a layer."""
+    """Return the number of threads for `work` multiplications; `meetings` counts barriers, in units of a layer's."""
     return torch.get_num_threads() if work > meetings * WORTH_THREADS else 1
 
 
@@ -77,11 +77,11 @@ class CompiledLayer:
 
     @property
     def moved(self) -> bool:
-        """Whether the model's memory lies elsewhere by now; torch moves all of it at once."""
+        """True if torch has moved the model's memory, which it does for all of it at once."""
         return self.in_place and self._packed[0].described.panels != self._at[0]
 
     def follow(self) -> None:
-        """Read panels that lie in the model where they are by now, see `Packed.described`."""
+        """Update the addresses of packed weights that belong to the model; see `Packed.described`."""
         at = [packed.described.panels for packed in self._packed]
         if at != self._at:
             self._at = at
@@ -101,13 +101,13 @@ class CompiledStack:
         self.weights = sum(layer.weights for layer in layers)
 
     def threads(self, rows: int) -> int:
-        """Threads for a pass of so many rows."""
+        """Return the number of threads for a pass of `rows` rows."""
         return threads_for(rows * self.weights)
 
     def run(self, first: int, last: int, x: Tensor, angles: CompiledAngles, unread: int = 0) -> None:
-        """Its layers [first, last) on x [B, n, d], in place.
+        """Run layers [first, last) on x [B, n, d], in place.
 
-        Behind the last of them nobody reads the first `unread` rows, of a batch of one, so that they may hold anything.
+        In a batch of one, the first `unread` rows of the result are not read, so their values are undefined.
         """
         keys, values = self.stores(angles.cache, x, first, last)
         if self.layers[first].moved:
@@ -118,7 +118,7 @@ class CompiledStack:
         self._run(layers, len(some), angles.described, unread, address(x, torch.float32), keys, values)
 
     def stores(self, cache: SlotCache, like: Tensor, first: int = 0, last: int | None = None) -> tuple[Any, Any]:
-        """Where a cache has the keys and the values of layers [first, last), by default of all: arrays of addresses."""
+        """Return the addresses of a cache's keys and values for layers [first, last), by default for all."""
         found = []
         for number, layer in enumerate(self.layers[first:last], first):
             kv, _, dim = layer.parts.heads
@@ -184,7 +184,7 @@ class CompiledHead:
         self.copied = self._packed.nbytes
 
     def threads(self, rows: int) -> int:
-        """Threads for the logits of so many rows."""
+        """Return the number of threads for the logits of `rows` rows."""
         matrix = self._packed.described
         return threads_for(rows * matrix.inputs * matrix.outputs, 0.25)
 
@@ -199,7 +199,7 @@ class CompiledHead:
         return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
 
     def product(self, read: Tensor) -> Tensor:
-        """Logits [B, n, V] of normed states [B, n, d], not capped."""
+        """Return the logits [B, n, V] of normed states [B, n, d], not capped."""
         read = read.float().contiguous()
         matrix = self._packed.described
         logits = read.new_empty(*read.shape[:2], matrix.outputs)

@@ -1,7 +1,7 @@
-"""The model's linears in panels, once: the CPU runner's speed without a second copy of the weights.
+"""Pack a model's linears in place: the CPU runner's speed without a second copy of the weights.
 
-Done only on request: a packed model computes, saves and loads what it did, but its weights are no parameters any more,
-so it cannot be trained, and code that reads `weight` gets copies. `unpack_weights` puts it back.
+A packed model computes, saves and loads the same. Its weights are no longer parameters, so it cannot be trained, and
+code that reads `weight` gets copies. `unpack_weights` reverses it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NOT_NEEDED = 4  # MADV_DONTNEED of Linux
 
 
 def pack_weights(model: Any) -> None:
-    """Put the linears of the decoder layers, and an untied head, into panels, one layer at a time.
+    """Pack the linears of the decoder layers, and an untied head, one layer at a time.
 
     Args:
         model: a Hugging Face model in float32 or bfloat16 on the CPU that the eager runner drives.
@@ -79,13 +79,13 @@ def _pack(model: Any, forget: Callable[[Tensor], None]) -> None:
 
 
 def pack_own(model: Any, runner: str) -> None:
-    """Pack a model just loaded that nobody else uses, where the runner would otherwise copy much of it; others stay.
+    """Pack a newly loaded model in place if the runner would otherwise copy much of it.
 
     The pages of its file are given back layer by layer, so that at no time there are two copies in memory.
 
     Args:
         model: a Hugging Face model.
-        runner: name of the runner that is going to drive it.
+        runner: name of the runner that will drive it.
     """
     if runner not in ("auto", "cpu"):
         return
@@ -96,7 +96,7 @@ def pack_own(model: Any, runner: str) -> None:
 
 @torch.no_grad()
 def unpack_weights(model: Any) -> None:
-    """Put the linears that `pack_weights` packed back; parameters anew, which need gradients as Hugging Face's do."""
+    """Replace packed linears by ordinary ones, whose new parameters require gradients as Hugging Face's do."""
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
             if isinstance(module, PackedLinear):
@@ -131,10 +131,9 @@ def _replace(parent: nn.Module, linears: Sequence[Any], forget: Callable[[Tensor
 
 
 def drop_file_pages(tensor: Tensor) -> None:
-    """Give the memory of a tensor that is mapped from a file back to the system, which reads it again where needed.
+    """Release the memory of a tensor that is mapped from a file; the system reads it again on access.
 
-    What was written to the tensor since it was loaded is lost, so this is only for a model just loaded. Linux alone
-    has the call; elsewhere nothing is done.
+    Changes of the tensor since loading are lost, so this is only for a newly loaded model. Only Linux has the call.
     """
     if sys.platform != "linux" or not tensor.is_cpu:
         return

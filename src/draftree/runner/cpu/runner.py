@@ -27,7 +27,7 @@ TYPES = (torch.float32, torch.bfloat16)
 
 
 class CpuRows(SegmentRows):
-    """`SegmentRows` whose angles are as C reads them; nobody reads the first `unread` rows behind the last layer."""
+    """`SegmentRows` with angles for C; the last layer's first `unread` rows are not read."""
 
     def __init__(self, stack: CompiledStack, unread: int, *given: Any) -> None:
         super().__init__(*given)
@@ -95,7 +95,7 @@ class CpuRunner(EagerRunner):
         return self._run_packed(plan, cache, first)
 
     def _run_packed(self, plan: Plan, cache: SlotCache, first: int) -> PassResult:
-        """A pass without the rows beyond the plan's `sizes`; logits there are 0."""
+        """Run a pass without the rows beyond the plan's `sizes`; their logits are 0."""
         assert plan.sizes is not None
         cache.open(first, plan.batch, plan.width)
         segment = Segment(0, None, plan.positions, plan.visible)

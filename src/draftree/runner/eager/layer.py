@@ -17,7 +17,7 @@ from draftree.runner.positions import Rotation
 
 
 class Rows(Protocol):
-    """What all layers of one segment share."""
+    """Angles and attention that all layers of one segment share."""
 
     def angles(self, kind: LayerKind) -> Any:
         """The angles in layers of that kind."""
@@ -27,12 +27,12 @@ class Rows(Protocol):
 
 
 class Attention(NamedTuple):
-    """How a layer attends.
+    """The attention of a layer.
 
     Attributes:
         groups: query heads to a key/value head.
         scaling: of the scores.
-        cap: scores are bent to stay within -cap .. cap; None where they are not.
+        cap: soft cap of the scores; None for none.
     """
 
     groups: int
@@ -50,7 +50,7 @@ class Attention(NamedTuple):
 
 
 def attend(layer: Any, x: Tensor, index: int, rows: Rows, kind: LayerKind, cap: float | None) -> Tensor:
-    """The whole of a layer: its first half, attention, its second half; may change and return x [B, n, d]."""
+    """Run a layer: first half, attention, second half; may change and return x [B, n, d]."""
     angles = rows.angles(kind)
     query, keys, values = layer.enter(x, angles, index)
     heads = Attention(layer.parts.heads.groups, layer.parts.scaling, cap)
@@ -74,7 +74,7 @@ class Angles(NamedTuple):
 
 
 class TensorLayer:
-    """See the module; `product` is the way of multiplying."""
+    """The two halves of a layer; `product` multiplies rows by weights."""
 
     def __init__(self, parts: Parts, product: type[StockProduct]) -> None:
         self.parts = parts

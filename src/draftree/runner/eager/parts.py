@@ -47,7 +47,7 @@ CAP_LOGITS = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "PaliGemmaForConditional
 
 
 def activation_name(config: Any) -> str | None:
-    """The MLP's activation, by Hugging Face's name."""
+    """Return Hugging Face's name of the MLP's activation."""
     return getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
 
 
@@ -86,7 +86,7 @@ class Norm(NamedTuple):
 
     @classmethod
     def of(cls, module: Any) -> Norm:
-        """The norm of a stock module."""
+        """Read the norm of a stock module."""
         weight, kind = module.weight.detach(), type(module).__name__
         if kind in WEIGHT_FROM_ONE:
             weight = 1.0 + weight.float()
@@ -99,17 +99,17 @@ class Norm(NamedTuple):
 
 
 def normed(norm: Norm | None, x: Tensor) -> Tensor:
-    """`x` behind the norm, or as it is where there is none."""
+    """Return `x` normed, or unchanged without a norm."""
     return x if norm is None else norm(x)
 
 
 class Parts(NamedTuple):
-    """What a stock layer is made of, for any way of running it.
+    """The parts of a stock layer, for any way of running it.
 
     Attributes:
         heads: of its attention.
         scaling: of its scores.
-        cap: scores are bent to stay within -cap .. cap; None where they are not.
+        cap: soft cap of the scores; None for none.
         norms: before attention and before the MLP, None where there is none.
         behind: behind attention and behind the MLP, before they are added to the stream.
         head_norms: on queries and on keys, or None.
@@ -133,7 +133,7 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, layer: Any, config: Any) -> Parts:
-        """The parts of a stock decoder layer."""
+        """Read the parts of a stock decoder layer."""
         attention, mlp = layer.self_attn, layer.mlp
         kv = int(config.num_key_value_heads)
         heads = Heads(kv, int(config.num_attention_heads) // kv, int(attention.head_dim))
@@ -142,7 +142,9 @@ class Parts(NamedTuple):
         if getattr(attention, "q_norm", None) is not None:
             head_norms = Norm.of(attention.q_norm), Norm.of(attention.k_norm)
         cap = None
-        if config.model_type == "gemma2" and config._attn_implementation == "eager":  # nobody else looks at it
+        if (
+            config.model_type == "gemma2" and config._attn_implementation == "eager"
+        ):  # no other implementation applies it
             cap = config.attn_logit_softcapping
         fused, fused_mlp = getattr(attention, "qkv_proj", None), getattr(mlp, "gate_up_proj", None)
         return cls(
@@ -183,7 +185,7 @@ def products_of(target: Target) -> list[list[Any]]:
 
 
 def _norm_names(layer: Any) -> tuple[Sequence[str], Sequence[str]]:
-    """What a family calls its norms before attention and MLP, and those behind; "" for none."""
+    """Return the names of a family's norms before attention and MLP, and behind them; "" for none."""
     if hasattr(layer, "pre_feedforward_layernorm"):
         return ("input_layernorm", "pre_feedforward_layernorm"), (
             "post_attention_layernorm",
@@ -200,13 +202,13 @@ def _norm(layer: Any, name: str) -> Norm | None:
 
 
 def logit_cap(target: Target) -> float | None:
-    """What a model's class bends its logits within: others may have the key in their configuration, too."""
+    """Return the soft cap of a model's logits; other classes may have the setting without applying it."""
     caps = any(known.__name__ in CAP_LOGITS for known in type(target.model).__mro__)
     return getattr(target.config, "final_logit_softcapping", None) if caps else None
 
 
 def known_shape(target: Target) -> bool:
-    """Whether the layers of a model are made of parts known here."""
+    """Return whether the layers of a model are made of parts known here."""
     config = target.config
     if target.model_type not in FAMILIES or target.encoder_decoder:
         return False
@@ -228,7 +230,7 @@ SHARE = 0.25  # of the free memory, which a copy that is much faster may take be
 
 
 def may_copy(model: Any, device: torch.device, *, much_faster: bool) -> bool:
-    """Whether the weights of `model` may be copied into a faster layout.
+    """Return whether the weights of `model` may be copied into a faster layout.
 
     Up to 1 GiB always; where the copy is several times as fast at a dozen rows (`much_faster`: compiled), as
     long as three times the copy stays free.
@@ -260,12 +262,12 @@ class StockProduct:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
     def outputs(self, x: Tensor) -> list[Tensor]:
-        """The same before it is joined: an output of each linear, or a single one where the weights are fused."""
+        """Return the output of each linear, or a single one if the weights are fused."""
         return [m(x) if isinstance(m, PackedLinear) else F.linear(x, m.weight, m.bias) for m in self._linears]
 
 
 class FusedProduct(StockProduct):
-    """The same as one product with a copy of the weights."""
+    """Linears on the same input as one product with a copy of the weights."""
 
     def __init__(self, linears: list[nn.Linear]) -> None:
         weight = torch.cat([m.weight.detach() for m in linears])

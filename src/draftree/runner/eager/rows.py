@@ -47,11 +47,11 @@ class AngleTables:
         self.tables = dict.fromkeys(kinds, (empty, empty))
 
     def name(self, kind: LayerKind) -> str | None:
-        """What distinguishes the angles of layers of that kind from others; None where all are the same."""
+        """Return the name of the angles of layers of that kind; None if all layers share them."""
         return None if None in self.tables else kind.name
 
     def reach(self, longest: int, dtype: torch.dtype, device: torch.device) -> dict[str | None, tuple[Tensor, Tensor]]:
-        """The tables, long enough for positions below `longest`."""
+        """Return the tables, extended to positions below `longest`."""
         tables = self.tables
         if longest > min(len(cosines) for cosines, _ in tables.values()):
             positions = torch.arange(-(-longest // BLOCK) * BLOCK, device=device)
@@ -62,7 +62,7 @@ class AngleTables:
     def of(
         self, segment: Segment, prompt_lengths: tuple[int, ...], dtype: torch.dtype, cache: SlotCache, kind: LayerKind
     ) -> Angles:
-        """The angles of a segment's rows in layers of that kind.
+        """Return the angles of a segment's rows in layers of that kind.
 
         Args:
             segment: the rows.
@@ -81,7 +81,7 @@ class AngleTables:
 
 
 class SegmentRows:
-    """Of the rows of `segment`, which enter a run of layers as x [B, n, d]."""
+    """Angles, masks and attention of the rows of `segment`, which enter a run of layers as x [B, n, d]."""
 
     def __init__(
         self, tables: AngleTables, segment: Segment, plan: Plan, cache: SlotCache, first: int, x: Tensor
@@ -93,22 +93,22 @@ class SegmentRows:
         self._folded: dict[tuple[LayerKind, int], Tensor | None] = {}
 
     def angles(self, kind: LayerKind) -> Any:
-        """The angles in layers of that kind, as the layers take them."""
+        """Return the angles in layers of that kind, computed once."""
         name = self.tables.name(kind)
         if name not in self._angles:
             self._angles[name] = self.look_up(kind)
         return self._angles[name]
 
     def look_up(self, kind: LayerKind) -> Any:
-        """The angles, not kept."""
+        """Compute the angles in layers of that kind."""
         return self.tables.of(self.segment, self._prompt_lengths, self._dtype, self.cache, kind)
 
     def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
-        """The attention of queries [B, kv, groups * n, dim] in a layer of that kind."""
+        """Return the attention of queries [B, kv, groups * n, dim] in a layer of that kind."""
         return heads(query, keys, values, self.mask(kind, heads.groups))
 
     def mask(self, kind: LayerKind, groups: int) -> Tensor | None:
-        """The additive mask repeated for every query head of a group: [B, 1, groups * n, K]."""
+        """Return the additive mask, repeated for every query head of a group: [B, 1, groups * n, K]."""
         key = (kind, groups)
         if key not in self._folded:
             mask = self.masks.additive(kind)

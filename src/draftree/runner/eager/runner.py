@@ -82,7 +82,7 @@ class EagerRunner(Runner):
         Args:
             parts: of every layer.
             head: the model's.
-            cap: logits are bent to stay within -cap .. cap; None where they are not.
+            cap: soft cap of the logits; None for none.
         """
         product = StockProduct
         model = self.target.model
@@ -118,22 +118,22 @@ class EagerRunner(Runner):
         return PassResult(self._head(x[:, logit_slice(plan, segment)]), segments, hidden, self)
 
     def _enter(self, plan: Plan) -> Tensor:
-        """The rows of a plan as they enter the first layer, [B, n, d]."""
+        """Return the rows of a plan as they enter the first layer, [B, n, d]."""
         x = self._embedding(plan.tokens)
         if plan.embeddings is not None:
             x = torch.cat([x[:, : -plan.embeddings.shape[1]], plan.embeddings.to(x.dtype)], 1)
         return self._own(x)
 
     def _own(self, x: Tensor) -> Tensor:
-        """Rows in the model's type as the layers take them."""
+        """Return rows of the model's dtype in the layers' dtype."""
         return x
 
     def _of_model(self, x: Tensor) -> Tensor:
-        """The layers' rows in the model's type."""
+        """Return the layers' rows in the model's dtype."""
         return x
 
     def _rows(self, segment: Segment, plan: Plan, cache: SlotCache, first: int, x: Tensor) -> SegmentRows:
-        """What the layers share in a segment whose rows enter as x [B, n, d]."""
+        """Return the shared values of a segment whose rows enter as x [B, n, d]."""
         return SegmentRows(self.tables, segment, plan, cache, first, x)
 
     def _advance(self, x: Tensor, first: int, last: int, rows: SegmentRows) -> Tensor:
@@ -161,7 +161,7 @@ class EagerRunner(Runner):
 
 
 class InPlaceRunner(EagerRunner):
-    """The same with the model's own weights as they lie."""
+    """The eager runner on the model's own weights, without a copy."""
 
     name = "in_place"
     fuses = False

@@ -1,10 +1,9 @@
-"""A look at a model before it is trusted: are a tree's logits those of its branches?
+"""Try a model once when it is opened: a tree's logits must equal those of its branches.
 
-Any architecture may run through the hooked runner, also one nobody has tried. Where the model's type is not among the
-tested families, or its user has altered it, the engine calls `check_trees` once: two short requests of different
-lengths, one tree behind each, every branch compared with a plain `forward` of the model, and the longest branch once
-more row by row. It costs some tens of rows, and a model that ignores our mask or positions, does otherwise with a
-single row, or raises an error, is refused instead of being silently wrong.
+The trial is for untested families and for models altered by their user. Two short requests of different lengths get a
+tree each. Every branch is compared with a plain `forward` of the model, and the longest branch once more row by row.
+It costs some tens of rows. A model that ignores our mask or positions, treats a single row differently or raises an
+error is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The few families whose position information does not come from `position_ids` or the 4D mask alone.
 
 Each provider derives what its family needs (alibi, relative bias, learned positions, a local window baked
-into a buffer) from the positions of rows and cache columns, as keyword arguments for the decoder layers or as
+into a buffer) from the positions of rows and keys, as keyword arguments for the decoder layers or as
 a patch that lasts for one pass. Everything else in the library is free of family names.
 """
 
@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from draftree.runner.masks import LayerKind, PassMasks
 from draftree.runner.target import Target
 
-# Families that the zoo of the test suite holds, by Hugging Face's `model_type`. Others are driven all the
-# same, but `check_trees` looks at them once before they are trusted.
+# Families that the zoo of the test suite holds, by Hugging Face's `model_type`. Other families
+# run too, after `check_trees` has tried them once.
 TESTED_FAMILIES = frozenset(
     (
         "bart", "biogpt", "bloom", "codegen", "cohere", "cohere2", "deepseek_v3", "exaone4", "falcon", "gemma",
@@ -32,7 +32,7 @@ TESTED_FAMILIES = frozenset(
     )
 )  # fmt: skip
 
-COLUMNS = 1 << 30  # more than any cache has
+POSITIONS = 1 << 30  # more KV positions than any cache has
 
 
 @contextmanager
@@ -65,12 +65,12 @@ class Family:
         self.target = target
 
     def layer_arguments(self, index: int, kind: LayerKind, masks: PassMasks) -> dict[str, Any]:
-        """Keyword arguments for decoder layer `index`, on top of mask and positions."""
+        """Return keyword arguments for decoder layer `index`, on top of mask and positions."""
         return {}
 
     @contextmanager
     def patched(self, masks: Callable[[], PassMasks]) -> Iterator[None]:
-        """State that a pass needs otherwise than stock; `masks()` are those of the present rows."""
+        """Change the model's state for a pass; `masks()` are those of the present rows."""
         yield
 
 
@@ -86,7 +86,7 @@ class Bloom(Family):
     layer_arguments_needed = True
 
     def layer_arguments(self, index: int, kind: LayerKind, masks: PassMasks) -> dict[str, Any]:
-        """Replace `alibi`, which the model counts by column."""
+        """Replace `alibi`, which the model counts by KV position."""
         from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
         keys = masks.key_positions.clamp(min=0)
@@ -118,7 +118,7 @@ class FalconAlibi(Family):
 class _PerRequest:
     """A position bias [B, heads, 1, K] that passes MPT's check for one without a batch axis.
 
-    Of what it is given, MPT's attention reads the shape, takes a slice of its own columns, and adds that.
+    Of what it is given, MPT's attention reads the shape, slices its own KV positions, and adds that.
     """
 
     def __init__(self, bias: Tensor) -> None:
@@ -128,11 +128,11 @@ class _PerRequest:
     def size(self, axis: int) -> int:
         return self.shape[axis]
 
-    def __getitem__(self, columns: Any) -> Tensor:
-        return self._bias  # it has no columns but those of the pass
+    def __getitem__(self, positions: Any) -> Tensor:
+        return self._bias  # it covers the KV positions of this pass only
 
     def to(self, *given: Any, **options: Any) -> _PerRequest:
-        """The same elsewhere: accelerate's hooks move what a layer is given to the layer's device."""
+        """Return the bias on another device; accelerate's hooks move a layer's arguments to its device."""
         return _PerRequest(self._bias.to(*given, **options))
 
 
@@ -151,7 +151,7 @@ class Mpt(Family):
 
 
 class GptNeo(ViewsFinalRows):
-    """GPT-Neo bakes its causal and local masks into a buffer indexed by column: open it, mask by position."""
+    """GPT-Neo bakes its causal and local masks into a buffer indexed by KV position: open it, mask by position."""
 
     layer_arguments_needed = True
 
@@ -162,8 +162,8 @@ class GptNeo(ViewsFinalRows):
         with ExitStack() as stack:
             for attention in (layer.attn.attention for layer in layers):
                 seeing = copy.copy(attention)
-                # The last draft tokens stand in columns beyond the context. One element, read everywhere.
-                everything = torch.ones_like(attention.bias[:, :, :1, :1]).expand(1, 1, COLUMNS, COLUMNS)
+                # The last draft tokens have KV positions beyond the context. One element, read everywhere.
+                everything = torch.ones_like(attention.bias[:, :, :1, :1]).expand(1, 1, POSITIONS, POSITIONS)
                 seeing._buffers = attention._buffers | {"bias": everything}
                 stack.enter_context(replaced(attention, "_attn", seeing._attn))
             yield
@@ -189,7 +189,7 @@ class T5(Family):
 
 
 class Umt5(Family):
-    """umT5: every layer computes a relative bias of its own, counting rows and columns."""
+    """umT5: every layer computes a relative bias of its own, counting rows and KV positions."""
 
     layer_arguments_needed = True
 
@@ -219,7 +219,7 @@ def _relative_positions(masks: PassMasks) -> Tensor:
 
 
 class LearnedByColumn(Family):
-    """The bart family: decoder positions are counted by column; look them up by the rows' own positions."""
+    """The bart family: decoder positions are counted by KV position; look them up by the rows' own positions."""
 
     @contextmanager
     def patched(self, masks: Callable[[], PassMasks]) -> Iterator[None]:
@@ -228,7 +228,7 @@ class LearnedByColumn(Family):
         positions = masks().segment.positions
 
         def within(mod: nn.Module, args: Any, kwargs: Any) -> Any:
-            # The model's own look-up, which is replaced, would count columns, of which trees have more than the table.
+            # The model's own look-up counts KV positions, of which trees have more than the table.
             if "position_ids" in kwargs:
                 kwargs = kwargs | {"position_ids": torch.zeros_like(positions[0])}
             return args, kwargs
@@ -281,7 +281,7 @@ class _Uncounted:
 
 
 class Llama4(Family):
-    """Layers without angles scale their queries by position, which the model counts by column."""
+    """Layers without angles scale their queries by position, which the model counts by KV position."""
 
     @contextmanager
     def patched(self, masks: Callable[[], PassMasks]) -> Iterator[None]:
@@ -308,7 +308,7 @@ class Llama4(Family):
 
 
 def family_of(target: Target) -> Family:
-    """The provider for `target`'s family."""
+    """Return the provider for `target`'s family."""
     name = target.model_type
     if name == "falcon" and target.config.alibi:
         return FalconAlibi(target)

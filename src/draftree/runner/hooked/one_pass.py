@@ -1,8 +1,8 @@
 """One pass through a stock model's own `forward`, with our cache, masks and positions.
 
 A pass without surgery is a plain `forward` call. Only while a plan changes rows mid-stack (or a family needs
-arguments that `forward` does not take) are hooks on the decoder layers. They act on the pass's own thread alone, and
-are gone when the pass ends, however it ends. The layers' arguments are bound by signature, so no family's argument
+arguments that `forward` does not take) are hooks on the decoder layers. They are
+removed when the pass ends, also by an error. The layers' arguments are bound by signature, so no family's argument
 order is known here.
 
 A stock model makes the rotary angles of all its rows before its first layer and hands them to each. When rows leave or
@@ -34,7 +34,7 @@ MASK_ARGUMENTS = ("attention_mask", "causal_mask")
 
 @dataclass(frozen=True, slots=True)
 class StockModel:
-    """What hooks need to know of a model.
+    """Facts of a model that hooks need.
 
     Attributes:
         target: its facts.
@@ -52,14 +52,14 @@ class StockModel:
 
     @classmethod
     def of(cls, target: Target) -> StockModel:
-        """Look at a model."""
+        """Read the facts of a model."""
         takes_positions = "position_ids" in arguments_of(type(target.model)) and not target.encoder_decoder
         signatures = [signature_of(layer) for layer in target.layers]
         return cls(target, family_of(target), takes_positions, signatures, outer_rotary_modules(target))
 
     @property
     def length_dependent(self) -> bool:
-        """Whether angles depend on a text's length."""
+        """True if angles depend on the text's length."""
         return any(is_length_dependent(module) for module in self.rotary)
 
 
@@ -88,7 +88,7 @@ class HookedPass:
 
     @property
     def family(self) -> Family:
-        """What its family needs in addition to masks and positions."""
+        """The family's needs beyond masks and positions."""
         return self.stock.family
 
     # ---------------------------------------------------------------- the call
@@ -271,9 +271,9 @@ class RotaryCalls:
         self._again = {}
 
     def repeated(self, stock: Any, positions: Tensor, hidden: Tensor) -> Any:
-        """What the module that made `stock` makes of rows at `positions` [B, n] with states [B, n, d].
+        """Repeat the call that made `stock` for rows at `positions` [B, n] with states [B, n, d].
 
-        None where no rotary module made it.
+        Returns None if no rotary module made it.
         """
         call = next((call for call in self._calls if _made(stock, call.output)), None)
         if call is None:
@@ -290,7 +290,7 @@ class RotaryCalls:
 
 
 def _made(stock: Any, output: Any) -> bool:
-    """Whether these are the same angles, or tuples that begin with the same."""
+    """Return whether these are the same angles, or tuples that begin with the same."""
     return output is stock or (isinstance(output, tuple) and isinstance(stock, tuple) and output[0] is stock[0])
 
 
@@ -309,9 +309,7 @@ def outer_rotary_modules(target: Target) -> Sequence[nn.Module]:
 
 
 def signature_of(module: nn.Module) -> inspect.Signature:
-    """Of a module's `forward`; of one that hands on whatever it is given, such as steering puts around a layer, that
-    of the first module in it which names its arguments.
-    """
+    """Return the signature of a module's `forward`, or of the first inner one that names its arguments."""
     for part in module.modules():
         signature = inspect.signature(type(part).forward)
         if sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in signature.parameters.values()) > 1:  # `self` is one

@@ -40,7 +40,7 @@ class ModelLayout:
         closing: modules that a hidden state passes between the last layer and the head, in order.
         scale: factor on what they return before the head reads it (T5 with a tied head), else 1.
         factor: on the head's output (Cohere, Granite), else 1.
-        cap: the head's output is bent to stay within -cap .. cap (Gemma 2); None where it is not.
+        cap: soft cap of the head's output (Gemma 2); None for none.
         reference: weak, so that cached facts do not keep the model alive.
     """
 
@@ -94,11 +94,11 @@ class _Watched(SlotCache):
 
 @torch.no_grad()
 def layout_of(target: Target, one_row: OneRow) -> ModelLayout:
-    """The facts of a model.
+    """Return the facts of a model.
 
     Args:
         target: the model.
-        one_row: passes a row through the stock model's own `forward`, to be watched.
+        one_row: passes a row through the stock model's own `forward`.
 
     Raises:
         ValueError: layers differ in the shape of their keys or stand in no order, or what lies before the head is not
@@ -192,7 +192,7 @@ class HookedRunner(Runner):
         self._stock = StockModel.of(target)
 
     def _one_row(self, cache: SlotCache | None = None, taps: tuple[int, ...] = ()) -> PassResult:
-        """Pass one row through the model, for those that watch."""
+        """Pass one row through the model."""
         target, encoder = self.target, None
         # A token of the middle of the vocabulary: token 0 is often padding, whose embedding may be all zeros.
         one = torch.full((1, 1), rows_of(target.model) // 2, dtype=torch.long, device=target.device)
@@ -235,8 +235,8 @@ class HookedRunner(Runner):
         """Pass rows through the model, differentiable in the plan's embeddings, prefix and surgeries.
 
         There is nothing to commit afterwards. `prefix` is the deep prefix, per layer (keys, values), each [kv heads, P,
-        head dim] or [B, ..]; `encoder` as of `run`; `context` has been filled by `run`, with equally many columns in
-        every slot, and None stands for whole sequences.
+        head dim] or [B, ..]; `encoder` as of `run`; `context` has been filled by `run`, with equally many KV positions
+        in every slot, and None stands for whole sequences.
         """
         return self._run(plan, GradientCache(len(self.target.layers), plan.batch, prefix, context), 0, encoder)
 
@@ -245,7 +245,7 @@ class HookedRunner(Runner):
             self.target.refuse_training()
         if self.target.encoder_decoder and encoder is None:
             raise ValueError(f"'{self.target.model_type}' has an encoder: pass its EncoderState as `encoder`.")
-        with self.lock:  # whoever looks at the model meanwhile must not take a pass's hooks for the user's
+        with self.lock:  # else another thread could take a pass's hooks for the user's
             cache.open(first, plan.batch, plan.width + plan.appended, bare=plan.bare)
             result = HookedPass(self._stock, plan, cache, first, encoder).run()
         result.runner = self

@@ -1,13 +1,12 @@
-"""Weights in panels of sixteen outputs, as the compiled products read them, and a linear that holds its own so.
+"""Packed weights: panels of sixteen outputs, as the compiled products read them, and a linear that holds them.
 
-A decoding step multiplies a handful of rows. In panels one pass over the weights feeds them all
-(`native/products.h`), and a stock linear's layout would have to be read against the grain. So runners make a copy in
-panels; or the model's linears themselves are put into panels, once, and there is no second copy
+A decoding step multiplies a handful of rows, and one pass over packed weights feeds them all (`native/products.h`).
+Runners make a packed copy, or the model's own linears are packed once and there is no second copy
 (`draftree.runner.cpu.packing`).
 
-A step takes as long as reading its weights, and those of a checkpoint of 16 bits that was loaded in float32 still are
-numbers of 16 bits. They are held so, and multiplied as float32, at half the reading: the same results to the last bit,
-but for bfloat16 on processors with matrix registers, which sum in another order (`native/amx.h`).
+A step takes as long as reading its weights. Weights of a 16-bit checkpoint that was loaded in float32 are packed in 16
+bits and multiplied as float32, which halves the bytes. Results are equal to the last bit, except for bfloat16 on
+processors with AMX, which sums in another order (`native/amx.h`).
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from draftree.runner.weights.stock import eight_bits, weight_bytes
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 3}  # of weights, by type (`products.h`)
 IN_WORD = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}  # weights of an output that lie together in four bytes
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # types of numbers that no cast changes
-SOME = 256  # outputs that are looked at together
-MUCH = 100_000_000  # bytes of weights, copies of which people want to know of
+SOME = 256  # outputs compared at a time
+MUCH = 100_000_000  # bytes of copied weights from which on a warning is logged
 
 
 def in_16_bits(weight: Tensor) -> Tensor:
@@ -43,7 +42,7 @@ def in_16_bits(weight: Tensor) -> Tensor:
 
 
 def to_panels(weight: Tensor) -> Tensor:
-    """Weights in panels, with zeros behind the last output.
+    """Pack weights, with zeros behind the last output.
 
     Args:
         weight: [outputs, inputs].
@@ -62,24 +61,24 @@ def to_panels(weight: Tensor) -> Tensor:
 
 
 def from_panels(panels: Tensor, outputs: int) -> Tensor:
-    """[outputs, inputs], a copy."""
+    """Unpack weights to [outputs, inputs], a copy."""
     return panels.transpose(1, 2).reshape(-1, inputs_of(panels))[:outputs].contiguous()
 
 
 def inputs_of(panels: Tensor) -> int:
-    """How many inputs weights in panels have."""
+    """Return the number of inputs of packed weights."""
     return panels.shape[1] * (panels.shape[3] if panels.dim() == 4 else 1)
 
 
 def matrix_of(
     panels: Tensor, bias: Tensor | None, outputs: int, dtype: torch.dtype, scales: Tensor | None = None
 ) -> Matrix:
-    """What C reads.
+    """Describe packed weights for C.
 
     Args:
         panels: contiguous; of 16 bits also where results are float32.
         bias: [outputs] in float32, or None.
-        outputs: how many.
+        outputs: number of outputs.
         dtype: of results, to which they are rounded.
         scales: [outputs] in float32, of weights of 8 bits.
     """
@@ -88,7 +87,7 @@ def matrix_of(
 
 
 def scratch_for(rows: int, inputs: int) -> Tensor:
-    """Memory in which compiled products lay rows of so many inputs: up to six bytes of each number."""
+    """Return memory in which compiled products lay rows of so many inputs: up to six bytes of each number."""
     return torch.empty(rows * inputs * 3 // 2, dtype=torch.float32, device="cpu")
 
 
@@ -104,7 +103,7 @@ def parameter_count(model: nn.Module) -> int:
 
 
 class Packed:
-    """Linears on the same input as one matrix in panels.
+    """Linears on the same input as one packed matrix.
 
     Linears that hold panels of one piece of memory, one behind the other, are read where they are; others are copied.
 
@@ -138,7 +137,7 @@ class Packed:
         self._parts = [(self._described, panels)]
 
     def _keep_blocks(self, linears: Sequence[Any]) -> None:
-        """Read linears in blocks where they are, one matrix beside the other."""
+        """Read linears in blocks in place, one matrix beside the other."""
         self.nbytes = 0
         self.in_place = True
         self._biases = [None if m.bias is None else m.bias.detach().float() for m in linears]
@@ -150,7 +149,7 @@ class Packed:
 
     @property
     def described(self) -> Matrix:
-        """What C reads, with panels where they lie by now: torch moves memory that other processes are to share."""
+        """The matrix for C with current addresses: torch moves memory that it shares with other processes."""
         for matrix, panels in self._parts:
             matrix.panels = panels.data_ptr()
         return self._described
@@ -170,12 +169,12 @@ class Stretch(NamedTuple):
 
     @property
     def in_features(self) -> int:
-        """How many inputs."""
+        """Number of inputs."""
         return int(self.linear.in_features)
 
     @property
     def out_features(self) -> int:
-        """How many outputs."""
+        """Number of outputs."""
         return self.last - self.first
 
     @property
@@ -210,13 +209,13 @@ def side_by_side(linears: Sequence[Any]) -> Tensor:
 
 
 def linear_bytes(target: Any) -> int:
-    """Bytes that a copy of the stock linears of a target's layers and head takes."""
+    """Return the bytes that a copy of the stock linears of a target's layers and head takes."""
     modules = [m for layer in target.layers for m in layer.modules()] + [target.model.get_output_embeddings()]
     return sum(weight_bytes(m.weight) for m in modules if type(m) is nn.Linear)
 
 
 def misfit(groups: Sequence[Sequence[Any]]) -> str | None:
-    """Why linears cannot be laid in panels, in words; None where they can.
+    """Return why linears cannot be packed; None if they can.
 
     Args:
         groups: linears that read the same input, each group one matrix.
@@ -233,7 +232,7 @@ def misfit(groups: Sequence[Sequence[Any]]) -> str | None:
 
 
 def _type_of(linear: Any) -> torch.dtype:
-    """Of the weights of a linear; those of a packed one are not copied for it."""
+    """Return the dtype of a linear's weights, without unpacking them."""
     linear = linear.linear if isinstance(linear, Stretch) else linear
     if isinstance(linear, PackedLinear):
         return linear.dtype
@@ -241,12 +240,12 @@ def _type_of(linear: Any) -> torch.dtype:
 
 
 def packed(model: nn.Module) -> bool:
-    """Whether linears of a model lie in panels."""
+    """Return whether linears of a model are packed."""
     return any(isinstance(module, PackedLinear) for module in model.modules())
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor | None:
-    """Contiguous tensors as one along their first dimension, without a copy; None where they do not lie so."""
+    """Join tensors along their first dimension without a copy; None if they are not adjacent in memory."""
     first = parts[0]
     end = first.data_ptr()
     for part in parts:
@@ -258,7 +257,7 @@ def joined(parts: Sequence[Tensor]) -> Tensor | None:
 
 
 class PackedLinear(nn.Module):
-    """A linear whose weight lies in panels, and nowhere else.
+    """A linear whose weight is packed.
 
     It multiplies as `nn.Linear` does and saves and loads the same tensors; `weight` is a copy, made at each look. What
     needs gradients of the weight needs `unpack_weights` first.
@@ -300,7 +299,7 @@ class PackedLinear(nn.Module):
 
     @property
     def readable(self) -> bool:
-        """Whether compiled functions read the panels: not where the model was moved, or cast to other types."""
+        """True if compiled functions read the weights: not after a move or a cast to other dtypes."""
         if self.form is not None:
             return self.dtype == torch.float32 and self.panels.is_cpu
         own = self.dtype == torch.float32 or (self.dtype == torch.bfloat16 and self.panels.dim() == 4)
@@ -331,7 +330,7 @@ class PackedLinear(nn.Module):
 
     @torch.no_grad()
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
-        """See `nn.Module`; a cast is one of the weight, whatever the panels hold it in."""
+        """See `nn.Module`; a cast changes `dtype` of the weight, whatever type packs it."""
         bits = self.panels.view(BITS[self.panels.itemsize])
         dtype = fn(self.panels.new_empty(0, dtype=self.dtype)).dtype
         if dtype == self.dtype and (self.form is None or fn(bits[:0]).is_cpu):

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 
 def eight_bits(weight: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Of a weight that torchao keeps in 8 bits, as `Int8WeightOnlyConfig` does.
+    """Return the parts of a weight that torchao holds in 8 bits, as `Int8WeightOnlyConfig` does.
 
     Returns:
         whole numbers int8 [outputs, inputs] and the scale of each output, [outputs] in the type of results; None for
-        any other tensor, those of torchao that are not multiplied so included.
+        any other tensor, including torchao's other kinds.
     """
     kind: Any = type(weight)
     if kind.__name__ != "Int8Tensor" or not kind.__module__.startswith("torchao.") or weight.dim() != 2:
@@ -39,12 +39,12 @@ def eight_bits(weight: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def has_eight_bits(model: nn.Module) -> bool:
-    """Whether linears of a model have such weights."""
+    """Return whether linears of a model have such weights."""
     return any(type(m) is nn.Linear and eight_bits(m.weight) is not None for m in model.modules())
 
 
 def weight_bytes(weight: Tensor) -> int:
-    """Bytes that a weight takes."""
+    """Return the bytes of a weight."""
     found = eight_bits(weight)
     return weight.nbytes if found is None else sum(part.nbytes for part in found)
 
@@ -56,7 +56,7 @@ CAPTURING = "transformers.utils.output_capturing"  # hooks that stay on a model 
 
 
 def alteration(model: Any) -> str | None:
-    """Return what of a model is not as transformers makes it, as a clause; None for a stock model."""
+    """Return a clause that names an altered part of a model; None for a stock model."""
     kind = type(model)
     if not kind.__module__.startswith("transformers.models."):
         return f"{kind.__name__} is no class of transformers"
@@ -92,7 +92,7 @@ SAMPLES = 128  # numbers of each tensor
 
 
 def fingerprint(model: nn.Module) -> tuple[Any, ...]:
-    """Return what changes where weights, their number or the hooks of a model change.
+    """Return a value that changes with the weights, their number or the hooks of a model.
 
     Weights that accelerate keeps elsewhere between calls, and those of unknown classes, are counted and not read.
     """
