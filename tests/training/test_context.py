@@ -9,9 +9,9 @@ from test_passes import randomise, rows_for
 from torch.nn import functional as F
 from zoo import build
 
-from draftree.training.methods import prepare
 from draftree.training.objective import cross_entropy
 from draftree.training.rows import Batch, collate
+from draftree.training.run import prepare
 
 
 def whole_pass_loss(objective, batch):

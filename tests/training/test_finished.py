@@ -8,7 +8,7 @@ from test_training import run, same, weights_of, zoo_data
 from typer.testing import CliRunner
 
 from draftree.cli import app
-from draftree.training.objective_heads import MedusaObjective
+from draftree.training.objectives import MedusaObjective
 from draftree.training.options import TrainOptions, check_out
 from draftree.training.rows import spread
 

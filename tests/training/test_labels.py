@@ -4,10 +4,10 @@ import pytest
 import torch
 from zoo import MEMBERS, construct
 
-from draftree.training.methods import prepare
 from draftree.training.objective import RANKS, hits_of
 from draftree.training.options import TrainOptions
 from draftree.training.rows import Batch, Row
+from draftree.training.run import prepare
 from draftree.training.session import arguments
 from draftree.training.trainer import DrafterTrainer
 

@@ -215,7 +215,7 @@ def test_split_windows_lie_in_the_answer_and_differ_by_epoch():
 
 
 def test_a_nan_stops_the_run_and_keeps_the_last_good_checkpoint(zoo_data, tmp_path, monkeypatch):
-    from draftree.training.objective_heads import MedusaObjective
+    from draftree.training.objectives import MedusaObjective
 
     real = MedusaObjective.measure
     calls = []

@@ -1,8 +1,7 @@
-"""Answering questions in several processes, on one machine or many: Ray Data's actor pool.
+"""Answer questions in several processes, on one machine or many, by Ray Data's actor pool.
 
-Every worker holds a model and an engine of its own and answers a handful of questions at a time. Ray starts a worker
-that has died again and gives its unfinished handful to another, and whole handfuls alone come back, so the journal of
-`make_data` sees every question once.
+Each worker loads a model and answers a block of questions at a time. Ray restarts a dead worker and gives its block to
+another one. Only whole blocks are returned, so each question is answered once.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from draftree.errors import install
 from draftree.models import load_model
 from draftree.placement import Placement
 from draftree.training.answers import Answered, AnswerOptions, answer_all
-from draftree.training.questions import Question, Template
+from draftree.training.questions import SYSTEM, Question, Template
 
-HANDFUL = 2  # questions of a task, in units of the engine's slots
+BLOCK = 2  # questions of a block, in units of the engine's slots
 
 
 class RayAnswers:
@@ -28,11 +27,11 @@ class RayAnswers:
 
     Args:
         model: folder or hub name that every worker can load; None for the embedded model.
-        template: how a question becomes a prompt.
-        options: how to answer.
-        workers: processes.
-        threads: CPU threads of each; None shares the machine's among them.
-        placement: device and type of each one's model; None for the defaults.
+        template: turns a question into a prompt.
+        options: see `AnswerOptions`.
+        workers: the number of processes.
+        threads: CPU threads of each; None shares the machine's.
+        placement: device and dtype of each worker's model; None for the defaults.
 
     Raises:
         ValueError: Ray is not installed.
@@ -49,72 +48,51 @@ class RayAnswers:
     ) -> None:
         if find_spec("ray") is None:
             raise ValueError(f"More than one worker needs Ray: {install('ray')}, or leave --workers out.")
-        self.workers, self.slots = workers, options.slots
-        self.arguments = {
-            "model": model,
-            "placement": placement,
-            "template": template.kind,
-            "system": template.system,
-            "options": asdict(options),
-            "threads": threads or max(1, (os.cpu_count() or 1) // workers),
-        }
+        self.workers, self.block = workers, BLOCK * options.slots
+        threads = threads or max(1, (os.cpu_count() or 1) // workers)
+        self.arguments = (model, placement, template.kind, template.system or SYSTEM, options, threads)
 
     def __call__(self, questions: Sequence[Question]) -> Iterator[Answered]:
-        """Answer `questions`; each comes back when its handful is done."""
+        """Yield the answers to `questions`, block by block."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
 
-        mine = not ray.is_initialized()
-        if mine:
+        if not ray.is_initialized():
             ray.init(num_cpus=max(self.workers, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False)
-        try:
-            yield from self._run(ray.data, questions)
-        finally:
-            if mine:
-                ray.shutdown()
-
-    def _run(self, data: Any, questions: Sequence[Question]) -> Iterator[Answered]:
-        handful = HANDFUL * self.slots
-        context = data.DataContext.get_current()
-        shown, context.enable_progress_bars = context.enable_progress_bars, False
-        try:
-            items = [{"question": json.dumps(asdict(question))} for question in questions]
-            answered = data.from_items(items, override_num_blocks=-(-len(items) // handful)).map_batches(
-                _Worker,
-                fn_constructor_kwargs=self.arguments,
-                batch_size=handful,
-                compute=data.ActorPoolStrategy(size=self.workers),
-                num_cpus=1,
-            )
-            for row in answered.iter_rows():
-                yield int(row["number"]), json.loads(row["rows"])
-        finally:
-            context.enable_progress_bars = shown
+        items = [{"question": json.dumps(asdict(question))} for question in questions]
+        answered = ray.data.from_items(items, override_num_blocks=-(-len(items) // self.block)).map_batches(
+            _Worker,
+            fn_constructor_args=self.arguments,
+            batch_size=self.block,
+            compute=ray.data.ActorPoolStrategy(size=self.workers),
+            num_cpus=1,
+        )
+        for row in answered.iter_rows():
+            yield int(row["number"]), json.loads(row["rows"])
 
 
 class _Worker:
-    """One process: a model, and an engine for each handful."""
+    """A process with a model."""
 
     def __init__(
         self,
         model: str | None,
         placement: Placement | None,
         template: str,
-        system: str | None,
-        options: dict[str, Any],
+        system: str,
+        options: AnswerOptions,
         threads: int,
     ) -> None:
         import torch
 
         torch.set_num_threads(threads)
         self.model, self.tokenizer = load_model(model, placement)
-        self.template = Template(template, self.tokenizer, *([system] if system is not None else []))
-        self.options = AnswerOptions(**options)
+        self.template, self.options = Template(template, self.tokenizer, system), options
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
         questions = []
         for text in batch["question"]:
-            held = json.loads(text)
-            questions.append(Question(held["number"], held["id"], held["set"], tuple(held["turns"])))
+            fields = json.loads(text)
+            questions.append(Question(**fields | {"turns": tuple(fields["turns"])}))
         answered = list(answer_all(self.model, self.tokenizer, self.template, questions, self.options))
         return {"number": [number for number, _ in answered], "rows": [json.dumps(rows) for _, rows in answered]}

@@ -16,9 +16,7 @@ from draftree.drafting.folder import Trained, base_of, method_class, model_hash
 from draftree.errors import did_you_mean
 from draftree.runner.target import inspect_model
 from draftree.training.objective import RANKS, DrafterObjective
-from draftree.training.objective_bita import BiTAObjective
-from draftree.training.objective_heads import EarlyHeadObjective, MedusaObjective
-from draftree.training.objective_hidden_transfer import HiddenTransferObjective
+from draftree.training.objectives import BiTAObjective, EarlyHeadObjective, HiddenTransferObjective, MedusaObjective
 from draftree.training.options import TrainOptions
 from draftree.training.rows import read_data
 from draftree.training.session import Session
