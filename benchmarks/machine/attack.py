@@ -1,14 +1,12 @@
 """What a server's other clients feel while somebody sends too much: python -m benchmarks.machine.attack [MODEL].
 
-Starts `draftree serve` on this machine alone, and sends it what it has guards against, in bounded numbers: heads of
-requests that are too large, and prompts and texts as long as the largest body. Meanwhile `/health` and a small request
-are timed. Prints a table and exits with 1 where a bound is missed.
+Starts `draftree serve` on this machine, and sends it prompts and texts as long as the largest body. Meanwhile `/health`
+and a small request are timed. Prints a table and exits with 1 where a bound is missed.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -23,8 +21,6 @@ import httpx
 
 BODY = 4 << 20  # bytes that the server reads by default
 PROMPTS = 12
-HEADS = 24
-HEAD = 1 << 20  # bytes
 PROBES = 100  # small requests at least, and as many looks at /health
 BOUNDS = {"/health": 0.2, "small request": 1.0}  # seconds, 99th percentile
 MORE_MEMORY = 1.10
@@ -49,22 +45,6 @@ def resident(process: int) -> float:
     """Return the resident memory of a process in MB."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1000
-
-
-def large_heads(url: str) -> list[int]:
-    """Send requests whose headers are too large, one after the other; return their statuses, 0 for a closed line."""
-    host, _, port = url.removeprefix("http://").partition(":")
-    found = []
-    for _ in range(HEADS):
-        with socket.create_connection((host, int(port)), timeout=60) as client:
-            answer = b""
-            try:
-                client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nA: " + b"x" * HEAD)
-                answer = client.recv(100)
-            except OSError:  # it was refused before all was sent
-                pass
-        found.append(int(answer.split()[1]) if answer else 0)
-    return found
 
 
 def long_texts(url: str, path: str, length: int) -> list[int]:
@@ -116,7 +96,6 @@ def main(model: str) -> int:
         accepted = int(limit["error"]["message"].rpartition("at most ")[2].split(":")[0]) if "error" in limit else room
         attacks: dict[str, Callable[[], list[int]]] = {
             "nothing": lambda: [],
-            f"{HEADS} heads of 1 MiB": lambda: large_heads(url),
             f"{PROMPTS} prompts of 4 MiB": lambda: long_texts(url, "/v1/completions", room),
             f"{PROMPTS} prompts of {accepted >> 10} KiB": lambda: long_texts(url, "/v1/completions", accepted),
             f"{PROMPTS} texts of 4 MiB for the trie": lambda: long_texts(url, "/v1/corpus", room),
