@@ -14,8 +14,8 @@ from transformers import LogitsProcessor
 from transformers.generation import PrefixConstrainedLogitsProcessor
 from zoo import build
 
+from draftree.engine.criteria import processors_by_request
 from draftree.integrations import custom_generate
-from draftree.integrations.batched_processors import processors_by_request
 from draftree.shaping import Fixed
 
 IDS, MASK = left_pad(prompts())

@@ -1,4 +1,4 @@
-"""Hugging Face's stopping criteria, called after each token of a request.
+"""Hugging Face's stopping criteria and logits processors for the requests of a batch.
 
 Hugging Face calls a criterion once per step with all rows. Here rows advance at different speeds, so a criterion is
 called for one row and its next token. In a batch each row has its own copy of criteria that may keep state. The copy
@@ -12,14 +12,27 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+from torch import LongTensor, Tensor, nn
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
+from transformers.generation import logits_process as stock
 
 from draftree.engine.limits import as_ids
 from draftree.errors import whole
 from draftree.runner.base import callers_mode
 
+# Processors of Hugging Face with one entry per row of the batch.
+BY_PLACE = (
+    stock.RepetitionPenaltyLogitsProcessor,
+    stock.EncoderRepetitionPenaltyLogitsProcessor,
+    stock.EncoderNoRepeatNGramLogitsProcessor,
+)
 SHARED = (PreTrainedTokenizerBase, nn.Module)
 STATELESS = (MaxTimeCriteria, StopStringCriteria)
 
@@ -102,3 +115,47 @@ class Asked:
             self._ids = torch.nn.functional.pad(self._ids, (0, 1), value=token)
             verdict: Any = self._criteria(self._ids, None)
         return bool(verdict.all()) if isinstance(verdict, Tensor) else bool(verdict)
+
+
+def processors_by_request(processors: LogitsProcessorList, count: int) -> list[LogitsProcessorList]:
+    """Return the logits processors of each of `count` requests.
+
+    In a batch each request gets copies, because some processors keep state. A copy of a processor that may distinguish
+    rows by their place sees the request's row in all places. A `prefix_allowed_tokens_fn` is shared and gets the row
+    number.
+
+    Raises:
+        ValueError: a processor runs a model over the whole batch, such as classifier-free guidance, or cannot be
+        copied.
+    """
+    if count == 1:
+        return [processors]
+    for processor in processors:
+        if any(isinstance(value, nn.Module) for value in getattr(processor, "__dict__", {}).values()):
+            raise ValueError(
+                f"{type(processor).__name__} runs a model over the whole batch at once: call generate with a batch "
+                "of 1."
+            )
+    return [LogitsProcessorList(_own_processor(processor, b, count) for processor in processors) for b in range(count)]
+
+
+def _own_processor(processor: Any, b: int, count: int) -> Any:
+    if type(processor) in BY_PLACE:
+        return _RowProcessor(processor, b, count)
+    if type(processor) is stock.PrefixConstrainedLogitsProcessor:
+        allowed, row = processor._prefix_allowed_tokens_fn, b // processor._num_beams
+        return stock.PrefixConstrainedLogitsProcessor(lambda _, prefix: allowed(row, prefix), 1)
+    own = own_copy(processor)
+    return own if type(processor).__module__.startswith("transformers.") else _RowProcessor(own, b, count)
+
+
+class _RowProcessor(LogitsProcessor):
+    """A processor of `count` rows that gets the row of request `b` in each place; its scores of that row count."""
+
+    def __init__(self, processor: Any, b: int, count: int) -> None:
+        self.processor, self.b, self.count = processor, b, count
+
+    def __call__(self, input_ids: LongTensor, scores: Tensor) -> Any:
+        everywhere = input_ids.expand(self.count, -1)
+        answer = self.processor(everywhere, scores.repeat(self.count, 1))
+        return answer[self.b : self.b + 1]
