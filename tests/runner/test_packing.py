@@ -369,13 +369,3 @@ def test_packing_a_model_from_a_file_answers_as_before(tmp_path, monkeypatch):
     assert torch.equal(generate(model, ids, max_new_tokens=wanted.shape[1] - 9).sequences, wanted)
     unpack_weights(model)
     assert torch.equal(hf(model, ids), wanted)
-
-
-def test_a_runner_in_place_does_not_unpack(monkeypatch):
-    model, ids = copy.deepcopy(build("llama")), torch.tensor(prompts((9,)))
-    wanted = hf(model, ids)
-    pack_weights(model)
-    runner = open_runner(model, "in_place")
-    monkeypatch.setattr("draftree.runner.weights.packed.from_panels", None)
-    out = generate(model, ids, runner=runner, max_new_tokens=wanted.shape[1] - 9)
-    assert torch.equal(out.sequences, wanted)

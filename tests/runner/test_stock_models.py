@@ -1,4 +1,4 @@
-"""Models that their users have altered answer as Hugging Face says; runners with layers of their own refuse them."""
+"""Stock models are recognised; altered ones give Hugging Face's text and are refused by runners with own layers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 import zoo
+from few import few
 from generate_driver import left_pad, prompts
 from torch import nn
 from transformers import LlamaForCausalLM
 
 import draftree
+from draftree.engine import Engine, SamplingParams
 from draftree.runner import open_runner
 from draftree.runner.weights.stock import alteration
 
@@ -154,3 +156,44 @@ def test_layers_that_were_taken_out() -> None:
         text(model)
     model.config.num_hidden_layers = 3
     assert text(model, draftree.Lookahead()) == stock_text(model) != before
+
+
+@pytest.mark.parametrize("name", few([*zoo.MEMBERS], [*zoo.MEMBERS][::3]))
+def test_members_of_the_zoo_are_stock(name: str) -> None:
+    assert alteration(zoo.build(name)) is None
+
+
+def test_a_model_compiled_by_torch_is_stock() -> None:
+    model = fresh()
+    model.compile(backend="eager")
+    assert alteration(model) is None
+
+
+def answer(engine: Engine, prompt: list[int]) -> list[int]:
+    request = engine.add(prompt, SamplingParams(3))
+    engine.run()
+    return request.tokens
+
+
+DYNAMIC = {
+    "full_attention": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("phi3-longrope", {}),
+        ("llama-dynamic", {}),
+        ("gemma3", {"max_position_embeddings": 64, "rope_parameters": DYNAMIC}),
+    ],
+)
+def test_a_stock_pass_of_any_length_changes_no_model(name: str, settings: dict[str, Any]) -> None:
+    model, prompt = zoo.construct(zoo.MEMBERS[name], **settings), prompts((16,))[0]
+    with Engine(model) as engine:
+        first = answer(engine, prompt)
+        for length in (10, 100, 10):  # The angles' frequencies change between these lengths.
+            with torch.no_grad():
+                model(torch.tensor([[5] * length]))
+            assert answer(engine, prompt) == first
