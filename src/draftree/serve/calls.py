@@ -1,4 +1,4 @@
-"""What one HTTP request asks of the engine: its prompts, rules and answers, checked before any work."""
+"""Turn a request into prompts and sampling parameters, checked before any work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def longest_token(tokenizer: Any) -> int:
 
 
 class CallReader:
-    """Turns checked bodies into parts for the worker.
+    """Turn checked bodies into `RequestOutput`s for the worker.
 
     Args:
         engine: answers them.
@@ -49,7 +49,7 @@ class CallReader:
     # ---------------------------------------------------------------- completions
 
     def completion(self, body: Completion, cache_salt: str | None) -> tuple[Call, list[RequestOutput]]:
-        """The call of /v1/completions.
+        """Return the call of /v1/completions and its outputs.
 
         Raises:
             ApiError: what cannot be done, by the name of its field.
@@ -91,14 +91,14 @@ class CallReader:
         return given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids of a text; a lone surrogate becomes a question mark."""
+        """Return the token ids of a text; a lone surrogate becomes a question mark."""
         ids: list[int] = self.tokenizer(text.encode("utf-8", "replace").decode(), add_special_tokens=special).input_ids
         return ids
 
     # ---------------------------------------------------------------- chats
 
     def chat(self, body: Chat, cache_salt: str | None) -> tuple[Call, list[RequestOutput]]:
-        """The call of /v1/chat/completions.
+        """Return the call of /v1/chat/completions and its outputs.
 
         Raises:
             ApiError: what cannot be done, by the name of its field.
@@ -186,7 +186,7 @@ class CallReader:
         return parts
 
     def _room(self, body: Sampling, prompt: list[int], most: int | None) -> int:
-        """Tokens that the answer may have.
+        """Return the largest number of tokens of the answer.
 
         Raises:
             ApiError: a prompt that is empty, too long or of unknown tokens, or more tokens than there is room for.

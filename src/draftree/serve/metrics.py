@@ -1,8 +1,7 @@
-"""What the server counts, for Prometheus: under its own names, and speculation also under vLLM's for benchmarks.
+"""Count requests, tokens and times for Prometheus; speculation also under vLLM's names for benchmarks.
 
-Answers count when they are over. Tokens and steps count while they come: those of answers at work are summed up when
-somebody asks, so that a step spends no time on it. So do the times to first tokens and between tokens, so that a long
-answer shows while it runs.
+Requests count at their end. Tokens, steps, times to first tokens and times between tokens count during an answer. The
+tokens and steps of running answers are summed when the metrics are read, so that a step spends no time on it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 
 
 class Metrics(Collector):
-    """Counts of one server; answers are added and ended in the worker's thread, and read in any.
+    """Collect the counts of one server; written in the worker's thread, read in any.
 
     Args:
         engine: its gauges are read when they are asked for.
@@ -39,7 +38,7 @@ class Metrics(Collector):
             return Histogram(f"draftree_{name}_seconds", text, buckets=LATENCIES, **own)
 
         self._responses = Counter("draftree_http_responses", "Responses by status.", ["status"], **own)
-        self._requests = Counter("draftree_requests", "Answers that are over, by how they ended.", ["finish"], **own)
+        self._requests = Counter("draftree_requests", "Finished answers, by how they ended.", ["finish"], **own)
         self._queue = seconds("queue", "From arrival to a slot.")
         self._first = seconds("time_to_first_token", "From arrival to the first token.")
         self._between = seconds("inter_token", "Between an answer's tokens; those of one step share its time.")
@@ -47,25 +46,25 @@ class Metrics(Collector):
         self._engine = engine
         self._over = _Sums()
         self._live: dict[int, RequestOutput] = {}
-        self._lock = threading.Lock()  # an answer must not be counted twice, or not at all, as it ends
+        self._lock = threading.Lock()  # An ending answer must be counted exactly once.
         self.registry.register(self)
 
     @property
     def total(self) -> RequestStats:
-        """Counts of all answers, up to their latest step."""
+        """Return the counts of all answers, up to their latest step."""
         return self._sums().stats
 
     def responded(self, status: int) -> None:
-        """An HTTP response begins."""
+        """Count an HTTP response."""
         self._responses.labels(str(status)).inc()
 
     def added(self, parts: Sequence[RequestOutput]) -> None:
-        """Answers wait for slots."""
+        """Add answers that wait for slots."""
         with self._lock:
             self._live |= {id(part): part for part in parts}
 
     def came(self, part: RequestOutput, count: int, before: float | None) -> None:
-        """An answer has got so many tokens; `before` is when the one before them came, None for none."""
+        """Count new tokens of an answer; `before` is the time of the previous token, None for none."""
         if before is None:
             self._first.observe(part.last - part.added)
             count, before = count - 1, part.last  # others of the first step come with the first token
@@ -73,7 +72,7 @@ class Metrics(Collector):
             self._between.observe((part.last - before) / count)
 
     def ended(self, part: RequestOutput) -> None:
-        """An answer is over."""
+        """Count a finished answer."""
         with self._lock:
             del self._live[id(part)]
             self._over.add(part)
@@ -84,16 +83,16 @@ class Metrics(Collector):
             self._whole.observe(part.last - part.added)
 
     def text(self) -> bytes:
-        """In Prometheus' format."""
+        """Return all metrics in Prometheus' format."""
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """What is found when somebody asks: sums over all answers, and what the engine holds at the moment."""
+        """Yield sums over all answers, and the present state of the engine."""
         yield from _counters(self._sums())
         yield from _gauges(self._engine)
 
     def _sums(self) -> _Sums:
-        """Those of all answers until now."""
+        """Return the sums of all answers until now."""
         with self._lock:
             found = replace(self._over, stats=self._over.stats.copy())
             for part in self._live.values():
@@ -103,7 +102,7 @@ class Metrics(Collector):
 
 @dataclass(slots=True)
 class _Sums:
-    """Tokens and steps of some answers."""
+    """Sum tokens and steps of answers."""
 
     prompt: int = 0
     reused: int = 0
@@ -111,7 +110,7 @@ class _Sums:
     stats: RequestStats = field(default_factory=RequestStats)
 
     def add(self, part: RequestOutput) -> None:
-        """Count an answer as far as it has come."""
+        """Add the present counts of an answer."""
         request = part.request
         assert request is not None
         if part.joined is not None:
@@ -142,7 +141,7 @@ def _labelled(name: str, text: str, label: str, values: Mapping[str, float]) -> 
 
 
 def _speculation(prefix: str, stats: RequestStats) -> Iterator[Metric]:
-    """What was drafted and accepted, under names that begin with `prefix`."""
+    """Yield drafted and accepted tokens, under names that begin with `prefix`."""
     drafts = "Steps of a request that verified draft tokens or its own alone."
     yield CounterMetricFamily(f"{prefix}num_drafts", drafts, stats.steps)
     yield CounterMetricFamily(f"{prefix}num_draft_tokens", "Draft tokens that were verified.", stats.drafted)
@@ -153,7 +152,7 @@ def _speculation(prefix: str, stats: RequestStats) -> Iterator[Metric]:
 
 
 def _gauges(engine: Engine) -> Iterator[Metric]:
-    """What an engine holds at the moment."""
+    """Yield the present state of an engine."""
     cache = engine.cache
     held = sum(cache.lengths[: len(engine.running)])
     yield GaugeMetricFamily("draftree_running_requests", "Requests in slots.", len(engine.running))

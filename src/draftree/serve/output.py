@@ -19,7 +19,7 @@ MOST_CHARACTERS = 1000  # of a stop string; so many may wait while it may still 
 
 
 class StopStrings:
-    """Passes text on, up to the first stop string; holds back what may become one.
+    """Pass text on up to the first stop string; hold back text that may become one.
 
     Args:
         stops: the strings, none of them empty.
@@ -36,7 +36,7 @@ class StopStrings:
         self.found: str | None = None
 
     def feed(self, piece: str, *, may_end: bool = True) -> str:
-        """What can be passed on now.
+        """Return the text that can be passed on now.
 
         Args:
             piece: what the text goes on with.
@@ -62,13 +62,13 @@ class StopStrings:
         return text[:cut]
 
     def rest(self) -> str:
-        """What was held back; the text is over."""
+        """Return the held text at the end."""
         held, self._held = self._held, ""
         return held
 
 
 def token_text(tokenizer: Any, token: int) -> str:
-    """The text of a token alone, with the space at its beginning that decoders such as Llama 2's leave out."""
+    """Return the text of a single token, with the leading space that decoders such as Llama 2's leave out."""
     text = str(tokenizer.decode([token]))
     name = str(tokenizer.convert_ids_to_tokens(token))
     return f" {text}" if name.startswith("▁") and not text.startswith(" ") else text
@@ -88,7 +88,7 @@ class TokenBytes:
         self._tokenizer = tokenizer
 
     def of(self, token: int) -> list[int]:
-        """The bytes of one token."""
+        """Return the bytes of one token."""
         if self._byte_level and token not in self._added:
             name = self._tokenizer.convert_ids_to_tokens(token)
             if name is not None and all(character in BYTE_ALPHABET for character in name):
@@ -107,7 +107,7 @@ class TokenBytes:
 
 @dataclass(slots=True)
 class Delta:
-    """What one answer got since its last delta.
+    """Hold the new output of one answer since its last delta.
 
     Attributes:
         index: which answer of its request.
@@ -130,7 +130,7 @@ class Delta:
     error: BaseException | None = None
 
     def add(self, other: Delta) -> None:
-        """Take in the delta that follows."""
+        """Append the next delta."""
         self.text += other.text
         self.emitted += other.emitted
         self.pieces += other.pieces
@@ -140,7 +140,7 @@ class Delta:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """One answer that is wanted.
+    """Hold one requested answer and its progress.
 
     Attributes:
         prompt: token ids.
@@ -176,10 +176,10 @@ class RequestOutput:
 
 
 class OutputStream:
-    """The answers of one HTTP request, as they come; belongs to the event loop that made it.
+    """Stream the answers of one HTTP request; belongs to the event loop that made it.
 
-    A reader that is slow finds later deltas joined to one, so that no more than the answers themselves is kept.
-    With `whole`, each answer comes as one delta at its end, and the event loop is not woken by every step.
+    A slow reader gets several deltas joined to one, so that memory is bounded by the answers.
+    With `whole`, each answer is one delta at its end, so that steps do not wake the event loop.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class OutputStream:
         self._error: BaseException | None = None
 
     async def deltas(self, pause: float | None = None) -> AsyncIterator[Delta | None]:
-        """Deltas until all answers have finished; leaving the loop earlier ends them.
+        """Yield deltas until all answers have finished; leaving the loop earlier ends them.
 
         Args:
             pause: seconds of silence after which None comes, again and again; None for no such sign.
@@ -225,11 +225,11 @@ class OutputStream:
                 self.cancel()
 
     def cancel(self) -> None:
-        """End what still runs; its slots are free after the step under way."""
+        """End running answers; their slots are free after the current step."""
         self._end(self)
 
     def deliver(self, delta: Delta) -> None:
-        """Called in the event loop with what a step brought."""
+        """Deliver the output of a step, in the event loop."""
         known = self._ready.get(delta.index)
         if known is None:
             self._ready[delta.index] = delta
@@ -240,13 +240,13 @@ class OutputStream:
 
 
 def hand_over(news: Sequence[tuple[OutputStream, Delta]]) -> None:
-    """Called in the event loop with what a step brought."""
+    """Deliver the output of a step, in the event loop."""
     for answers, delta in news:
         answers.deliver(delta)
 
 
 class OutputReader:
-    """A part at work in the worker's thread: its text so far."""
+    """Read the text of a running answer, in the worker's thread."""
 
     def __init__(self, answers: OutputStream, index: int, tokenizer: Any) -> None:
         self.answers, self.index = answers, index
@@ -260,13 +260,13 @@ class OutputReader:
         self.tokens = 0  # of the answer
 
     def read(self, token: int) -> tuple[str, str]:
-        """The answer's next token: what it adds to the text, and what of the text can be given now."""
+        """Read the next token; return its text, and the text that can be passed on now."""
         self.tokens += 1
         piece = self.detokenizer.feed(token)
         return piece, self.stops.feed(piece, may_end=self.tokens > self.part.min_tokens)
 
     def news(self, now: float) -> Delta | None:
-        """What has come since the last call; None where nothing has."""
+        """Return the output since the last call; None for none."""
         part = self.part
         request = part.request
         assert request is not None
@@ -312,7 +312,7 @@ class OutputReader:
         return None if delta.finish is None else self.held
 
     def _special(self, token: int) -> str:
-        """The text of a special token; "" of another one."""
+        """Return the text of a special token; "" for others."""
         if self._tokenizer.decode([token], skip_special_tokens=True):
             return ""
         return str(self._tokenizer.decode([token], skip_special_tokens=False))

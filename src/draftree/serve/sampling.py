@@ -36,10 +36,10 @@ OptionsOf = Callable[[tuple[tuple[str, Any], ...]], Options]
 
 
 def remembered_options(model: Any, tokenizer: Any) -> OptionsOf:
-    """Reads options of Hugging Face's names and values for a model; those read last are remembered.
+    """Return a cached reader of generation options for a model.
 
-    Merging them with the model's generation config takes half a millisecond, in which the engine's thread waits for
-    Python, and most requests have the same. The generation config must stay as it is.
+    Merging options with the model's generation config takes half a millisecond, in which the engine's thread waits for
+    Python, and most requests have the same options. The generation config must not change.
     """
 
     def read(given: tuple[tuple[str, Any], ...]) -> Options:
@@ -56,30 +56,30 @@ def remembered_options(model: Any, tokenizer: Any) -> OptionsOf:
 
 
 class OutputPenalties(LogitsProcessor):
-    """OpenAI's penalties: logits fall with each time that a token has come in the answer, and once if it has at all.
+    """Apply OpenAI's penalties for tokens that are in the answer.
 
     Args:
         prompt: tokens of the prompt, which do not count.
-        frequency: by which a logit falls each time.
-        presence: by which it falls once.
+        frequency: subtracted from a logit for each time that its token is in the answer.
+        presence: subtracted once.
     """
 
     def __init__(self, prompt: int, frequency: float, presence: float) -> None:
         self._prompt, self._frequency, self._presence = prompt, frequency, presence
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """`scores` [1, V] without the penalties."""
+        """Return `scores` [1, V] less the penalties."""
         answer = input_ids[0, self._prompt :]
         counts = torch.bincount(answer, minlength=scores.shape[1])[: scores.shape[1]].to(scores)
         return scores - self._frequency * counts - self._presence * (counts > 0)
 
 
 class TokenBias(LogitsProcessor):
-    """Adds to the logits of some tokens, in one operation however many they are.
+    """Add to the logits of some tokens, in one operation.
 
     Args:
         ids: of the tokens, all different.
-        values: what is added to each.
+        values: added to each.
     """
 
     def __init__(self, ids: Sequence[int], values: Sequence[float]) -> None:
@@ -87,7 +87,7 @@ class TokenBias(LogitsProcessor):
         self._values = torch.tensor(values, dtype=torch.float32, device="cpu")
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """`scores` [1, V] with what is added."""
+        """Return `scores` [1, V] with the bias."""
         return scores.index_add(1, self._ids.to(scores.device), self._values.to(scores)[None])
 
 
@@ -105,7 +105,7 @@ def sampling_params(
     cache_salt: str | None = None,
     constraint: Constraint | None = None,
 ) -> SamplingParams:
-    """The rules of one answer.
+    """Return the sampling parameters of one answer.
 
     Args:
         target: of the engine.
@@ -116,7 +116,7 @@ def sampling_params(
         max_new_tokens: most tokens of the answer.
         seed: of the draw; None where nothing is drawn.
         logprobs, prediction, cache_salt: see `SamplingParams`.
-        constraint: what it may say; None for anything.
+        constraint: grammar of the answer; None for none.
 
     Raises:
         ApiError: values that do not go together, a token outside the vocabulary.
@@ -170,7 +170,7 @@ def sampling_params(
 
 
 def seeds(body: Sampling, count: int) -> list[int]:
-    """A seed for each of `count` answers, which those whose tokens are drawn will need."""
+    """Return a seed for each of `count` answers."""
     first = random.getrandbits(63) if body.seed is None else body.seed
     return [(first + i) % 2**64 for i in range(count)]
 

@@ -1,4 +1,4 @@
-"""Scores of prompts that clients ask for: one prompt at a time, chunk by chunk, all in one cache."""
+"""Score prompts for clients: one prompt at a time, chunk by chunk, in one cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Scores = list[list[TokenScores]]
 
 @dataclass(slots=True, eq=False)
 class Scoring:
-    """The prompts of one HTTP request.
+    """Hold the prompts of one HTTP request and their scores.
 
     Attributes:
         prompts: token ids.
@@ -33,7 +33,7 @@ class Scoring:
 
 
 class Scorer:
-    """Scores prompts in the order in which they came; belongs to the worker's thread.
+    """Score prompts in order of arrival; belongs to the worker's thread.
 
     Args:
         runner: of a decoder-only model.
@@ -45,7 +45,7 @@ class Scorer:
         self._queue: list[tuple[Scoring, Iterator[Scores]]] = []
 
     def __len__(self) -> int:
-        """Prompts that wait or are being scored."""
+        """Return the number of prompts that wait or are being scored."""
         return sum(len(scoring.prompts) for scoring, _ in self._queue)
 
     def add(self, scoring: Scoring) -> None:
@@ -53,7 +53,7 @@ class Scorer:
         self._queue.append((scoring, self._chunks(scoring)))
 
     def turn(self) -> None:
-        """One chunk of one prompt, so that those who decode go on; ends what is late or wanted no more."""
+        """Score one chunk of one prompt, so that decoding goes on; end late and cancelled requests."""
         now = time.monotonic()
         for scoring, _ in self._queue:
             if now > scoring.deadline:
@@ -72,13 +72,13 @@ class Scorer:
         self._tidy()
 
     def end(self, error: Exception) -> None:
-        """End all of them with an error."""
+        """End all requests with an error."""
         for scoring, _ in self._queue:
             fail(scoring, error)
         self._tidy()
 
     def _chunks(self, scoring: Scoring) -> Iterator[Scores]:
-        """The scores of all prompts that are done, after every chunk."""
+        """Yield the scores of all finished prompts, after every chunk."""
         done: Scores = []
         for prompt in scoring.prompts:
             scores: list[TokenScores] = []
@@ -94,6 +94,6 @@ class Scorer:
 
 
 def fail(scoring: Scoring, error: Exception) -> None:
-    """End the scoring with an error, where somebody still waits for it."""
+    """End a scoring with an error, unless it was cancelled."""
     if scoring.found.set_running_or_notify_cancel():
         scoring.found.set_exception(error)

@@ -1,4 +1,4 @@
-"""The part that all routes share: read a body, let a request in, answer or refuse it."""
+"""Read bodies, check keys, and answer or refuse requests, for all routes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OTHER_TYPE = {"string_type", "int_type", "float_type", "bool_type", "list_type",
 
 
 async def whole_body(request: Request, settings: ServerSettings) -> bytes:
-    """The bytes of a body, read no further than it may be long.
+    """Return the bytes of a body, up to the limit of its length.
 
     Raises:
         ApiError: too long, too slow, or the client has gone away meanwhile; a form or text out of a page of another
@@ -75,10 +75,10 @@ async def whole_body(request: Request, settings: ServerSettings) -> bytes:
 
 
 async def while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` brings; a client that goes away ends it.
+    """Return the result of `work`; cancel it if the client disconnects.
 
     Raises:
-        GoneError: the client has gone.
+        GoneError: the client has disconnected.
     """
     done, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
     try:
@@ -92,13 +92,13 @@ async def while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _gone(request: Request) -> None:
-    """Returns when the client has closed the connection."""
+    """Return when the client has closed the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def read_body(text: bytes, kind: type[Body]) -> Body:
-    """A body as `kind`.
+    """Return a body as `kind`.
 
     Raises:
         ApiError: it is not of this kind; names the field.
@@ -129,9 +129,10 @@ def _as_sentence(error: ValidationError, text: bytes) -> ApiError:
 
 
 def _of_best_branch(errors: list[ErrorDetails], body: Any) -> tuple[list[str | int], list[ErrorDetails]]:
-    """Where the first thing is that is wrong, and what; of a union, by the branch that came furthest, or by all alike.
+    """Return the place of the first error, and the errors there.
 
-    pydantic tells the errors of all branches, each with the branch's name amid the fields.
+    pydantic reports the errors of all branches of a union, with the branch's name among the fields. The errors of the
+    branch that matched furthest are returned.
     """
     path, at = _place(errors[0], body)
     if at is None:
@@ -151,7 +152,7 @@ def _of_best_branch(errors: list[ErrorDetails], body: Any) -> tuple[list[str | i
 
 
 def _place(error: ErrorDetails, body: Any) -> tuple[list[str | int], int | None]:
-    """Where in a body an error is, without names of branches, and which part of its `loc` is the first such name."""
+    """Return an error's place in the body without names of branches, and the position of the first such name."""
     path: list[str | int] = []
     branch, value = None, body
     for i, part in enumerate(error["loc"]):
@@ -172,7 +173,7 @@ GRAMMARS = 2  # requests whose grammars are compiled at once, so that cores are 
 
 
 class Server:
-    """What the routes share: the worker, the reader of calls, metrics, and how a request is let in.
+    """Hold the worker, the reader of calls and the metrics, and answer requests for the routes.
 
     Args:
         engine: belongs to the server from now on.
@@ -207,7 +208,7 @@ class Server:
         return read_body(await whole_body(request, self.settings), kind)
 
     async def read(self, reader: Callable[[Any, str | None], Read], body: Sampling, key: str | None) -> Read:
-        """Return what a method of `calls` makes of a body, in a thread.
+        """Return the result of a method of `calls` for a body, run in a thread.
 
         Args:
             reader: the method.
@@ -230,7 +231,7 @@ class Server:
         return await loop.run_in_executor(pool, context.run, work)
 
     def key(self, request: Request) -> str | None:
-        """The name of the key that a request presents; None where the server has none.
+        """Return the short name of a request's key; None if the server has no keys.
 
         Raises:
             ApiError: no key, or an unknown one.
@@ -247,7 +248,7 @@ class Server:
         return found
 
     async def start(self, answers: OutputStream) -> None:
-        """Have the worker answer.
+        """Start answers in the worker.
 
         Raises:
             ApiError: the queue is full, the server is stopping, or the engine refuses a prompt.
@@ -267,7 +268,7 @@ class Server:
     async def score(
         self, parts: list[RequestOutput], count: int, tries: int, told: int, timeout: float
     ) -> list[list[TokenScores]]:
-        """Have the worker score the prompt of each part.
+        """Return the scores of each part's prompt, from the worker.
 
         Args:
             parts: `tries` for each prompt.
@@ -290,7 +291,7 @@ class Server:
         return [scores for scores in found for _ in range(tries)]
 
     async def answer(self, request: Request, call: Call, parts: list[RequestOutput]) -> Response:
-        """The response to a call, streamed or whole."""
+        """Return the response to a call, streamed or whole."""
         body, n, tries = call.body, call.body.n or 1, call.body.tries
         prompts = sum(len(part.prompt) for part in parts) // tries
         deadline = time.monotonic() + min(self.settings.timeout, body.own.timeout or math.inf)
@@ -322,7 +323,7 @@ class Server:
         return Response(encoded(found), media_type="application/json")
 
     async def _whole(self, request: Request, answers: OutputStream) -> list[Delta]:
-        """All of the answers, in their order; a client that goes away ends them."""
+        """Return all answers in order; end them if the client disconnects."""
 
         async def collected() -> list[Delta]:
             whole = [delta async for delta in answers.deltas() if delta is not None]

@@ -23,13 +23,13 @@ from draftree.serve.http import ApiError, FullError, QueuedError, StoppingError
 from draftree.serve.output import Delta, OutputReader, OutputStream, RequestOutput, hand_over
 from draftree.serve.scoring import Scorer, Scores, Scoring, fail
 
-FAILURES = 3  # of steps in a row, after which the server is failing; one may be the fault of a request
-ACCELERATOR: Any = getattr(torch, "AcceleratorError", ())  # none but a new process can go on after it
+FAILURES = 3  # Failed steps in a row until the worker is failing; a single one may be due to a request.
+ACCELERATOR: Any = getattr(torch, "AcceleratorError", ())  # Only a new process can recover from it.
 
 
 @dataclass(slots=True)
 class Health:
-    """The condition of a worker.
+    """Track the health of a worker.
 
     Attributes:
         stopping: it takes nothing new.
@@ -43,11 +43,11 @@ class Health:
 
     @property
     def failing(self) -> bool:
-        """Whether steps fail, so that nobody is answered."""
+        """Return whether steps fail."""
         return self.failures >= FAILURES
 
     def stepped(self, error: Exception | None) -> None:
-        """A step has ended, by an error or well (None)."""
+        """Record the end of a step; None for success."""
         if error is None:
             self.failures = 0
         else:
@@ -58,7 +58,7 @@ log = logging.getLogger("draftree.serve")
 
 
 class Worker:
-    """Steps an engine in a thread of its own, while there is work.
+    """Step an engine in an own thread, while there is work.
 
     Args:
         engine: belongs to the worker from now on.
@@ -88,17 +88,17 @@ class Worker:
 
     @property
     def live(self) -> int:
-        """Answers that wait or run, and prompts that wait for their scores."""
+        """Return the number of answers that wait or run, and of prompts that wait for scores."""
         return len(self._live) + len(self._scorer)
 
     @property
     def alive(self) -> bool:
-        """Whether the thread is at work."""
+        """Return whether the thread takes requests."""
         return self._thread.is_alive() and not self._health.stopping
 
     @property
     def failing(self) -> bool:
-        """Whether steps fail, so that nobody is answered. Asking has one token tried, whose success ends it."""
+        """Return whether steps fail. If so, queue a one-token request, whose success restores the worker."""
         if self._health.failing:
             self._tasks.put(self._try_token)
         return self._health.failing
@@ -106,7 +106,7 @@ class Worker:
     # ---------------------------------------------------------------- called from event loops
 
     async def start(self, answers: OutputStream) -> None:
-        """Queue answers; returns once the engine has taken them.
+        """Queue answers; return when the engine has taken them.
 
         Raises:
             ValueError: a prompt that cannot be answered.
@@ -124,7 +124,7 @@ class Worker:
             del added  # the error's frames hold this one
 
     async def score(self, prompts: Sequence[Sequence[int]], count: int, timeout: float) -> Scores:
-        """Scores of each prompt's tokens behind the first, see `score_prompt`. A caller that is cancelled ends it.
+        """Return the scores of each prompt's tokens after the first, see `score_prompt`; cancelling the caller ends it.
 
         Args:
             prompts: token ids.
@@ -167,7 +167,7 @@ class Worker:
         try:
             self._work()
         except BaseException:
-            log.exception("the engine's thread ends by an error: nothing is answered until the server is started again")
+            log.exception("the engine's thread ended by an error: restart the server")
             self._health.over = self._health.stopping = True
             self._fail_all()
 
@@ -194,7 +194,7 @@ class Worker:
         return self.engine.busy or bool(self._live) or bool(self._scorer)
 
     def _take_tasks(self) -> None:
-        """Do what event loops ask for; sleeps while there is nothing at all to do."""
+        """Run the tasks of event loops; sleep while there is no work."""
         idle = not self._at_work and not self._health.stopping
         try:
             while True:
@@ -232,11 +232,11 @@ class Worker:
             self._scorer.add(scoring)
 
     def make_sure_of_room(self, more: int) -> None:
-        """Refuse so many answers more where they have no place; any thread may ask.
+        """Raise unless there is room for `more` answers; safe in any thread.
 
         Raises:
-            FullError: they have none.
-            StoppingError: nobody answers any more.
+            FullError: there is no room.
+            StoppingError: the worker has ended.
         """
         if self._health.over:
             raise StoppingError
@@ -254,7 +254,7 @@ class Worker:
         self._deliver()
 
     def _end_all(self) -> None:
-        """Break off what has not ended, as the server stops."""
+        """End all remaining answers, as the server stops."""
         for live in self._live:
             assert live.part.request is not None
             live.part.request.error = StoppingError()
@@ -263,7 +263,7 @@ class Worker:
         self._scorer.end(StoppingError())
 
     def _fail_all(self) -> None:
-        """Tell everybody that nothing comes any more. The engine, or what delivers, may be the cause: trust neither."""
+        """Fail all answers without the engine or `_deliver`, as either may be the cause."""
         for live in self._live:
             delta = Delta(live.index, finish="error", error=StoppingError())
             with suppress(RuntimeError):  # the event loop is closed
@@ -275,7 +275,7 @@ class Worker:
                 self._tasks.get(block=False)()  # what asks for answers is refused, see `make_sure_of_room`
 
     def _deliver(self) -> None:
-        """Hand out what the last step brought, in one call into each event loop."""
+        """Deliver the outputs of the last step, in one call into each event loop."""
         now = time.monotonic()
         news: dict[asyncio.AbstractEventLoop, list[tuple[OutputStream, Delta]]] = {}
         left = []
@@ -303,7 +303,7 @@ class Worker:
                     self.cancel(answers)
 
     def _news_of(self, live: OutputReader, now: float) -> Delta | None:
-        """What has come of one answer; ends it where its time or its text is over."""
+        """Return the new output of one answer; end it at its deadline or at the end of its text."""
         request = live.part.request
         assert request is not None
         if now > live.answers.deadline:
@@ -330,8 +330,8 @@ class Worker:
                 self._leave(part.request)
 
     def _leave(self, request: Request) -> None:
-        """End a request; where others that run cannot move up behind it, the engine has ended them with an error."""
+        """End a request; if moving the others up fails, the engine ends them with an error."""
         try:
             self.engine.cancel(request)
         except Exception:
-            log.exception("a request could not leave its slot, and all that ran have failed")
+            log.exception("a request could not leave its slot: all running requests failed")
