@@ -103,7 +103,7 @@ def _decoder(
         shape = DynamicTree() if candidate.node_budget is None else Fixed(candidate.node_budget)
 
     def answer(ids: Sequence[int]) -> RequestStats:
-        prompt = torch.tensor([list(ids)], device=model.device)
+        prompt = torch.tensor([list(ids)], dtype=torch.long, device=model.device)
         mask = torch.ones_like(prompt)
         options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": False}
         return generate(model, prompt, mask, drafter=drafter, shape=shape, **options).stats.total
