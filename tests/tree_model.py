@@ -5,7 +5,6 @@ The property tests hold the array code of `draftree.tree` to it.
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 
@@ -90,28 +89,6 @@ def merged(models):
     return union
 
 
-def choices(tree, b=0):
-    """Tree b as a choice list: item i - 1 holds node i's ranks among siblings (best logp, then index)."""
-    model = read(tree, b)
-    named = [()]
-    for i in range(1, len(model)):
-        siblings = sorted(model.children(model.parents[i]), key=lambda j: (-model.logp[j], j))
-        named.append((*named[model.parents[i]], siblings.index(i)))
-    return named[1:]
-
-
-def product(candidates, logp):
-    """Path log-probability of every node of the full product tree, {token path: logp}, root excluded."""
-    nodes = {}
-    for d in range(1, len(candidates) + 1):
-        for ranks in itertools.product(*(range(len(row)) for row in candidates[:d])):
-            score = sum(min(logp[i][r], 0.0) for i, r in enumerate(ranks))
-            path = tuple(candidates[i][r] for i, r in enumerate(ranks))
-            if score > -math.inf:
-                nodes[path] = max(nodes.get(path, -math.inf), score)
-    return nodes
-
-
 def read(tree, b=0):
     """Tree b of a TokenTree as a model; checks what padding must look like on the way."""
     n = tree.sizes[b]
@@ -127,14 +104,6 @@ def read(tree, b=0):
     assert (model.parents[0], model.logp[0], model.source[0]) == (-1, 0.0, 0)
     assert all(0 <= model.parents[i] < i for i in range(1, n))
     return model
-
-
-def nearly(found, expected):
-    """Whether two {path: (logp, source)} agree, up to float32 sums."""
-    return found.keys() == expected.keys() and all(
-        math.isclose(found[key][0], expected[key][0], rel_tol=1e-5, abs_tol=1e-5) and found[key][1] == expected[key][1]
-        for key in found
-    )
 
 
 # Quarters are exact in float32, so that ties are ties on both sides; few tokens, so that paths collide.

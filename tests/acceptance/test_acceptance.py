@@ -184,14 +184,6 @@ def test_lazy_walks_choose_once_a_token_at_the_true_prefix(
             assert tuple(path_of(tree, b, node)[1:]) == tuple(said[: int(tree.depth[b, node])])
 
 
-def test_lazy_walks_leave_pruned_nodes_out() -> None:
-    tree = TokenTree.from_paths(0, [[1, 2], [3]])
-    logits = torch.eye(4)[[1, 2, 3]] * 9  # rows: the root says 1, node 1 says 2, node 3 says 3
-    rows = {0: 0, 1: 1, 3: 2}  # node 2 is gone
-    choices = list(lazy_walk(scored_tree(tree, 0, logits, rows), make(None, False)))
-    assert choices == [(0, 1, 1), (1, 2, None)]
-
-
 @pytest.mark.parametrize("seed", [0, 1, 2**40])
 def test_noise_is_that_of_multinomial(seed: int) -> None:
     """One draw a token from the seed's generator: what Hugging Face's sampling does, step for step."""

@@ -37,18 +37,6 @@ def test_many_cases(first: int) -> None:
     check(campaign.run(8, range(first, first + 250), None))
 
 
-def test_a_run_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
-    out = tmp_path / "campaign.jsonl"
-    first = campaign.run(7, range(4), out)
-    lines = out.read_text().splitlines()
-    assert len(lines) == 4
-    out.write_text("\n".join(lines[:3]) + "\n" + lines[3][:20])  # killed in the middle of a line
-    again = campaign.run(7, range(6), out)
-    assert [one["number"] for one in again] == list(range(6))
-    assert [json.loads(line)["number"] for line in out.read_text().splitlines()] == list(range(6))
-    assert json.loads(lines[0]) == json.loads(json.dumps(first[0]))
-
-
 def test_a_case_is_drawn_from_its_number_alone() -> None:
     assert campaign_cases.draw(3, 17) == campaign_cases.draw(3, 17)
     assert campaign_cases.draw(3, 17) != campaign_cases.draw(4, 17)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from drafters_for_tests import RandomTree
-from few import crossed
 from generate_driver import prompts
 
 import draftree
 from draftree.drafting import Drafter
 from draftree.engine import Engine, SamplingParams
-from draftree.engine.request import Request, State
+from draftree.engine.request import State
 
 MODEL, _ = draftree.demo_model()
 PROMPTS = [prompt[:12] for prompt in prompts()]
@@ -54,12 +52,6 @@ def closed(engine: Engine, requests: list[Any]) -> None:
         engine.add(PROMPTS[0])
 
 
-def left(engine: Engine, requests: list[Any]) -> None:
-    with engine:
-        pass
-    assert [request.finish_reason for request in requests] == ["cancelled"] * len(requests)
-
-
 def dropped(engine: Engine, requests: list[Any]) -> None:
     """Nothing to do: the caller drops it."""
 
@@ -70,14 +62,6 @@ def stream_closed(engine: Engine, requests: list[Any]) -> None:
         next(stream)
     for stream in streams:
         stream.close()  # type: ignore[attr-defined]
-    assert not engine.busy
-
-
-def stream_dropped(engine: Engine, requests: list[Any]) -> None:
-    for request in requests:
-        stream = engine.stream(request)
-        next(stream)
-        del stream
     assert not engine.busy
 
 
@@ -95,52 +79,6 @@ def test_nothing_is_left(leave: Callable[..., None], make: Callable[[], Drafter]
     assert answer(drafter, PROMPTS[0]) == answer(None, PROMPTS[0])
 
 
-@pytest.mark.parametrize(
-    ("error", "when", "place", "kind"),
-    crossed(
-        [KeyboardInterrupt, SystemExit, ValueError],
-        ["begin", "draft", "observe", "end"],
-        ["before", "behind"],
-        ["lookahead", "merge"],
-    ),
-)
-def test_interrupted(
-    kind: str, place: str, when: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once, in the drafter or one of those that a merge joins; an ordinary error ends the request alone."""
-    drafter: Any = draftree.Lookahead() if kind == "lookahead" else merged()
-    if kind == "lookahead" and when == "observe":
-        pytest.skip("A trie observes nothing.")
-    part = drafter if kind == "lookahead" else drafter.drafters[1]
-    method, calls = getattr(part, when), []
-
-    def interrupted(*args: Any) -> Any:
-        calls.append(args)
-        if len(calls) == 1 and place == "before":
-            raise error("now")
-        result = method(*args)
-        if len(calls) == 1:
-            raise error("now")
-        return result
-
-    monkeypatch.setattr(part, when, interrupted)
-    engine = Engine(MODEL, drafter=drafter, slots=3)
-    requests = [engine.add(prompt, RULES) for prompt in PROMPTS[:3]]
-    if error is ValueError and when in ("begin", "end"):
-        engine.run()
-        assert sum(request.error is not None for request in requests) == 1
-    else:
-        with pytest.raises(error, match="now"):
-            engine.run()
-    engine.close()
-    assert not engine.running
-    assert all(request.state is State.FINISHED for request in requests)
-    monkeypatch.undo()
-    if not (place == "before" and when == "end" and error is ValueError):  # a drafter that will not forget
-        assert held(drafter) == 0
-    assert answer(drafter, PROMPTS[1]) == answer(None, PROMPTS[1])
-
-
 def test_a_request_of_another_engine() -> None:
     one, other = Engine(MODEL), Engine(MODEL)
     request = one.add(PROMPTS[0], RULES)
@@ -152,44 +90,6 @@ def test_a_request_of_another_engine() -> None:
     one.run()
     other.cancel(request)  # it has finished, and stays as it is
     assert request.finish_reason != "cancelled"
-
-
-@pytest.mark.parametrize("end", ["cancel", "close"])
-def test_a_request_that_is_ended_while_it_gets_its_slot(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(MODEL, slots=2)
-    request = engine.add(PROMPTS[0], RULES)
-    enter = engine.scheduler.enter
-
-    def ended_meanwhile(joining: Request) -> None:
-        thread = threading.Thread(target=lambda: engine.cancel(joining) if end == "cancel" else engine.close())
-        thread.start()
-        thread.join()
-        enter(joining)
-
-    monkeypatch.setattr(engine.scheduler, "enter", ended_meanwhile)
-    engine.run()
-    assert (request.state, request.finish_reason, request.tokens) == (State.FINISHED, "cancelled", [])
-
-
-def test_no_step_begins_while_a_slot_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(MODEL, slots=2)
-    one, other = (engine.add(prompt, RULES) for prompt in PROMPTS[:2])
-    engine.step()
-    known, seen, leave = len(other.tokens), [], engine.scheduler.leave
-    thread = threading.Thread(target=engine.step)
-
-    def leave_slowly(request: Request) -> None:
-        if not thread.ident:
-            thread.start()
-            thread.join(0.5)
-            seen.append(len(other.tokens))
-        leave(request)
-
-    monkeypatch.setattr(engine.scheduler, "leave", leave_slowly)
-    engine.cancel(one)
-    thread.join()
-    assert seen == [known]
-    assert len(other.tokens) > known
 
 
 def test_generate_that_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import itertools
-import threading
 from typing import Any
 
 import numpy as np
@@ -18,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 from zoo import build
 
-from draftree.drafting import Drafter, Lookahead, PromptLookup
+from draftree.drafting import Drafter, Lookahead
 from draftree.engine import Emitted, Engine, Request, RunStats, SamplingParams, State, generate
 from draftree.engine import engine as engine_module
 from draftree.shaping import DynamicTree, Fixed, shape_for
@@ -208,34 +205,6 @@ def test_two_engines_on_one_model(runner: str, kind: str) -> None:
         check(request, "llama", n, "greedy")
 
 
-@pytest.mark.parametrize("runner", ["cpu", "hooked"])
-def test_two_threads_share_a_drafter(runner: str) -> None:
-    """Each thread has its engine; the trie has one lock, hooks on the model another."""
-    expected = {n: alone("llama", n, "greedy") for n in range(6)}
-    shared = Lookahead(decoding_length=16, branch_length=5)
-    failed: list[BaseException] = []
-
-    def work(own: Drafter) -> None:
-        try:
-            for _ in range(4):
-                engine = Engine(build("llama"), drafter=own, shape=Fixed(8), slots=3, runner=runner)
-                made = [engine.add(PROMPTS[n], rules("greedy", n)) for n in range(6)]
-                engine.run()
-                for n, request in enumerate(made):
-                    assert tuple(request.tokens) == expected[n]
-        except BaseException as error:
-            failed.append(error)
-
-    others: list[Drafter] = [InModel(known("llama"), seed=1)] if runner == "hooked" else []
-    threads = [threading.Thread(target=work, args=(d,)) for d in [shared, shared, *others]]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
-    assert shared.trie.live_requests == 0
-
-
 @pytest.mark.parametrize("chunk", [1, 2, 5, 16])
 @pytest.mark.parametrize("kind", ["random", "in-model", "lookahead"])
 def test_prompts_in_pieces(chunk: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,16 +218,6 @@ def test_prompts_in_pieces(chunk: int, kind: str, monkeypatch: pytest.MonkeyPatc
         assert [tuple(r.tokens) for r in made] == expected
 
 
-def test_the_time_of_a_prompt_in_pieces_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", 4)
-    ticks = itertools.count()
-    engine = Engine(build("llama"), clock=lambda: float(next(ticks)))
-    request = engine.add(list(range(3, 17)), SamplingParams(max_new_tokens=1))
-    engine.run()
-    assert request.stats.steps == 1
-    assert request.stats.seconds["verify"] == 1 + 3  # a tick for the step's pass, and one for each piece before it
-
-
 @pytest.mark.parametrize("name", ["gemma3", "gpt2", "bloom", "llama-dynamic"])
 def test_prompts_in_pieces_in_other_families(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [alone(name, n, "greedy") for n in range(6)]
@@ -268,23 +227,6 @@ def test_prompts_in_pieces_in_other_families(name: str, monkeypatch: pytest.Monk
     made = [engine.add(PROMPTS[n], rules("greedy", n)) for n in range(6)]
     engine.run()
     assert [tuple(r.tokens) for r in made] == expected
-
-
-@pytest.mark.parametrize("make", [Lookahead, PromptLookup, lambda: InModel({})])
-def test_the_drafter_keeps_nothing_of_finished_requests(make: Any) -> None:
-    drafter = make()
-    engine = Engine(build("llama"), drafter=drafter, slots=2, shape=Fixed(4))
-    made = [engine.add(PROMPTS[n], rules("greedy", n)) for n in range(5)]
-    engine.step()
-    engine.cancel(made[0])
-    engine.cancel(made[4])
-    engine.run()
-    if isinstance(drafter, Lookahead):
-        assert drafter.trie.live_requests == 0
-    elif isinstance(drafter, PromptLookup):
-        assert drafter._seen == {}
-    else:
-        assert drafter.live == {} == drafter.hidden == drafter.own_predictions
 
 
 @pytest.mark.parametrize("slots", [1, 3])
@@ -358,27 +300,9 @@ def test_what_an_encoder_reads_is_checked_before_the_request_waits() -> None:
         Engine(build("llama")).add([5, 9], max_new_tokens=4, encoder_input=torch.tensor([5]))
 
 
-def test_processors_count_from_the_padded_prompt_that_they_see() -> None:
-    model, padded = build("llama"), torch.tensor([[0, 0, 0, 0, 0, 0, 0, 0, 5, 6]])
-    engine = Engine(model)
-    options = {"min_new_tokens": 8, "max_new_tokens": 9, "eos_token_id": list(range(2, 90))}
-    request = engine.add([5, 6], padded_prompt=padded, **options)
-    engine.run()
-    assert len(request.tokens) >= 8
-
-
 def test_numbers_of_numpy_are_token_ids() -> None:
     model, ids = build("llama"), np.array([5, 9, 3])
     engine = Engine(model)
     request = engine.add(ids, max_new_tokens=4)
     engine.run()
     assert request.tokens == generate(model, torch.tensor([[5, 9, 3]]), max_new_tokens=4).sequences[0, 3:].tolist()
-
-
-def test_an_eos_below_zero_is_none() -> None:
-    model = copy.deepcopy(build("llama"))
-    model.generation_config.eos_token_id = -1
-    ids = torch.tensor([[5, 9, 3]])
-    plain = generate(model, ids, max_new_tokens=8)
-    drafted = generate(model, ids, drafter=Lookahead(), max_new_tokens=8)
-    assert torch.equal(plain.sequences, drafted.sequences)

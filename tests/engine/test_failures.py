@@ -14,7 +14,6 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 from zoo import build
 
 from draftree.drafting import Drafter, Lookahead, Merge
-from draftree.drafting.base import Capabilities, RequestState, Step
 from draftree.engine import Emitted, Engine, Request, SamplingParams, State, generate
 from draftree.shaping import Fixed
 from draftree.tree import TokenTree
@@ -178,40 +177,6 @@ def test_an_interrupt_ends_the_running_requests() -> None:
         engine.run()
     assert [r.finish_reason for r in made] == ["error", "error"]
     goes_on(engine)
-
-
-def test_a_drafter_forgets_a_request_whose_shape_fails_to_end() -> None:
-    class Failing(Fixed):
-        ended = 0
-
-        def end(self, request: RequestState) -> None:
-            self.ended += 1
-            if self.ended == 1:
-                raise ValueError("once")
-
-    drafter = RandomTree({})
-    with Engine(build("llama"), drafter=drafter, shape=Failing(4), slots=2) as engine:
-        requests = [engine.add([5, 6, 7], SamplingParams(3)), engine.add([9, 8, 7], SamplingParams(6))]
-        engine.run()
-        assert [len(request.tokens) for request in requests] == [3, 6]
-    assert not drafter.live
-
-
-def test_a_step_counts_where_the_drafter_fails_to_observe_it() -> None:
-    class Blind(RandomTree):
-        capabilities = Capabilities(observes=True)
-        steps = 0
-
-        def observe(self, step: Step) -> None:
-            self.steps += 1
-            if self.steps == 3:
-                raise ValueError("once")
-
-    with Engine(build("llama"), drafter=Blind({}), shape=Fixed(4), slots=2) as engine:
-        requests = [engine.add([5, 6, 7], SamplingParams(3)), engine.add([9, 8, 7], SamplingParams(9))]
-        with pytest.raises(ValueError, match="once"):
-            engine.run()
-    assert [request.stats.emitted for request in requests] == [len(request.tokens) for request in requests]
 
 
 def test_a_step_within_a_step_is_refused() -> None:

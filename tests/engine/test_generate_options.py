@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from drafters_for_tests import RandomTree
@@ -15,7 +14,7 @@ from few import crossed
 from generate_driver import LENGTHS, NEW, hf, left_pad, prompts, references_of, same
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteriaList
-from transformers.generation import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
+from transformers.generation import EosTokenCriteria
 from zoo import MEMBERS, build, construct
 
 from draftree.drafting import Lookahead
@@ -116,41 +115,6 @@ def test_seeds(seed: Any) -> None:
 
 
 @pytest.mark.parametrize("door", [own, theirs])
-@pytest.mark.parametrize(
-    "length",
-    [
-        {"max_new_tokens": np.int64(5)},
-        {"max_new_tokens": torch.tensor(5)},
-        {"max_length": np.int64(LENGTHS[0] + 5)},
-        {"generation_config": GenerationConfig(max_new_tokens=np.int32(5))},
-        {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(np.int64(LENGTHS[0] + 5))])},
-    ],
-    ids="-".join,
-)
-def test_lengths_in_whole_numbers_of_other_kinds(length: dict[str, Any], door: Callable[..., Tensor]) -> None:
-    ids = torch.tensor(prompts(LENGTHS[:1]))
-    expected = hf(build("llama"), ids, max_new_tokens=5)
-    options = {"do_sample": False} | length
-    same(door(build("llama"), ids, torch.ones_like(ids), RandomTree({}), SEED, options), expected)
-
-
-def test_decay_without_ends_has_no_effect() -> None:
-    ids = torch.tensor(prompts(LENGTHS[:1]))
-    options: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": [], "exponential_decay_length_penalty": (3, 1.5)}
-    same(generate(build("llama"), ids, **options).sequences, hf(build("llama"), ids, **options))
-
-
-def test_requests_do_not_count_down_what_they_are_given() -> None:
-    five, two = torch.tensor(5), torch.tensor(2)
-    with Engine(build("llama"), slots=np.int64(1), capacity=torch.tensor(64)) as engine:
-        requests = [engine.add([5, 6, 7], max_new_tokens=five, eos_token_id=[]) for _ in range(2)]
-        requests.append(engine.add([5, 6, 7], SamplingParams(five, logprobs=two, node_budget=two)))  # type: ignore[arg-type]
-        engine.run()
-    assert [len(request.tokens) for request in requests] == [5] * 3
-    assert five == 5
-
-
-@pytest.mark.parametrize("door", [own, theirs])
 @pytest.mark.parametrize("pad", [None, 7, torch.tensor([7])], ids=["first end", "pad", "pad in a tensor"])
 def test_criteria_end_texts_and_the_config_fills_them(pad: Any, door: Callable[..., Tensor]) -> None:
     model = copy.deepcopy(build("llama"))
@@ -163,16 +127,6 @@ def test_criteria_end_texts_and_the_config_fills_them(pad: Any, door: Callable[.
     filled = 2 if pad is None else 7
     assert expected[0, ids.shape[1] :].tolist() == [SPOKEN[0], *[filled] * 9]
     same(door(model, ids, mask, RandomTree(references_of(rows, expected), 1), SEED, options), expected)
-
-
-def test_a_pad_token_that_ends_texts_by_a_criterion_alone_is_padding() -> None:
-    """In a prompt without a mask."""
-    ids = torch.tensor([[7, 7, *prompts(LENGTHS[1:2])[0]]])
-    criteria = StoppingCriteriaList([EosTokenCriteria([7])])
-    options = {"max_new_tokens": 10, "do_sample": False, "stopping_criteria": criteria, "pad_token_id": 7}
-    expected = build("llama").generate(ids, **options)
-    assert not torch.equal(expected, build("llama").generate(ids, attention_mask=torch.ones_like(ids), **options))
-    same(generate(build("llama"), ids, **options).sequences, expected)
 
 
 @pytest.mark.parametrize("sample", [False, True])
@@ -192,21 +146,6 @@ def test_stop_strings_inside_their_loop(demo: Any, stops: Any, sample: bool) -> 
     with pytest.raises(ValueError, match=r"give it to draftree.custom_generate\(tokenizer=...\)") as raised:
         model.generate(ids, custom_generate=custom_generate(), tokenizer=tokenizer, **options)
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("inside", [False, True])
-def test_a_stop_string_criterion_of_the_callers_wins_over_the_option(demo: Any, inside: bool) -> None:
-    model, tokenizer = demo
-    ids = tokenizer("The restaurant serves", return_tensors="pt").input_ids
-    criteria = StoppingCriteriaList([StopStringCriteria(tokenizer, ["food"])])
-    options = {"max_new_tokens": 30, "do_sample": False, "stop_strings": ["French"], "stopping_criteria": criteria}
-    expected = model.generate(ids, tokenizer=tokenizer, **options)
-    assert tokenizer.decode(expected[0]) == "The restaurant serves French food"
-    if inside:
-        out = model.generate(ids, custom_generate=custom_generate(tokenizer=tokenizer), **options)
-    else:
-        out = generate(model, ids, tokenizer=tokenizer, **options).sequences
-    same(out, expected)
 
 
 def test_the_way_of_choosing_is_the_model_s_own_as_with_hugging_face() -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import sys
-import threading
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,8 +14,6 @@ from zoo import build
 
 from draftree.drafting import PromptLookup
 from draftree.engine import Engine, SamplingParams, generate
-from draftree.engine.config import EngineConfig
-from draftree.integrations import custom_generate
 from draftree.shaping import Fixed
 
 MODEL = "llama"
@@ -71,15 +65,6 @@ def test_rows_of_a_batch_end_at_their_own_eos(pad: int | None) -> None:
         same(out.sequences, expected, f"trees {seed}")
 
 
-def test_no_eos_at_all() -> None:
-    rows = prompts(LENGTHS[:1])
-    ids = torch.tensor(rows)
-    free = hf(build(MODEL), ids, eos_token_id=None, max_new_tokens=60)
-    out = ours(ids, None, references_of(rows, free), eos_token_id=[], max_new_tokens=60)
-    assert out.sequences.shape[1] == ids.shape[1] + 60
-    assert 2 in free[0, ids.shape[1] :].tolist()
-
-
 @pytest.mark.parametrize("new", [1, 2, 3, 7])
 def test_the_length_cuts_an_accepted_run(new: int) -> None:
     ids, answer, references = alone()
@@ -128,17 +113,6 @@ def test_a_length_among_the_criteria_wins(longer: dict[str, Any]) -> None:
     assert (len(request.tokens), request.finish_reason) == (5, "length")
 
 
-@pytest.mark.parametrize("length", [1, LENGTHS[0]])
-def test_a_length_among_the_criteria_that_the_prompt_fills_leaves_one_token(length: int) -> None:
-    ids, mask = left_pad(prompts())
-    options: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
-    options["stopping_criteria"] = StoppingCriteriaList([MaxLengthCriteria(length)])
-    expected = build(MODEL).generate(ids, attention_mask=mask, **options)
-    assert expected.shape[1] == ids.shape[1] + 1
-    same(generate(build(MODEL), ids, mask, **options).sequences, expected)
-    same(build(MODEL).generate(ids, attention_mask=mask, custom_generate=custom_generate(), **options), expected)
-
-
 class Noted(StoppingCriteria):
     """Stops each row whose last two ids add up to a multiple of `n`; notes every prefix it is shown."""
 
@@ -149,34 +123,6 @@ class Noted(StoppingCriteria):
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         self.seen += input_ids.tolist()
         return input_ids[:, -2:].sum(1) % self.n == 0
-
-
-def stops_at(n: int) -> Any:
-    """A function that stops all rows at its n-th call."""
-    calls = 0
-
-    def stop(input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return torch.full((len(input_ids),), calls >= n)
-
-    return stop
-
-
-class Holding(StoppingCriteria):
-    """Asks a function that it holds."""
-
-    def __init__(self, n: int) -> None:
-        self.held = stops_at(n)
-
-    def __call__(self, input_ids: Tensor, scores: Any, **options: Any) -> Any:
-        return self.held(input_ids, scores, **options)
-
-
-def test_the_length_that_counts_has_to_fit_the_context() -> None:
-    ids = torch.tensor(prompts(LENGTHS[:1]))
-    criteria = [MaxLengthCriteria(20)]
-    assert generate(build(MODEL), ids, max_new_tokens=10_000, stopping_criteria=criteria).sequences.shape[1] == 20
 
 
 @pytest.mark.parametrize("n", [5, 9, 1000])
@@ -237,25 +183,6 @@ def test_criteria_with_a_state_are_each_rows_own(criterion: Any) -> None:
         same(ours(ids, mask, references_of(rows, free), seed, stopping_criteria=[criterion()]).sequences, expected)
 
 
-class Flag(StoppingCriteria):
-    """Cannot be copied, so that all rows see when it is set."""
-
-    def __init__(self) -> None:
-        self.event = threading.Event()
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> bool:
-        if input_ids.shape[1] >= max(LENGTHS) + 4:
-            self.event.set()
-        return self.event.is_set()
-
-
-def test_a_criterion_that_cannot_be_copied_is_shared() -> None:
-    rows = prompts()
-    ids, mask = left_pad(rows)
-    out = generate(build(MODEL), ids, mask, max_new_tokens=NEW, stopping_criteria=[Flag()])
-    assert out.sequences.shape[1] <= ids.shape[1] + 5
-
-
 def test_max_time_ends_after_the_first_token() -> None:
     ids, answer, references = alone()
     out = ours(ids, None, references, max_time=1e-9)
@@ -279,44 +206,6 @@ def test_stop_strings(demo: Any, stops: Any) -> None:
             tokenizer=demo.tokenizer,
         )
         same(out.sequences, expected, f"trees {seed}")
-
-
-@pytest.mark.parametrize("options", [{"do_sample": True, "seed": 9}, {"stopping_criteria": [Noted(1000)]}, {}])
-def test_a_length_that_no_memory_holds(options: dict[str, Any]) -> None:
-    """Of a model without a context limit: memory is taken for tokens that are there."""
-    ids = torch.tensor(prompts(LENGTHS[:1]))
-    free = generate(build("bloom"), ids, max_new_tokens=NEW, **options).sequences
-    options = options | {"eos_token_id": int(free[0, -1])}
-    expected = generate(build("bloom"), ids, max_new_tokens=NEW, **options).sequences
-    for new in (10**12, 10**30):
-        out = generate(build("bloom"), ids, drafter=PromptLookup(), max_new_tokens=new, **options)
-        same(out.sequences, expected, f"at most {new}")
-
-
-@pytest.mark.parametrize(("batch", "columns"), [(1, 1 << 15), (3, (1 << 15) // 3)])
-def test_the_cache_begins_no_larger_in_a_batch(batch: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = []
-
-    class Noting(Engine):
-        def __init__(self, model: Any, config: EngineConfig) -> None:
-            begun.append((config.slots, config.capacity))
-            super().__init__(model, replace(config, capacity=64))
-
-    monkeypatch.setattr(sys.modules["draftree.engine.generate"], "Engine", Noting)
-    ids, mask = left_pad(prompts(LENGTHS[:batch]))
-    short = generate(build("bloom"), ids, mask, max_new_tokens=3).sequences
-    eos = short[:, -1].tolist()
-    generate(build("bloom"), ids, mask, max_new_tokens=10**9, eos_token_id=eos, stopping_criteria=[Noted(1)])
-    assert begun[1] == (batch, columns)
-
-
-def test_none_of_an_argument_of_generate_is_not_given() -> None:
-    model = copy.deepcopy(build(MODEL))
-    model.generation_config.max_new_tokens, model.generation_config.top_k = 5, 1
-    prompt = prompts(LENGTHS[:1])[0]
-    given = {"do_sample": True, "seed": 3, "max_new_tokens": None, "top_k": None}
-    request = Engine(model).add(prompt, **given)
-    assert (request.params.max_new_tokens, len(request.params.processors)) == (5, 1)
 
 
 def test_finish_reasons() -> None:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from few import crossed
@@ -20,7 +19,6 @@ from generate_driver import OF_DEMO, copy_of, left_pad, prompts
 
 import draftree
 from draftree.engine import generate
-from draftree.native.structures import address, array_address, optional_address
 from draftree.tree import structure
 
 NEW = 12
@@ -83,38 +81,3 @@ def test_the_text_of_every_kind_of_model_stays(name: str, family: str, choice: s
     wanted, model = expected(family), copy_of(family)
     with setting(name):
         assert ask(model, draftree.Lookahead(), runner=choice) == wanted
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_sampled_pruned_and_strict_text_stays(name: str) -> None:
-    options: Any = {"do_sample": True, "temperature": 0.8, "top_k": 20, "seed": 4}
-    model, sampled, greedy = copy_of("demo"), expected("demo", **options), expected("demo")
-    with setting(name):
-        assert ask(model, draftree.Lookahead(), **options) == sampled
-        pruner, shape = draftree.EarlyPruning(draftree.demo_early_head(model)), draftree.Fixed(6)
-        assert ask(model, draftree.demo_drafter("medusa", model), shape=shape, pruner=pruner) == greedy
-        assert ask(model, None, strict=True) == greedy
-        for choice in ("eager", "cuda_graphs"):
-            assert ask(model, draftree.Lookahead(), runner=choice) == greedy
-
-
-@pytest.mark.parametrize("name", DTYPES)
-def test_weights_to_be_trained_are_float32(name: str) -> None:
-    model = copy_of("demo")
-    with setting(name):
-        for made in (draftree.Medusa, draftree.BiTA, draftree.HiddenTransfer, draftree.EarlyHead):
-            assert {p.dtype for p in made.fresh(model).weights.parameters()} == {torch.float32}
-
-
-def test_what_compiled_code_is_handed_is_checked() -> None:
-    wide = torch.zeros(4, 6, dtype=torch.float32, device="cpu")
-    assert address(wide, torch.float32) == wide.data_ptr()
-    assert optional_address(None, torch.float32) is None
-    for wrong in (wide.double(), wide.t(), wide[:, :3], torch.zeros(2, dtype=torch.float32, device="meta")):
-        with pytest.raises(RuntimeError, match=r"report this\.$"):
-            address(wrong, torch.float32)
-    array = np.zeros((4, 6), np.int64)
-    assert array_address(array, np.int64) == array.ctypes.data
-    for other in (array.astype(np.int32), array.T):
-        with pytest.raises(RuntimeError, match=r"report this\.$"):
-            array_address(other, np.int64)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from few import crossed
 from generate_driver import copy_of, left_pad, prompts
 
 import draftree
@@ -103,36 +102,3 @@ def test_a_request_that_is_not_finite_changes_no_other(runner: str) -> None:
     engine.run()
     assert first.state is State.FINISHED
     assert second.tokens == expected
-
-
-@pytest.mark.parametrize(
-    ("method", "runner", "value"),
-    crossed(["bita", "hidden-transfer", "medusa"], ["auto", "eager", "hooked"], [NAN, INF, -INF]),
-)
-def test_a_drafter_whose_weights_are_not_finite_changes_no_text(method: str, runner: str, value: float) -> None:
-    model = copy_of("demo")
-    ids, mask = left_pad([prompt[:12] for prompt in prompts()])
-    expected = generate(model, ids, mask, max_new_tokens=NEW, runner=runner).sequences.tolist()
-    drafter = draftree.demo_drafter(method, model)
-    with torch.no_grad():
-        for weight in drafter.weights.parameters():
-            weight.view(-1)[:: max(weight.numel() // 7, 1)] = value
-    shape = draftree.Fixed(6)
-    for keep in (None, shape):
-        out = generate(model, ids, mask, drafter=drafter, shape=keep, max_new_tokens=NEW, runner=runner)
-        assert out.sequences.tolist() == expected
-
-
-@pytest.mark.parametrize(("logp", "shape"), crossed([NAN, INF, -INF], ["default", "fixed"]))
-def test_log_probabilities_that_are_none(logp: float, shape: str) -> None:
-    model = copy_of("demo")
-    ids, mask = left_pad([prompt[:12] for prompt in prompts()])
-    shapes = {
-        "default": None,
-        "fixed": draftree.Fixed(4),
-    }
-    expected = generate(model, ids, mask, max_new_tokens=NEW).sequences
-    drafter: Any = Poisonous(rows_of(expected, mask), logp)
-    for one in (drafter, draftree.Merge([draftree.Lookahead(), drafter])):
-        out = generate(model, ids, mask, drafter=one, shape=shapes[shape], max_new_tokens=NEW)
-        assert out.sequences.tolist() == expected.tolist()

@@ -70,20 +70,6 @@ def test_a_short_prompt_overtakes_a_long_one() -> None:
         assert request.tokens == alone(model, ids, len(request.tokens))
 
 
-def test_rows_are_shared_by_arrival_and_what_is_left_goes_to_the_first() -> None:
-    with Engine(zoo.build("llama"), slots=4) as engine:
-        requests = [engine.add(prompt(i, length), SamplingParams(2)) for i, length in enumerate((41, 5, 41, 41))]
-        while engine.waiting:
-            engine._join(engine.waiting.popleft())
-        slots = engine.scheduler
-        assert slots.shares(16, 4) == [8, 4, 4, 0]  # half of what is left, and no less than four
-        assert slots.shares(100, 4) == [40, 4, 40, 14]
-        assert slots.shares(60, 4) == [37, 4, 13, 6]
-        assert slots.order([8, 4, 4, 0]) == (1, [4, 8, 4, 0])
-        assert engine.running == [requests[1], requests[0], *requests[2:]]
-        engine.run()
-
-
 def test_prompts_are_padded_together_only_where_that_is_cheap() -> None:
     assert reading_groups([119, 300, 40, 45]) == [(0, 1), (1, 2), (2, 4)]
     assert reading_groups([3, 9, 1, 0]) == [(0, 4)]
@@ -209,33 +195,3 @@ def test_dialogues_that_begin_alike_keep_a_slot_each() -> None:
                 assert request.reused == (len(text) - 6 if turn else len(front) * bool(who))
                 assert request.tokens == alone(model, text, 4)
                 texts[who] = [*text, *request.tokens, *prompt(10 * turn + who, 5)]
-
-
-def test_of_a_running_request_only_what_is_shared_is_copied() -> None:
-    model, front = zoo.build("llama"), prompt(1, 4)
-    with Engine(model, slots=2, keep_prefixes=True) as engine:
-        one = engine.add([*front, *prompt(2, 30)], SamplingParams(20))
-        while not one.output:
-            engine.step()
-        columns: list[int | None] = []
-        move = engine.scheduler.cache.move
-        engine.scheduler.cache.move = lambda source, target, length=None: (
-            columns.append(length) or move(source, target, length)
-        )
-        two = engine.add([*front, *prompt(3, 5)], SamplingParams(4))
-        engine.step()
-        assert (two.reused, columns) == (4, [4])
-        del engine.scheduler.cache.move
-        engine.run()
-
-
-def test_what_another_slot_holds_as_well_is_kept_once() -> None:
-    model, ids = zoo.build("llama"), prompt(1, 12)
-    with Engine(model, slots=3, keep_prefixes=True) as engine:
-        for _ in range(3):
-            engine.add(ids, SamplingParams(4))
-            engine.run()
-            assert engine.scheduler.kept_tokens == 12 + 3
-        engine.add(ids, SamplingParams(4, cache_salt="another"))
-        engine.run()
-        assert engine.scheduler.kept_tokens == 2 * (12 + 3)

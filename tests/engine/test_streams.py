@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,9 +13,7 @@ from generate_driver import NEW, prompts
 from transformers import MaxTimeCriteria, MinLengthLogitsProcessor, StoppingCriteria
 from zoo import build
 
-import draftree
 from draftree import Engine, Fixed, Lookahead, SamplingParams, generate
-from draftree.engine import engine as engine_module
 
 ROWS = prompts()
 
@@ -43,16 +39,6 @@ def test_options_in_place_of_rules(options: dict[str, Any]) -> None:
         requests = [engine.add(row, max_new_tokens=NEW, **options) for row in ROWS]
         engine.run()
     assert [request.tokens for request in requests] == [wanted(row, **options) for row in ROWS]
-
-
-def test_encoder_decoders_take_options_too() -> None:
-    source = torch.tensor(ROWS[0])
-    expected = generate(build("t5"), source[None], max_new_tokens=NEW, repetition_penalty=1.3).sequences[0, 1:].tolist()
-    with Engine(build("t5")) as engine:
-        start = build("t5").config.decoder_start_token_id
-        request = engine.add([start], encoder_input=source, max_new_tokens=NEW, repetition_penalty=1.3)
-        engine.run()
-    assert request.tokens == expected[: len(request.tokens)]
 
 
 def test_what_requests_share_stands_beside_options() -> None:
@@ -94,61 +80,6 @@ def test_rules_take_lists() -> None:
         request = engine.add(ROWS[0], params)
         engine.run()
     assert len(request.tokens) == 4
-
-
-def test_what_closes_while_something_is_added_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(build("llama"))
-    monkeypatch.setattr(engine_module, "check_grammar", lambda *_: engine.close())  # as another thread would
-    with pytest.raises(RuntimeError, match="closed: make a new one"):
-        engine.add(ROWS[0], max_new_tokens=4)
-    assert not engine.busy
-    assert not engine._open
-
-
-class AddsAndFails(Lookahead):
-    """Another request comes, and then its first draft fails."""
-
-    def draft(self, requests: Any, budgets: Any) -> Any:
-        if not hasattr(self, "late"):
-            self.late = self.engine.add(ROWS[2], max_new_tokens=4)
-            raise RuntimeError("boom")
-        return super().draft(requests, budgets)
-
-
-def test_a_stream_tells_no_error_of_others_while_something_is_added() -> None:
-    drafter = AddsAndFails()
-    with Engine(build("llama"), drafter=drafter, slots=1) as engine:
-        drafter.engine = engine
-        first, second = (engine.add(row, max_new_tokens=6) for row in ROWS[:2])
-        tokens = [emitted.token for emitted in engine.stream(second)]
-        engine.run()
-    assert str(first.error) == "boom"
-    assert tokens == wanted(ROWS[1], max_new_tokens=6)
-    assert drafter.late.tokens == wanted(ROWS[2], max_new_tokens=4)
-
-
-def test_more_readers_than_the_event_loop_has_threads() -> None:
-    """Each token comes when it is there, also where those that read first wait for a slot."""
-    ahead: list[int] = []
-
-    async def read() -> None:
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-        with Engine(build("llama"), slots=1) as engine:
-            requests = [engine.add(row, max_new_tokens=NEW, eos_token_id=[]) for row in ROWS[:3]]
-            step = engine.step
-            engine.step = lambda: (time.sleep(0.005), step())  # type: ignore[method-assign]
-
-            async def one(place: int) -> None:
-                got = 0
-                async for _ in engine.astream(requests[place]):
-                    got += 1
-                    ahead.append(len(requests[place].output) - got)
-
-            await asyncio.gather(*(one(place) for place in (2, 1, 0)))
-
-    asyncio.run(read())
-    assert len(ahead) == 3 * NEW
-    assert sum(ahead) < len(ahead), "most of them wait for nothing"
 
 
 def test_streams_in_threads() -> None:
@@ -214,15 +145,6 @@ def test_streams_in_asyncio() -> None:
     assert cut == wanted(ROWS[0])[:4]
 
 
-def test_a_stream_made_outside_of_the_loop_that_reads_it() -> None:
-    async def read(stream: Any) -> list[int]:
-        return [emitted.token async for emitted in stream]
-
-    with Engine(build("llama")) as engine:
-        stream = engine.astream(engine.add(ROWS[0], max_new_tokens=NEW))
-        assert asyncio.run(read(stream)) == wanted(ROWS[0])
-
-
 def test_an_error_reaches_its_own_reader() -> None:
     with Engine(build("llama"), slots=2) as engine:
         bad = engine.add(ROWS[0], max_new_tokens=NEW, stopping_criteria=[Failing()])
@@ -233,10 +155,6 @@ def test_an_error_reaches_its_own_reader() -> None:
 class Failing(StoppingCriteria):
     def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
         raise RuntimeError("on purpose")
-
-
-def test_what_the_page_needs_is_public() -> None:
-    assert {"Engine", "SamplingParams", "open_runner", "pack_weights"} <= set(draftree.__all__)
 
 
 class FailsOnce(RandomTree):

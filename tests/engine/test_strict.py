@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,10 +16,7 @@ from zoo import MEMBERS, build, construct
 
 from draftree.drafting import BiTA
 from draftree.engine import Engine, Request, SamplingParams
-from draftree.runner import Runner, open_runner
-from draftree.runner.cuda_graphs.frames import Frame, PassInputs
-from draftree.runner.cuda_graphs.recording import FixedRows, FixedSlots
-from draftree.runner.plan import Plan
+from draftree.runner import Runner
 from draftree.shaping import Fixed
 
 NEW = 24
@@ -103,51 +99,6 @@ def test_trees_of_more_rows_than_other_passes_record(name: str) -> None:
         drafted, _ = run(model, "cuda_graphs", drafter=drafter, strict=True, slots=slots, size=200)
         assert [r.tokens for r in drafted] == [r.tokens for r in plain], slots
         assert max(r.stats.drafted / r.stats.steps for r in drafted) > 128
-
-
-def test_passes_that_no_recording_holds_are_refused() -> None:
-    runner = open_runner(flat("llama"), "cuda_graphs")
-    tokens = torch.zeros(1, 1025, dtype=torch.long, device="cpu")
-    plan = replace(Plan.causal(tokens), row_by_row=True)
-    with pytest.raises(ValueError, match="cannot be kept in passes of more than 1024 rows: draft fewer tokens"):
-        runner.run(plan, runner.new_cache(1, 1100))
-
-
-def test_single_rows_of_many_requests_are_rows_that_attend_alone() -> None:
-    """The products of so many rows may depend on them, so that a recording has to know."""
-    runner = open_runner(flat("llama"), "cuda_graphs")
-    plan = replace(Plan.causal(torch.zeros(300, 1, dtype=torch.long, device="cpu")), row_by_row=True)
-    cache = runner.new_cache(300, 8)
-    runner.run(plan, cache)
-    (frame,) = cache.recordings
-    stores = [(torch.zeros(300, 1, 8, 1, device="cpu"),) * 2]
-    zeros = torch.zeros(frame.batch, dtype=torch.long, device="cpu")
-    assert not FixedSlots(frame, zeros, zeros, zeros, stores).by_torch
-    loose = FixedSlots(frame._replace(row_by_row=False), zeros, zeros, zeros, stores)
-    assert loose.by_torch
-
-
-@pytest.mark.parametrize("prefix", [0, 16])
-@pytest.mark.parametrize("rows", [1, 4])
-def test_a_row_that_attends_alone_is_the_last_that_it_reads(prefix: int, rows: int) -> None:
-    """A kernel reads a row's columns in its order, up to the row itself: also where it does not see a deep prefix."""
-    index = {"dtype": torch.long, "device": "cpu"}
-    frame = Frame(2, rows, 256, rows, prefix, (0, 1), (), injects=False, heads=1, row_by_row=True)
-    starts = torch.tensor([prefix + 40, prefix + 7], **index)
-    visible = torch.eye(rows, dtype=torch.bool, device="cpu").expand(2, -1, -1).clone()
-    visible[:, :, 0] = True  # siblings below the first row
-    on_prefix = torch.zeros(2, rows, dtype=torch.bool, device="cpu")
-    on_prefix[1, -1] = prefix > 0
-    numbers = torch.zeros(2, rows, **index)
-    nothing = torch.zeros(2, rows, dtype=torch.bool, device="cpu")
-    inputs = PassInputs(starts, starts, starts, numbers, numbers, numbers[0, :1], visible, on_prefix, nothing)
-    slots = FixedSlots(frame, starts, starts, torch.arange(rows, **index), [])
-    fixed: Any = FixedRows(frame, inputs, torch.arange(256, **index), slots, {}, None, torch.float32, None)  # type: ignore[arg-type]
-    order, own = fixed._order()
-    for b, r in itertools.product(range(2), range(rows)):
-        read = order[b, r, : own[b, r] + 1].tolist()
-        assert read[-1] == starts[b] + r
-        assert {column for column in range(256) if fixed.seen[b, r, column]} <= set(read)
 
 
 def test_capped_scores_are_refused_in_passes_of_fixed_shapes() -> None:

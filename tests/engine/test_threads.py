@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from few import crossed, few
+from few import crossed
 from generate_driver import OF_DEMO, copy_of, prompts
 from runner_driver import one_thread  # noqa: F401
 
@@ -56,26 +55,6 @@ def test_one_drafter_in_eight_threads(name: str, runner: str) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         found = list(pool.map(lambda prompt: ours(model, prompt, drafter, runner), PROMPTS * 4))
     assert found == expected * 4
-
-
-@pytest.mark.parametrize("name", few(["lookahead", "merge"], ["merge"]))
-def test_a_drafter_of_its_own_for_every_call(name: str) -> None:
-    """A runner and its step costs are shared all the same."""
-    model = copy_of("demo")
-    expected = [ours(model, prompt) for prompt in PROMPTS]
-    with ThreadPoolExecutor(THREADS) as pool:
-        found = list(pool.map(lambda prompt: ours(model, prompt, DRAFTERS[name](model)), PROMPTS * 4))
-    assert found == expected * 4
-
-
-def test_asyncio() -> None:
-    model, drafter = copy_of("demo"), draftree.Lookahead()
-    expected = [ours(model, prompt) for prompt in PROMPTS]
-
-    async def all_at_once() -> list[list[int]]:
-        return await asyncio.gather(*(asyncio.to_thread(ours, model, prompt, drafter) for prompt in PROMPTS * 4))
-
-    assert asyncio.run(all_at_once()) == expected * 4
 
 
 def test_shapes_pruners_runners_and_recorders_are_shared_as_well() -> None:

@@ -12,19 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from forked import forked
 from grammar_cases import EOS, OTHERS, ascii_tokenizer, compiled, ids_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from transformers import LogitsProcessorList, MinNewTokensLengthLogitsProcessor, TemperatureLogitsWarper
 from zoo import VOCABULARY, build
 
 import draftree
 from benchmarks.machine.schemas import SCHEMAS, record
 from draftree import Grammar
 from draftree.engine import Engine, SamplingParams
-from draftree.grammar import GrammarError, GrammarProcessor, GrammarState, llguidance, with_grammar
+from draftree.grammar import GrammarError, llguidance
 
 
 def allows(grammar: Grammar, text: str) -> bool:
@@ -167,13 +165,6 @@ def test_a_grammar_is_compiled_once_for_a_tokenizer_and_goes_with_it() -> None:
     assert gone() is None
 
 
-def test_the_mask_stands_where_hugging_face_puts_what_callers_add() -> None:
-    own = GrammarProcessor(compiled(Grammar.regex("a+")).begin(), 1)
-    front, behind = MinNewTokensLengthLogitsProcessor(1, 2, EOS, device="cpu"), TemperatureLogitsWarper(0.5)
-    assert list(with_grammar(LogitsProcessorList([front, behind]), own)) == [front, own, behind]
-    assert list(with_grammar(LogitsProcessorList(), own)) == [own]
-
-
 # ---------------------------------------------------------------- refusals
 
 
@@ -238,23 +229,6 @@ def test_grammars_that_explode_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(GrammarError, match=r"was not compiled within 0\.05 seconds"):
         Grammar.json_schema(wide)
     assert time.monotonic() - began < 2
-
-
-def test_long_chains_of_rules_do_not_end_the_process() -> None:
-    """In a fork: the library descends by recursion, and a stack that is too small ends all."""
-
-    def chains() -> None:
-        links = 4000
-        for name in "a", "A":
-            rules = [f"{name}{i}: {28 * '('}{name}{i + 1}{28 * ')'}" for i in range(links // 4)]
-            Grammar.ebnf("\n".join([f"start: {name}0", *rules, f'{name}{len(rules)}: "x"']))
-        nested = {f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(links)}
-        Grammar.json_schema({"$ref": "#/$defs/d0", "$defs": nested | {f"d{links}": {"type": "string"}}})
-
-    for thread in llguidance._left_behind:  # one could hold a lock of the library's, which a fork would wait for
-        thread.join()
-    done = forked(chains)
-    assert done.status == 0, done.err
 
 
 def test_gbnf_that_would_take_hours_is_refused() -> None:
@@ -333,11 +307,3 @@ def test_the_end_is_drafted_where_nothing_else_can_follow() -> None:
     assert state.forced(ids_of("y")) == [*ids_of("es"), EOS]
     assert state.forced([*ids_of("yes"), EOS]) == []
     assert state.permits(ids_of("y"), [*ids_of("yes"), EOS, 5], [-1, 0, 1, 2, 3]) == [True, True, True, True, False]
-
-
-def test_a_state_is_light() -> None:
-    first = compiled(Grammar.json_schema(SCHEMAS["recursive-in-turns"]))
-    began = time.perf_counter()
-    states = [first.begin() for _ in range(1000)]
-    assert time.perf_counter() - began < 1
-    assert all(isinstance(state, GrammarState) for state in states)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from drafters_for_tests import RandomTree
@@ -34,27 +32,6 @@ def test_a_grammar_beyond_its_limits_ends_its_own_request_alone(monkeypatch: pyt
     assert wrong.tokens
     assert right.error is None
     assert ascii_tokenizer().decode(right.tokens) == "aaa</s>"
-
-
-def steps_to_the_limit(grammar: CompiledGrammar, *, drafted: bool) -> int:
-    """Tokens that an answer has when its grammar cannot be followed further."""
-    text, wild, state = ids_of("dcdccdddcdccdcdd" * 4), ids_of("ccddcdc"), grammar.begin()
-    for count in range(len(text)):
-        if drafted and count:
-            state.permits(text[:count], [text[count - 1], *wild], range(-1, len(wild)))
-            state.forced(text[:count])
-        try:
-            state.allowed(text[:count])
-        except GrammarError:
-            return count
-    return -1
-
-
-def test_neither_draft_tokens_nor_other_answers_bring_one_to_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    grammar = hard("cd", monkeypatch)
-    first, *others = (steps_to_the_limit(grammar, drafted=drafted) for drafted in (False, True, False, True, True))
-    assert first > 1
-    assert others == [first] * 4
 
 
 def test_an_answer_at_its_grammars_limits_is_that_of_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,33 +68,12 @@ def test_an_answer_that_ends_by_the_librarys_limits_says_by_which() -> None:
         followed(rules, "city 4")
 
 
-def test_an_object_of_hundreds_of_optional_properties_is_followed_to_its_end() -> None:
-    names = [f"p{i}" for i in range(1000)]
-    schema = {"properties": {name: {"enum": [1]} for name in names}, "required": names[:3]}
-    rules = compiled(Grammar.json_schema({"type": "object", "additionalProperties": False} | schema))
-    for many in (False, True):
-        asked = names if many else [*names[:3], "p500", "p999"]
-        assert followed(rules, json.dumps(dict.fromkeys(asked, 1)))[-1] == EOS
-
-
 def test_more_optional_properties_than_can_be_followed_are_refused_at_once() -> None:
     names = [f"p{i}" for i in range(1002)]
     many = {"type": "object", "properties": {name: {} for name in names}}
     compiled(Grammar.json_schema({"type": "array", "items": many | {"required": names[:2]}}))
     with pytest.raises(GrammarError, match="has 1002 properties, and at most 1000 may be optional: require more"):
         Grammar.json_schema({"type": "array", "items": many | {"required": [names[0], "another"]}})
-
-
-def test_masks_that_come_to_take_long_end_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of ambiguous grammars do, and at once: with a store of its own it would only begin anew."""
-    state = compiled(Grammar.regex("[ab]*")).begin()
-    monkeypatch.setattr(state, "_make_private", None)
-    monkeypatch.setattr(llguidance, "SLOW_SECONDS", -1.0)
-    text = ids_of("abababab")
-    for count in range(llguidance.SLOW_MASKS):  # the first one makes tables
-        state.allowed(text[:count])
-    with pytest.raises(llguidance.GrammarSlowError, match=r"takes \d+ ms for each token .* in one way"):
-        state.allowed(text[: llguidance.SLOW_MASKS])
 
 
 def test_a_grammar_that_takes_no_token_is_refused_when_it_is_compiled() -> None:

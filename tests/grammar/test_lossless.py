@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Sequence
@@ -240,18 +239,6 @@ def test_early_pruning_under_a_grammar() -> None:
     out = generate(model, ids, drafter=drafter, pruner=pruner, shape=Fixed(12), **options)
     same(out.sequences, plain.sequences)
     assert out.stats.total.pruned
-
-
-def test_strict_mode_under_a_grammar() -> None:
-    model = copy.deepcopy(build("llama")).to(torch.bfloat16)
-    try:
-        ids, tokenizer = torch.tensor(prompts((9,))), ascii_tokenizer()
-        options: dict[str, Any] = {"max_new_tokens": NEW, "grammar": GRAMMAR, "tokenizer": tokenizer}
-        plain = generate(model, ids, **options)
-        out = generate(model, ids, drafter=GrammarDrafter(), strict=True, **options)
-        same(out.sequences, plain.sequences)
-    finally:
-        model.to(torch.float32)
 
 
 @pytest.mark.parametrize("lossy", ["typical", "bild"])

@@ -10,7 +10,7 @@ import pytest
 from serve_driver import MESSAGES, serving
 
 from draftree import Grammar
-from draftree.grammar import GrammarBusyError, GrammarError, llguidance
+from draftree.grammar import GrammarError, llguidance
 from draftree.serve.grammars import may_compile
 from draftree.serve.protocol import Chat, Completion
 
@@ -33,34 +33,12 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[threading.Thread]]
     assert Grammar.regex("a text that is compiled when they have ended")
 
 
-def test_while_others_that_took_too_long_go_on_no_grammar_is_begun(endless: list[threading.Thread]) -> None:
-    assert all(thread.is_alive() for thread in endless)
-    with pytest.raises(GrammarBusyError, match="still being compiled: try this one again"):
-        Grammar.regex("a text that was not asked for before")
-
-
 def test_the_client_is_told_to_come_again(demo: Any, endless: list[threading.Thread]) -> None:
     with serving(*demo) as server:
         asked = {"prompt": "Hi", "max_tokens": 2}
         refused = server.post("/v1/completions", **asked, structured_outputs={"regex": "another text, and a new one"})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "60")
         assert server.post("/v1/completions", **asked).status_code == 200
-
-
-def test_grammars_do_not_take_the_threads_of_all_other_requests(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    names: list[str] = []
-    with serving(*demo) as server:
-        calls = server.app.state.server.calls
-        completion = calls.completion
-
-        def watched(*args: Any) -> Any:
-            names.append(threading.current_thread().name)
-            return completion(*args)
-
-        monkeypatch.setattr(calls, "completion", watched)
-        server.complete("Hi", max_tokens=2)
-        server.complete("Hi", max_tokens=2, structured_outputs={"choice": ["yes", "no"]})
-    assert [name.startswith("draftree-grammars") for name in names] == [False, True]
 
 
 def test_which_requests_may_compile_a_grammar() -> None:

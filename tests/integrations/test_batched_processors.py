@@ -10,8 +10,6 @@ import torch
 from drafters_for_tests import RandomTree
 from generate_driver import NEW, hf, left_pad, noisy, prompts, references_of, same
 from torch import Tensor
-from transformers import LogitsProcessor
-from transformers.generation import PrefixConstrainedLogitsProcessor
 from zoo import build
 
 from draftree.engine.criteria import processors_by_request
@@ -19,7 +17,6 @@ from draftree.integrations import custom_generate
 from draftree.shaping import Fixed
 
 IDS, MASK = left_pad(prompts())
-Processor = Callable[[Tensor, Tensor], Tensor]
 
 
 def every_second(scores: Tensor, call: int) -> Tensor:
@@ -39,40 +36,9 @@ def through(**options: Any) -> list[Tensor]:
     return texts
 
 
-def counting() -> Processor:
-    calls = 0
-
-    def processor(ids: Tensor, scores: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return every_second(scores, calls)
-
-    return processor
-
-
-def in_a_list(ids: Tensor, scores: Tensor, calls: list[int]) -> Tensor:
-    calls[0] += 1
-    return every_second(scores, calls[0])
-
-
-def with_a_default() -> Processor:
-    def processor(ids: Tensor, scores: Tensor, calls: list[int] = [0]) -> Tensor:  # noqa: B006  # what is tested
-        return in_a_list(ids, scores, calls)
-
-    return processor
-
-
 @torch.no_grad()
 def decorated(ids: Tensor, scores: Tensor) -> Tensor:
     return every_second(scores, int(ids[0, -1]))
-
-
-class Holding(LogitsProcessor):
-    def __init__(self) -> None:
-        self.processor = counting()
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return self.processor(input_ids, scores)
 
 
 def test_functions_over_what_does_not_change() -> None:
@@ -87,21 +53,6 @@ def test_functions_over_what_does_not_change() -> None:
 
     expected = hf(build("llama"), IDS, MASK, logits_processor=[processor, decorated])
     for text in through(logits_processor=lambda: [processor, decorated]):
-        same(text, expected)
-
-
-class Slotted:
-    """A callable without a `__dict__`, and no kind of LogitsProcessor."""
-
-    __slots__ = ()
-
-    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        return every_second(scores, ids.shape[1])
-
-
-def test_a_callable_without_attributes() -> None:
-    expected = hf(build("llama"), IDS, MASK, logits_processor=[Slotted()])
-    for text in through(logits_processor=lambda: [Slotted()]):
         same(text, expected)
 
 
@@ -120,10 +71,3 @@ def test_a_prefix_function_is_called_for_its_own_row_alone() -> None:
     expected = hf(build("llama"), IDS, MASK, prefix_allowed_tokens_fn=counting_by_row())
     for text in through(prefix_allowed_tokens_fn=counting_by_row):
         same(text, expected)
-
-
-def test_a_prefix_function_whose_rows_are_beams() -> None:
-    """Rows of one prompt have its number, here all three."""
-    processor: Any = PrefixConstrainedLogitsProcessor(counting_by_row(), num_beams=3)
-    firsts = [own(IDS[:1], torch.zeros(1, 97)).argmax() for own in processors_by_request([processor], 3)]  # type: ignore
-    assert torch.stack(firsts).tolist() == [3, 4, 3]

@@ -12,11 +12,10 @@ from few import crossed
 from generate_driver import LENGTHS, NEW, SAMPLED, SHAPES, drafters, hf, left_pad, prompts, references_of, same
 from torch import Tensor
 from transformers import DynamicCache, LogitsProcessor, StoppingCriteria, StoppingCriteriaList
-from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 from zoo import build
 
 from draftree.drafting import Lookahead, Merge, PromptLookup
-from draftree.engine import RunStats, generate
+from draftree.engine import generate
 from draftree.integrations import custom_generate
 from draftree.shaping import Fixed
 
@@ -185,17 +184,6 @@ def test_a_drafter_is_a_decoding_loop(make: Any) -> None:
     )
 
 
-def test_return_dict() -> None:
-    rows = prompts(LENGTHS[:1])
-    ids = torch.tensor(rows)
-    out = through("llama", ids, None, {}, return_dict_in_generate=True)
-    assert isinstance(out, GenerateDecoderOnlyOutput)
-    same(out.sequences, hf(build("llama"), ids))
-    out = through("t5", ids, None, {}, return_dict_in_generate=True)
-    assert isinstance(out, GenerateEncoderDecoderOutput)
-    same(out.sequences, hf(build("t5"), ids))
-
-
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_encoder_decoder(name: str) -> None:
     ids, mask = left_pad(prompts())
@@ -306,14 +294,3 @@ def test_other_methods_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))) as raised:
         through("llama", ids, None, {}, **options)
     assert "\n" not in str(raised.value)
-
-
-def test_statistics_arrive() -> None:
-    got: list[RunStats] = []
-    rows = prompts(LENGTHS[:1])
-    ids = torch.tensor(rows)
-    expected = hf(build("llama"), ids)
-    loop = custom_generate(RandomTree(references_of(rows, expected)), shape=Fixed(8), on_stats=got.append)
-    build("llama").generate(ids, custom_generate=loop, max_new_tokens=NEW, do_sample=False)
-    assert got[0].total.emitted == expected.shape[1] - ids.shape[1]
-    assert got[0].total.accepted > 0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from drafters_for_tests import RandomTree
-from generate_driver import LENGTHS, NEW, SAMPLED, hf, left_pad, noisy, prompts, references_of, same
+from generate_driver import LENGTHS, NEW, SAMPLED, hf, left_pad, prompts, references_of, same
 from torch import Tensor
 from transformers import DynamicCache, Gemma3Config, Gemma3ForConditionalGeneration, GenerationConfig
 from zoo import build
@@ -20,8 +20,7 @@ from zoo import build
 import draftree
 from draftree import custom_generate
 from draftree.acceptance import LossyTypical
-from draftree.drafting import BiLD
-from draftree.engine import Recorder, RunStats, generate
+from draftree.engine import RunStats, generate
 from draftree.pruning import EarlyHead, EarlyPruning
 from draftree.shaping import Fixed
 
@@ -87,32 +86,6 @@ def test_lossy_acceptance(options: dict[str, Any]) -> None:
     expected = own("llama", ids, mask, options=options, **given())
     same(through("llama", ids, mask, options=options, **given()), expected)
     assert expected.tolist() != plain.tolist(), "nothing is shown where the rule changes nothing"
-
-
-def test_bild() -> None:
-    ids = torch.tensor(prompts(LENGTHS[:1]))
-    expected = own("llama", ids, drafter=BiLD(noisy("llama"), 0.05, 3.0))
-    same(through("llama", ids, drafter=BiLD(noisy("llama"), 0.05, 3.0)), expected)
-    assert expected.tolist() != own("llama", ids).tolist()
-
-
-def test_recorder() -> None:
-    """Every token of the texts stands in the record."""
-    ids, mask = left_pad(prompts())
-    expected = hf(build("llama"), ids, mask)
-    recorder = Recorder()
-    got: list[RunStats] = []
-    references = references_of(prompts(), expected)
-    out = through(
-        "llama", ids, mask, drafter=RandomTree(references), shape=Fixed(8), recorder=recorder, on_stats=got.append
-    )
-    same(out, expected)
-    said: dict[int, list[int]] = {}
-    for record in recorder.records():
-        for member in record.get("members", ()):
-            said.setdefault(member["request"], []).extend(member["emitted"])
-    assert sum(map(len, said.values())) == got[0].total.emitted
-    assert [row[: NEW // 2] for row in said.values()] == expected[:, ids.shape[1] :][:, : NEW // 2].tolist()
 
 
 @pytest.mark.parametrize("name", ["llama", "t5"])
@@ -204,18 +177,6 @@ def test_inputs_that_say_what_the_ids_say_are_taken() -> None:
         inputs_embeds=embeddings("t5", source), custom_generate=loop, max_new_tokens=NEW, do_sample=False
     )
     same(out, expected)
-
-
-def test_what_an_encoder_has_made_is_taken_in_place_of_ids() -> None:
-    ids, mask = (side.flip(1) for side in left_pad(prompts()))
-    model: Any = build("t5")
-    states = model.get_encoder()(input_ids=ids, attention_mask=mask)
-    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": NEW, "do_sample": False}
-    loop = custom_generate(draftree.Lookahead())
-    same(model.generate(encoder_outputs=states, custom_generate=loop, **options), hf(model, ids, mask))
-    loop = custom_generate(draftree.DraftModel(noisy("t5")))
-    with pytest.raises(ValueError, match="reads the source with an encoder of its own"):
-        model.generate(encoder_outputs=states, custom_generate=loop, **options)
 
 
 def test_a_model_that_reads_images_is_asked_about_text_alone() -> None:

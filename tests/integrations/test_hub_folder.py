@@ -38,15 +38,6 @@ def test_greedy_and_drawn(demo: Any, door: dict[str, Any]) -> None:
     assert torch.equal(demo.model.generate(**given, **door, max_new_tokens=40, do_sample=True, temperature=0.8), drawn)
 
 
-def test_none_is_what_it_is_to_generate(demo: Any, door: dict[str, Any]) -> None:
-    """Of `eos_token_id` no end token, of `top_k` none of the model's or of the default."""
-    given = inputs(demo)
-    options: dict[str, Any] = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": None}
-    plain = demo.model.generate(**given, **options)
-    assert plain.shape[1] == given["input_ids"].shape[1] + 60
-    assert torch.equal(demo.model.generate(**given, **door, **options), plain)
-
-
 def test_stop_strings_of_a_config(demo: Any, door: dict[str, Any]) -> None:
     given = inputs(demo)
     config = GenerationConfig(stop_strings=["e "], max_new_tokens=40, do_sample=False)

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from generate_driver import NEW, left_pad, prompts
+from generate_driver import NEW, prompts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_model_driver import randomised
@@ -123,12 +123,3 @@ def test_a_static_tree_is_verified_whole() -> None:
     cut = generate(model, ids, drafter=drafter, shape=Fixed(5), max_new_tokens=NEW)
     assert cut.stats.total.drafted <= 5 * (cut.stats.total.steps - 1)
     assert torch.equal(cut.sequences, out.sequences)
-
-
-def test_few_layouts_of_attached_rows_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of a tree with rows at all of its nodes may take a megabyte of a GPU, and the next tree has another."""
-    monkeypatch.setattr("draftree.drafting.groups.KEPT", 3)
-    drafter = BiTA.fresh(build("llama"))
-    ids, mask = left_pad(prompts())
-    generate(build("llama"), ids, mask, drafter=drafter, shape=Fixed(9, attach_to=9), max_new_tokens=16)
-    assert 1 <= len(drafter._made) <= 3

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tree_model import QUARTERS, TOKENS, Model, batches, choices, merged, models, nearly, product, read
+from tree_model import QUARTERS, TOKENS, Model, batches, merged, models, read
 
 from draftree.tree import TokenTree
 
@@ -81,19 +81,6 @@ def test_from_choices_names_nodes_by_rank(roots, data):
         assert len(model) == len(order) + 1
 
 
-@given(models(connected=True))
-def test_choices_survive_a_round_trip(model):
-    tree = model.tree()
-    listed = choices(tree)
-    depth, count = max(tree.height, 1), max((max(c) for c in listed), default=0) + 1
-    candidates = torch.arange(count).repeat(1, depth, 1)
-    # Falling log-probabilities make rank the order of siblings again.
-    logp = -torch.arange(count, dtype=torch.float32).repeat(1, depth, 1)
-    again = TokenTree.from_choices(torch.tensor([0]), candidates, listed, logp)
-    assert set(choices(again)) == set(listed)
-    assert again.sizes == tree.sizes
-
-
 def test_from_choices_carries_impossible_candidates_without_nan():
     logp = torch.tensor([[[-1.0, -math.inf], [-0.5, -1.0]]])
     tree = TokenTree.from_choices(
@@ -116,36 +103,6 @@ def test_from_choices_carries_impossible_candidates_without_nan():
 def test_from_choices_refuses(listed, message):
     with pytest.raises(ValueError, match=message):
         TokenTree.from_choices(torch.tensor([1]), torch.tensor([[[5, 6], [7, 8]]]), listed, torch.zeros(1, 2, 2))
-
-
-@given(ROOTS, st.data())
-def test_from_candidates_takes_the_best_of_the_full_product(roots, data):
-    depth, count = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 3))
-    odd = st.one_of(QUARTERS, st.just(-math.inf), st.just(0.25))
-    rows = st.lists(TOKENS, min_size=count, max_size=count)
-    scores = st.lists(odd, min_size=count, max_size=count)
-    candidates = [[data.draw(rows) for _ in range(depth)] for _ in roots]
-    logp = [[data.draw(scores) for _ in range(depth)] for _ in roots]
-    budgets = [data.draw(st.integers(0, 12)) for _ in roots]
-    shape = (len(roots), depth, count)
-    arguments = (
-        torch.tensor(roots),
-        np.array(candidates, np.int64).reshape(shape),
-        np.array(logp, np.float32).reshape(shape),
-    )
-    tree = TokenTree.from_candidates(*arguments, budgets, source=2)
-    for b, root in enumerate(roots):
-        model, full = read(tree, b), product(candidates[b], logp[b])
-        found = {path[1:]: value for path, value in model.named().items() if len(path) > 1}
-        assert found == {path: (full[path], 2) for path in found}, "each with its own probability"
-        best = sorted(full.values(), reverse=True)[: budgets[b]]
-        assert model.logp[1:] == best, "the best, in order"
-        assert model.tokens[0] == root
-    again = TokenTree.from_candidates(*arguments, budgets, source=2)
-    assert torch.equal(again.tokens, tree.tokens)
-    assert torch.equal(again.parents, tree.parents)
-    everything = TokenTree.from_candidates(*arguments, 10**6)
-    assert everything.sizes == tuple(len(product(*pair)) + 1 for pair in zip(candidates, logp, strict=True))
 
 
 def test_from_candidates_refuses():
@@ -194,14 +151,3 @@ def test_from_drafts_leaves_out_what_cannot_be_and_takes_one_source_for_all():
     assert tree.tokens.tolist() == [[1, 7, 5], [2, 0, 0]]
     assert tree.parents.tolist() == [[-1, 0, 0], [-1, -1, -1]]
     assert tree.source.tolist() == [[0, 4, 4], [0, 0, 0]]
-
-
-@given(models(connected=True))
-def test_paths_rebuild_a_tree(model):
-    """Equal siblings become one, with the better probability."""
-    ends = [i for i in range(len(model)) if not model.children(i)]
-    paths = [list(model.path(i)[1:]) for i in ends]
-    steps = [[model.logp[i] - model.logp[model.parents[i]] for i in model.above(end)[1:]] for end in ends]
-    again = read(TokenTree.from_paths(model.tokens[0], paths, steps))
-    expected = {path: (score, 0) for path, (score, _) in merged([model]).items()}
-    assert nearly({path: (score, 0) for path, (score, _) in again.named().items()}, expected)
