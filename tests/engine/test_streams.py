@@ -178,10 +178,3 @@ def test_a_stream_of_a_waiting_request_outlives_the_failure_of_another() -> None
     assert str(first.error) == "once"
     with pytest.raises(ValueError, match="once"):
         list(engine.stream(first))
-
-
-def test_a_request_is_streamed_by_its_own_engine() -> None:
-    one, other = Engine(build("llama")), Engine(build("llama"))
-    request = one.add(prompts((9,))[0], max_new_tokens=8)
-    with pytest.raises(ValueError, match="another engine"):
-        list(other.stream(request))

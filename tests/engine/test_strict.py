@@ -2,50 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-from typing import Any
 
 import pytest
 import torch
 from drafters_for_tests import InModel, RandomTree
 from few import crossed, few
 from generate_driver import prompts
-from transformers import LogitsProcessorList, TemperatureLogitsWarper
+from strict_driver import PROMPTS, flat, rules, run
 from zoo import MEMBERS, build, construct
 
 from draftree.drafting import BiTA
-from draftree.engine import Engine, Request, SamplingParams
-from draftree.runner import Runner
+from draftree.engine import Engine, SamplingParams
 from draftree.shaping import Fixed
-
-NEW = 24
-PROMPTS = prompts((12, 12, 5, 12, 30, 12), seed=0)
-
-
-@functools.cache
-def flat(name: str) -> Any:
-    """A tiny bfloat16 model whose scores are close together: choices hang on last bits."""
-    model = construct(MEMBERS[name])
-    with torch.no_grad():
-        model.get_output_embeddings().weight.mul_(0.05)
-    return model.to(torch.bfloat16)
-
-
-def rules(b: int, sample: bool) -> SamplingParams:
-    processors = LogitsProcessorList([TemperatureLogitsWarper(0.05)] if sample else [])
-    return SamplingParams(max_new_tokens=NEW, sample=sample, seed=b if sample else None, processors=processors)
-
-
-def run(
-    model: Any, runner: str | Runner, *, sample: bool = False, slots: int = 1, size: int = 12, **options: Any
-) -> tuple[list[Request], Engine]:
-    engine = Engine(model, slots=slots, shape=Fixed(size), runner=runner, **options)
-    made = [engine.add(prompt, rules(b, sample)) for b, prompt in enumerate(PROMPTS)]
-    engine.run()
-    assert all(r.error is None for r in made)
-    return made, engine
-
 
 RUNNERS = [
     *((name, "cpu") for name in ("llama", "mistral-window", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "glm4")),

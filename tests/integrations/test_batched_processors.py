@@ -12,7 +12,6 @@ from generate_driver import NEW, hf, left_pad, noisy, prompts, references_of, sa
 from torch import Tensor
 from zoo import build
 
-from draftree.engine.criteria import processors_by_request
 from draftree.integrations import custom_generate
 from draftree.shaping import Fixed
 

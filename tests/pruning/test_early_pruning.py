@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from few import shared
 from generate_driver import NEW, SAMPLED, drafters, hf, left_pad, prompts, references_of, same, tries_in_turn
 from in_model_driver import MAKERS, make, recorded
+from pruning_driver import PRUNERS, pruner, randomised_head
 from torch import Tensor
 from tree_paths import from_arrays
 from zoo import CAUSAL, ENCODER_DECODER, MORE_TOKENS, build
@@ -33,25 +33,6 @@ NAMES = [m.id for m in CAUSAL + ENCODER_DECODER]
 ODD, EVEN = shared(NAMES, DEFAULT)
 TURNS = [*DEFAULT, *(name for name in NAMES if name not in DEFAULT)]
 SEED = 11
-# Between them every criterion, layer and kind of head; tiny models' early states say little, so much leaves.
-PRUNERS: dict[str, Callable[[Any], EarlyPruning]] = {
-    "top-k": lambda m: pruner(m, 1, top_k=30),
-    "best": lambda m: pruner(m, 2, criterion="best", keep=6),
-    "threshold": lambda m: pruner(m, 3, rank=8, criterion="threshold", threshold=2e-4),
-}
-
-
-def pruner(model: Any, layer: int, rank: int = 0, **options: Any) -> EarlyPruning:
-    head = randomised_head(EarlyHead.fresh(model, layer=layer, rank=rank))
-    return EarlyPruning(head, always=True, **options)
-
-
-def randomised_head(head: EarlyHead) -> EarlyHead:
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for weight in head.weights.parameters():
-            weight += 0.1 * torch.randn_like(weight)
-    return head
 
 
 def check(name: str, ids: Tensor, mask: Tensor | None, expected: Tensor, **options: Any) -> None:

@@ -25,10 +25,10 @@ from generate_driver import (
 )
 from in_model_driver import MAKERS, make
 from runner_driver import BUSHY, Run, Tree, one_thread  # noqa: F401
+from strict_driver import PROMPTS as STRICT_PROMPTS
+from strict_driver import flat
+from strict_driver import run as run_strict
 from tape import passes, record_on, tape
-from test_strict import PROMPTS as STRICT_PROMPTS
-from test_strict import flat
-from test_strict import run as run_strict
 from zoo import build
 
 from draftree.engine import Engine, SamplingParams, generate

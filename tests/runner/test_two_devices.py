@@ -12,8 +12,8 @@ from far_device import FAR, FarDevice, moved
 from few import crossed
 from generate_driver import LENGTHS, NEW, drafters, hf, left_pad, prompts, references_of
 from in_model_driver import MAKERS, make
+from pruning_driver import randomised_head
 from runner_driver import one_thread  # noqa: F401
-from test_early_pruning import randomised_head
 from zoo import build
 
 from draftree.drafting import Drafter, Merge

@@ -20,7 +20,7 @@ import httpx
 import pytest
 import torch
 from serve_driver import MESSAGES, Running, serving
-from test_grammar import TOOLS, talking
+from tool_chat import TOOLS, talking
 
 import draftree
 from draftree.errors import ModelChangedError

@@ -12,6 +12,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 from serve_driver import MESSAGES, Running, serving
+from tool_chat import ADD, ARGUMENTS, LOOK, THINKING, TOOLS, talking
 
 from benchmarks.machine.schemas import SCHEMAS, record
 from draftree import Grammar, GrammarDrafter, Lookahead, Merge, generate
@@ -20,31 +21,6 @@ from draftree.serve.grammars import constraint_of
 from draftree.serve.http import ApiError
 from draftree.serve.protocol import Chat
 from draftree.serve.responses import encoded, sse
-
-LOOK = {"name": "look", "parameters": record(at={"enum": ["sea", "sky"]}), "strict": True}
-ADD = {"name": "add", "parameters": record(a={"type": "integer", "minimum": 0, "maximum": 99}, b={"enum": [1, 2]})}
-TOOLS: Any = [{"type": "function", "function": function} for function in (LOOK, ADD)]
-ARGUMENTS = {function["name"]: function["parameters"] for function in (LOOK, ADD)}
-CHAT_TEMPLATE = (
-    "{% for tool in tools or [] %}Tool {{ tool.function.name }}\n{% endfor %}"
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: {{ start or '' }}"
-)
-CALLS = {"close": "</call>", "repeats": True, "content": "json"} | {
-    "transform": {"type": "function", "function": "{content}"}
-}
-THINKING = {"open": "<think>", "close": "</think>"}
-
-
-def talking(tokenizer: Any, opening: Any = "<call>", **fields: Any) -> Any:
-    """The tokenizer with templates for tools; `opening` is the marker of calls, or a field of the template."""
-    made = copy.deepcopy(tokenizer)
-    made.chat_template = CHAT_TEMPLATE
-    calls = CALLS | (opening if isinstance(opening, dict) else {"open": opening})
-    made.response_template = {
-        "start_anchor": "assistant: ",
-        "fields": {**fields, "tool_calls": calls, "content": {"close": "</s>"}},
-    }
-    return made
 
 
 @pytest.fixture(scope="module")

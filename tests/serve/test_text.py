@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serve_driver import serving
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
+from tool_chat import RESPONSE, TOOL, Talker
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from draftree.detokenizer import Detokenizer
@@ -212,37 +213,7 @@ def test_what_cannot_become_a_stop_string_is_given_at_once() -> None:
     assert cutter.rest() == "E"
 
 
-TEMPLATE = (
-    "{% if tools %}{{ tools | length }} tools\n{% endif %}"
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}A: "
-)
-RESPONSE = {
-    "start_anchor": "A: ",
-    "fields": {
-        "thinking": {"open": "<think>", "close": "</think>"},
-        "tool_calls": {
-            "open": "<call>",
-            "close": "</call>",
-            "content": "json",
-            "repeats": True,
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {},
-    },
-}
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-"""A tool, and below what a model with tools says."""
 SAID = '<think>Let me see.</think>Looking.<call>{"name": "look", "arguments": {"at": "sea"}}</call>'
-
-
-class Talker:
-    """A tokenizer with a chat template and a response template; its ids are code points."""
-
-    chat_template = TEMPLATE
-    response_template = RESPONSE
-
-    def decode(self, ids: Any, **options: Any) -> str:
-        return "".join(map(chr, ids))
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])

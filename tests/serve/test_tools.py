@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from serve_driver import MESSAGES, Running, serving
-from test_text import TOOL, Talker
+from tool_chat import TOOL, Talker
 
 from draftree.serve.chat import MessageReader, chat_prompt
 from draftree.serve.protocol import Chat, Message

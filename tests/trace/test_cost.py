@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from test_trace import record
 from torch.utils._python_dispatch import TorchDispatchMode
+from trace_driver import record
 
 import draftree
 from draftree.engine import Engine, Recorder, SamplingParams

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from few import few
-from test_training import data_for
+from training_driver import data_for
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaConfig, T5Config
 from typer.testing import CliRunner
 from zoo import MEMBERS, construct

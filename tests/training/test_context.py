@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_passes import randomise, rows_for
 from torch.nn import functional as F
+from training_driver import randomise, rows_for
 from zoo import build
 
 from draftree.training.objective import cross_entropy

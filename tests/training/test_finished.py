@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from test_training import run, same, weights_of, zoo_data
+from training_driver import run, same, weights_of, zoo_data
 from typer.testing import CliRunner
 
 from draftree.cli import app

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from few import few
-from test_training import METHODS, OPTIONS, data_for, zoo_data
 from torch import nn
+from training_driver import METHODS, OPTIONS, data_for, zoo_data
 from zoo import MEMBERS, construct
 
 import draftree

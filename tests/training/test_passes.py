@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from training_driver import randomise, rows_for
 from zoo import MEMBERS, build
 
 from draftree.drafting.base import Place, RequestState, Step, StepPlan
@@ -28,25 +29,6 @@ CASES = {
     "hidden-transfer-masked": ("hidden-transfer", {"transfer_layers": [1, 3], "masked": True}, {"on_pseudo": True}),
     "medusa": ("medusa", {"heads": 3}, {}),
 }
-
-
-def randomise(module):
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.add_(torch.randn(p.shape, generator=generator) * 0.3)
-
-
-def rows_for(model, count=2):
-    generator = torch.Generator().manual_seed(5)
-    sizes = [(9, 14), (5, 11)][:count]
-    encoder_decoder = bool(model.config.is_encoder_decoder)
-    rows = []
-    for prompt, total in sizes:
-        tokens = tuple(torch.randint(0, 97, (total,), generator=generator).tolist())
-        source = tuple(torch.randint(3, 97, (prompt + 2,), generator=generator).tolist()) if encoder_decoder else ()
-        rows.append(Row(tokens, prompt, source))
-    return rows
 
 
 def packed(objective: DrafterObjective, rows: list[Row]) -> tuple[Batch, torch.Tensor]:

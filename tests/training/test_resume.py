@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from few import few
-from test_training import data_for, run, same, weights_of
+from training_driver import data_for, run, same, weights_of
 from zoo import MEMBERS, construct
 
 from draftree.training.session import Session

@@ -9,79 +9,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from training_driver import METHODS, OPTIONS, data_for, run, weights_of
 from typer.testing import CliRunner
-from zoo import MEMBERS, construct
 
 import draftree
 from draftree.cli import app
-from draftree.drafting.folder import base_of, model_hash
-from draftree.engine import Engine, SamplingParams
+from draftree.drafting.folder import model_hash
 from draftree.pruning.early_head import EarlyHead
-from draftree.training.journal import Journal
 from draftree.training.objective import RANKS
-from draftree.training.options import TrainOptions
 from draftree.training.rows import Batch, ByLength, Row, RowSet, collate
 from draftree.training.run import prepare, train
 from draftree.training.trainer import BadLossError, DrafterTrainer
-
-OPTIONS = TrainOptions(steps=6, batch=4, evaluations=2, checkpoints=2, dev_rows=6)
-METHODS = {
-    "bita": {"prompts": 4, "masks": 2},
-    "hidden-transfer": {"transfer_layers": [1, 2]},
-    "medusa": {"heads": 2},
-    "early-head": {"layer": 2, "places": 3},
-}
-
-
-def data_for(model, folder, count=60, lengths=7):
-    """Greedy answers of a zoo model to random prompts, of 6 tokens and more, as `draftree train data` stores them.
-
-    In batches of our engine's, which take a fifth of the time of Hugging Face's answers one by one.
-    """
-    generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(3, 97, (4 + number % 5,), generator=generator) for number in range(count)]
-    start = model.config.decoder_start_token_id if model.config.is_encoder_decoder else None
-    with Engine(model, slots=20, runner="hooked") as engine:
-        answers = [
-            engine.add(prompt, SamplingParams(6 + number % lengths))
-            if start is None
-            else engine.add([start], SamplingParams(6 + number % lengths), encoder_input=prompt)
-            for number, prompt in enumerate(prompts)
-        ]
-        engine.run()
-    with Journal(folder, {"model": base_of(model), "template": "none"}) as journal:
-        for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-            row = {"id": str(number), "set": "s", "prompt_ids": prompt.tolist(), "answer_ids": answer.tokens}
-            journal.add(number, [row])
-        journal.finish()
-    return folder
-
-
-@pytest.fixture(scope="module")
-def zoo_data(tmp_path_factory):
-    """A tiny llama and data it made."""
-    model = construct(MEMBERS["llama"])
-    return model, data_for(model, tmp_path_factory.mktemp("data") / "made")
-
-
-def run(zoo_data, out, method="medusa", **changes):
-    model, data = zoo_data
-    quiet = changes.pop("report", lambda line: None)
-    more = {name: changes.pop(name) for name in ("training", "splits") if name in changes}
-    options = replace(OPTIONS, **changes)
-    return train(method, model, data, out, settings=METHODS[method], options=options, report=quiet, **more)
-
-
-def weights_of(folder):
-    from safetensors.torch import load_file
-
-    held = load_file(folder / "drafter.safetensors")
-    return {name: tensor.clone() for name, tensor in held.items()}  # The file may be written again.
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
-
 
 # -------------------------------------------------------------------- a run
 
