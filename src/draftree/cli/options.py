@@ -48,16 +48,9 @@ MaxNewTokens = Annotated[int, typer.Option(min=1, help="Token limit of an answer
 Rounds = Annotated[int, typer.Option(min=1, help="Repetitions of each prompt.")]
 StepRounds = Annotated[int, typer.Option(min=1, help="Repetitions of each timed step.")]
 RequestState = Annotated[int, typer.Option(min=1, help="Context length of the timed steps.")]
-Inflate = Annotated[
-    str | None,
-    typer.Option(help="Inflate the model to this size, such as 100M (needs a checkout).", show_default="no"),
-]
 Assistant = Annotated[
     str | None,
     typer.Option(help="Small model for assisted generation: folder or hub name.", show_default="the embedded model's"),
-]
-Compiled = Annotated[
-    bool, typer.Option("--compile/--no-compile", help="Measure HF with static cache and torch.compile.")
 ]
 
 # Options of sampling.
