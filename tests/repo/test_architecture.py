@@ -46,7 +46,6 @@ FLOORS = {
     "by_name": 4,
     "integrations": 4,
     "": 4,  # the public face: it names what all floors below the command line offer
-    "client": 4,
     "chat": 4,
     "cli": 5,
     "__main__": 5,
