@@ -2,11 +2,9 @@
 
 Every answer with a drafter must be, token for token, that of plain decoding on the same runner; in float32 those of
 plain decoding must be Hugging Face's own `generate`. Where one is not, the scores of the two tokens at the first
-difference are computed by the stock model: the gap between them is told, and only one that is smaller than what the
-model's own rounding moves counts as a near-tie.
+difference are computed by the stock model. A gap within the model's own rounding counts as a near-tie.
 
-    python tests/campaign.py run --cases 20000 --out campaign.jsonl     goes on where the file ends
-    python tests/campaign.py run --cases 20000 --out 1.jsonl --part 1/2     every second case, for two processes
+    python tests/campaign.py run --cases 20000 --out campaign.jsonl     writes a line for each case
     python tests/campaign.py show --seed 0 --case 17     draws one case again, answers it, and prints it
     python tests/campaign.py report *.jsonl      the tables of docs/reliability.md
 """
@@ -18,7 +16,6 @@ import contextlib
 import functools
 import json
 import sys
-import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -44,7 +41,7 @@ Answers = list[list[int]]
 
 
 def answers(case: Case, drafter: Drafter | None) -> tuple[Answers, int]:
-    """The case's answers, up to their ends, and how many draft tokens were accepted."""
+    """Return the case's answers up to their ends, and the number of accepted draft tokens."""
     model = model_of(case.family, case.dtype)
     ours: dict[str, Any] = {"drafter": drafter, "runner": case.runner, "strict": case.strict}
     if drafter is not None:
@@ -72,7 +69,7 @@ def _through_engine(case: Case, model: Any, ours: dict[str, Any]) -> tuple[Answe
     with Engine(model, slots=case.slots, **ours) as engine:
         requests = []
         for b, prompt in enumerate(case.prompts):
-            requests.append(engine.add(prompt, _rules(case, b, [prompt])))
+            requests.append(engine.add(prompt, _params(case, b, [prompt])))
             if b % 2:
                 engine.step()
         engine.run()
@@ -82,8 +79,8 @@ def _through_engine(case: Case, model: Any, ours: dict[str, Any]) -> tuple[Answe
         return [request.tokens for request in requests], sum(r.stats.accepted for r in requests)
 
 
-def _rules(case: Case, row: int, texts: Answers, mask: Tensor | None = None) -> Any:
-    """The rules of request `row`, whose processors see `texts` as the prompt."""
+def _params(case: Case, row: int, texts: Answers, mask: Tensor | None = None) -> Any:
+    """Return the sampling parameters of request `row`, whose processors see `texts` as the prompt."""
     model = model_of(case.family, case.dtype)
     options = read_options(model, None, None, None, dict(case.options))
     return params_for(
@@ -98,7 +95,7 @@ def _rules(case: Case, row: int, texts: Answers, mask: Tensor | None = None) -> 
 
 
 def cut(case: Case, sequences: Tensor) -> Answers:
-    """New tokens of each row, up to its first EOS."""
+    """Return the new tokens of each row, up to its first EOS."""
     model = model_of(case.family, case.dtype)
     eos = case.options.get("eos_token_id", model.generation_config.eos_token_id)
     ends = {eos} if isinstance(eos, int) else set(eos or ())
@@ -111,7 +108,7 @@ def cut(case: Case, sequences: Tensor) -> Answers:
 
 
 def hugging_face(case: Case) -> Answers | None:
-    """Its own answers where they are promised to be ours: greedy, or sampled for a single prompt, in float32."""
+    """Return Hugging Face's answers in float32: greedy, or sampled for a single prompt; None otherwise."""
     sampled = case.options.get("do_sample", False)
     if case.dtype != "float32" or (sampled and len(case.prompts) > 1):
         return None
@@ -124,7 +121,7 @@ def hugging_face(case: Case) -> Answers | None:
 
 
 def cut_alone(case: Case, model: Any, prompt: list[int]) -> list[int]:
-    """Hugging Face's greedy answer to one prompt."""
+    """Return Hugging Face's greedy answer to one prompt."""
     ids = torch.tensor([prompt])
     out = model.generate(ids, attention_mask=torch.ones_like(ids), **_sampling(case), **case.options)
     pad = torch.zeros(1, max(map(len, case.prompts)) - len(prompt), dtype=torch.long)
@@ -135,7 +132,7 @@ def cut_alone(case: Case, model: Any, prompt: list[int]) -> list[int]:
 
 
 def compare(case: Case, found: Answers, expected: Answers, what: str) -> Iterator[dict[str, Any]]:
-    """Each row that differs: where, and how far the two tokens are from a tie."""
+    """Yield each row that differs: the position, and the gap between the scores of the two tokens."""
     for b, (one, other) in enumerate(zip(found, expected, strict=True)):
         if one == other:
             continue
@@ -148,15 +145,15 @@ def compare(case: Case, found: Answers, expected: Answers, what: str) -> Iterato
 
 @functools.cache
 def measured(family: str, dtype: str, runner: str) -> float:
-    """How far a raw score moves with the number of rows of a pass, measured on the model itself."""
+    """Measure how far a raw score moves with the number of rows of a pass."""
     return worst_difference(open_runner(model_of(family, dtype), runner), row_by_row=False)
 
 
 def rounding(case: Case, prompt: list[int], prefix: list[int]) -> float:
-    """How far two raw scores behind a text may move against each other without anything being wrong.
+    """Return the largest difference between two raw scores that rounding explains.
 
-    In 16 bits that is twice the error of the type: of the stock model's scores, from those in float32, anywhere in the
-    text; or as far as they move with the rows of a pass where that is more.
+    In 16 bits this is twice the larger of two errors: of the stock model's scores against float32, anywhere in the
+    text, and of scores over the rows of a pass.
     """
     if case.dtype == "float32":
         return FLOOR
@@ -168,7 +165,7 @@ def rounding(case: Case, prompt: list[int], prefix: list[int]) -> float:
 
 
 def stretched(chooser: PrefixChooser) -> float:
-    """How far processed scores move when raw ones move by 1."""
+    """Return how far processed scores move when raw scores move by 1."""
     stretch = 1.0
     for processor in chooser._processors:
         stretch /= float(getattr(processor, "temperature", 1.0))
@@ -178,7 +175,7 @@ def stretched(chooser: PrefixChooser) -> float:
 
 
 def gap(case: Case, row: int, prefix: list[int], one: int, other: int) -> tuple[float, float]:
-    """How far the scores of two tokens behind `prefix` are apart, and how far rounding can move them."""
+    """Return the gap between the scores of two tokens behind `prefix`, and the bound of rounding."""
     model = model_of(case.family, case.dtype)
     chooser, logits = _at(case, model, row, prefix)
     bound = rounding(case, case.prompts[row], prefix)
@@ -202,11 +199,11 @@ def gap(case: Case, row: int, prefix: list[int], one: int, other: int) -> tuple[
 
 
 def _at(case: Case, model: Any, row: int, prefix: list[int]) -> tuple[PrefixChooser, Tensor]:
-    """A chooser that stands behind `prefix`, and the stock model's logits [V] there."""
+    """Return a chooser behind `prefix` and the stock model's logits [V] there."""
     prompt = case.prompts[row]
     if case.encoder_decoder:
         start = [int(model.generation_config.decoder_start_token_id)]
-        params = _rules(case, row, [start])
+        params = _params(case, row, [start])
         with torch.no_grad():
             decoded = torch.tensor([start + prefix])
             logits = model(input_ids=torch.tensor([prompt]), decoder_input_ids=decoded).logits[0, -1]
@@ -214,7 +211,7 @@ def _at(case: Case, model: Any, row: int, prefix: list[int]) -> tuple[PrefixChoo
     else:
         ids, mask = padded(case)
         seen = torch.tensor([prompt]) if case.through == "engine" else ids[row : row + 1]
-        params = _rules(case, row, seen.tolist(), None if case.through == "engine" else mask[row : row + 1])
+        params = _params(case, row, seen.tolist(), None if case.through == "engine" else mask[row : row + 1])
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([prompt + prefix])).logits[0, -1]
     generator = torch.Generator().manual_seed(case.seed + row)
@@ -229,7 +226,7 @@ def _at(case: Case, model: Any, row: int, prefix: list[int]) -> tuple[PrefixChoo
 
 
 def attempt(case: Case) -> dict[str, Any]:
-    """What became of a case, as plain values."""
+    """Answer a case in all ways and return its outcome as plain values."""
     found: dict[str, Any] = {"number": case.number, "row": case.row, "answers": len(case.prompts), "parts": []}
     found |= {"family": case.family, "drafter": case.drafter, "accepted": 0, "hugging_face": 0}
     try:
@@ -253,7 +250,7 @@ def attempt(case: Case) -> dict[str, Any]:
 
 
 def outcome(found: dict[str, Any]) -> str:
-    """The worst that a case shows: "equal", "near-tie", "differs" or "error"; "refused" where strict mode was."""
+    """Return the outcome of a case: "equal", "near-tie", "differs", "error", or "refused" (strict mode)."""
     if found.get("refused"):
         return "refused"
     if "error" in found:
@@ -264,38 +261,22 @@ def outcome(found: dict[str, Any]) -> str:
 
 
 def run(seed: int, numbers: Iterable[int], out: Path | None, say: Any = print) -> list[dict[str, Any]]:
-    """Attempt the cases that `out` does not hold yet, write a line for each, and give all of them."""
-    done = {found["number"]: found for found in (read(out) if out is not None and out.exists() else ())}
-    expected = list(numbers)
-    began, new = time.monotonic(), 0
-    with contextlib.ExitStack() as stack:
-        file = None if out is None else stack.enter_context(out.open("a", encoding="utf-8"))
-        for number in expected:
-            if number in done:
-                continue
-            found = done[number] = attempt(draw(seed, number)) | {"seed": seed}
-            new += 1
+    """Attempt the cases of these numbers, write a line for each to `out`, and return them."""
+    cases = []
+    with contextlib.nullcontext() if out is None else out.open("w", encoding="utf-8") as file:
+        for number in numbers:
+            found = attempt(draw(seed, number)) | {"seed": seed}
+            cases.append(found)
             if file is not None:
                 file.write(json.dumps(found) + "\n")
                 file.flush()
             if found["outcome"] in ("differs", "error"):
                 say(f"case {number}: {json.dumps(found)}")
-            if new % 200 == 0:
-                say(f"{new} cases in {time.monotonic() - began:.0f} s")
-    return [done[number] for number in expected]
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The cases of a file; a last line that a kill cut short is taken off it."""
-    text = path.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        path.write_text(whole, encoding="utf-8")
-    return [json.loads(line) for line in whole.splitlines()]
+    return cases
 
 
 def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the tables say, as plain values."""
+    """Return the figures of the tables as plain values."""
     rows: dict[tuple[str, ...], Counter[str]] = {}
     gaps: dict[tuple[str, ...], float] = {}
     for one in found:
@@ -324,12 +305,12 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _of(count: int, parted: int) -> str:
-    """How many of so many answers did not part."""
+    """Return how many of `count` answers are equal."""
     return f"all {count:,}" * bool(count) if not parted else f"{count - parted:,} of {count:,}"
 
 
 def report(about: dict[str, Any]) -> list[str]:
-    """The table in Markdown."""
+    """Return the lines of the table in Markdown."""
     lines = [
         "| type | runner | | cases | equal to plain decoding | plain decoding equal to Hugging Face | largest gap |",
         "|---|---|---|---|---|---|---|",
@@ -351,7 +332,6 @@ def main() -> int:
     verbs = parser.add_subparsers(dest="verb", required=True)
     of_run = verbs.add_parser("run")
     of_run.add_argument("--cases", type=int, default=2000)
-    of_run.add_argument("--part", default="1/1")
     of_run.add_argument("--out", type=Path, required=True)
     of_show = verbs.add_parser("show")
     of_show.add_argument("--case", type=int, required=True)
@@ -368,10 +348,9 @@ def main() -> int:
         found = [attempt(case)]
         print(json.dumps(found[0], indent=1))
     elif options.verb == "run":
-        part, parts = map(int, options.part.split("/"))
-        found = run(options.seed, range(part - 1, options.cases, parts), options.out)
+        found = run(options.seed, range(options.cases), options.out)
     else:
-        found = [one for path in options.files for one in read(path)]
+        found = [json.loads(line) for path in options.files for line in path.read_text(encoding="utf-8").splitlines()]
         about = summary(found)
         if options.json is not None:
             options.json.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")

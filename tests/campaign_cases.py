@@ -13,6 +13,7 @@ import torch
 from drafters_for_tests import RandomTree, References
 from generate_driver import CHEAP_ROWS, drafters
 from in_model_driver import MAKERS, make
+from pruning_driver import randomised_head
 from torch import Tensor
 from zoo import CAUSAL, ENCODER_DECODER, MEMBERS, VOCABULARY, build
 
@@ -202,12 +203,7 @@ def _one(case: Case, name: str, references: References) -> Drafter:
 
 @functools.cache
 def _head(family: str, dtype: str, layer: int, rank: int) -> EarlyHead:
-    torch.manual_seed(5)
-    head = EarlyHead.fresh(model_of(family, dtype), layer=layer, rank=rank)
-    with torch.no_grad():
-        for weight in head.weights.parameters():
-            weight += 0.1 * torch.randn_like(weight)
-    return head
+    return randomised_head(EarlyHead.fresh(model_of(family, dtype), layer=layer, rank=rank))
 
 
 def pruner_of(case: Case) -> EarlyPruning | None:

@@ -65,8 +65,9 @@ def goes_on(engine: Engine) -> None:
     assert hooks(build("llama")) == 0
 
 
-@pytest.mark.parametrize("where", ["criteria", "processor", "callback"])
-@pytest.mark.parametrize("kind", [RandomTree, InModel])
+@pytest.mark.parametrize(
+    ("where", "kind"), [("criteria", RandomTree), ("processor", InModel), ("callback", RandomTree)]
+)
 def test_a_failing_request_leaves_the_others_running(where: str, kind: type[RandomTree]) -> None:
     drafter = kind(REFERENCES, 3)
     engine = Engine(build("llama"), drafter=drafter, shape=Fixed(8), slots=3)
@@ -99,8 +100,7 @@ def test_a_failing_request_leaves_the_others_running(where: str, kind: type[Rand
     goes_on(engine)
 
 
-@pytest.mark.parametrize("stage", ["plan", "draft", "observe"])
-@pytest.mark.parametrize("call", [1, 2, 4])
+@pytest.mark.parametrize(("stage", "call"), [("plan", 1), ("draft", 2), ("observe", 4)])
 def test_a_drafter_that_raises_fails_the_running_requests(stage: str, call: int) -> None:
     drafter = Raising(REFERENCES, stage, call)
     engine = Engine(build("llama"), drafter=drafter, shape=Fixed(8), slots=2)
@@ -136,9 +136,7 @@ def test_a_drafter_that_raises_over_one_request(stage: str) -> None:
     goes_on(engine)
 
 
-@pytest.mark.parametrize("runner", ["cpu", "hooked"])
-@pytest.mark.parametrize("kind", [RandomTree, InModel])
-@pytest.mark.parametrize("layer", [0, 3])
+@pytest.mark.parametrize(("runner", "kind", "layer"), [("cpu", RandomTree, 3), ("hooked", InModel, 0)])
 def test_a_failing_pass(runner: str, kind: type[RandomTree], layer: int) -> None:
     """Also in the middle of the stack, after rows were changed."""
     model = build("llama")

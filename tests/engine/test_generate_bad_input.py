@@ -9,8 +9,8 @@ import pytest
 import torch
 from drafters_for_tests import RandomTree
 from generate_driver import copy_of, prompts
-from torch import Tensor, nn
-from transformers import GenerationConfig, MaxTimeCriteria, TextStreamer
+from torch import Tensor
+from transformers import MaxTimeCriteria, TextStreamer
 from zoo import MEMBERS, build, construct
 
 from draftree.drafting import Lookahead, PromptLookup
@@ -34,22 +34,14 @@ def ids(*values: int) -> Tensor:
 
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no tokens": ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, ValueError, "prompt is empty"),
-    "no rows": ({"input_ids": torch.zeros(0, 4, dtype=torch.long)}, ValueError, "prompt is empty"),
     "one dimension": ({"input_ids": IDS[0]}, ValueError, "[batch, length]"),
     "a list": ({"input_ids": IDS.tolist()}, ValueError, "[batch, length]"),
-    "floats": ({"input_ids": IDS.float()}, ValueError, "[batch, length]"),
-    "booleans": ({"input_ids": IDS.bool()}, ValueError, "[batch, length]"),
     "beyond the vocabulary": ({"input_ids": ids(5, 97)}, ValueError, "token id 97, outside"),
     "negative id": ({"input_ids": ids(5, -1)}, ValueError, "token id -1, outside"),
     "prompt beyond the context": ({"input_ids": torch.full((1, 300), 5)}, ValueError, "shorten it to at most 255"),
-    "prompt fills the context": ({"input_ids": torch.full((1, 256), 5)}, ValueError, "shorten it to at most 255"),
     "text beyond the context": ({"max_new_tokens": 250}, ValueError, "leaves room for 247"),
     "no new tokens": ({"max_new_tokens": 0}, ValueError, "max_new_tokens"),
-    "negative length": ({"max_new_tokens": -4}, ValueError, "max_new_tokens"),
     "a length in words": ({"max_new_tokens": "3"}, ValueError, "give a whole number"),
-    "a length of a fraction": ({"max_new_tokens": 3.5}, ValueError, "give a whole number"),
-    "an end of a fraction": ({"eos_token_id": [2.7]}, ValueError, "eos_token_id is [2.7]: give a token id"),
-    "an end in words": ({"eos_token_id": "</s>"}, ValueError, "give a token id"),
     "options in place of a config": (
         {"generation_config": {"top_k": 3}},
         TypeError,
@@ -57,56 +49,23 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "a criterion alone": ({"stopping_criteria": MaxTimeCriteria(5.0)}, TypeError, "pass a list of them"),
     "max_length within the prompt": ({"max_length": 9}, ValueError, "leaves no room behind a prompt of 9"),
-    "negative max_length": ({"max_length": -9}, ValueError, "leaves no room"),
-    "max_length of a fraction": ({"max_length": 20.7}, ValueError, "max_length is 20.7: give a whole number"),
-    "max_length in words": ({"max_length": "20"}, ValueError, "max_length is '20': give a whole number"),
-    "copies of a fraction": ({"do_sample": True, "num_return_sequences": 2.5}, ValueError, "give a whole number"),
-    "copies in words": ({"do_sample": True, "num_return_sequences": "2"}, ValueError, "give a whole number"),
     "temperature in words": ({"do_sample": True, "temperature": "0.7"}, TypeError, "temperature is a str"),
-    "top_p in words": ({"do_sample": True, "top_p": "0.7"}, TypeError, "top_p is a str: pass a number"),
-    "a time in words": ({"max_time": "1"}, TypeError, "max_time is a str: pass a number"),
-    "starts by row": (
-        {"model": "t5", "decoder_start_token_id": [3, 4]},
-        ValueError,
-        "decoder_start_token_id is [3, 4]: give a whole number",
-    ),
-    "mask of halves": ({"attention_mask": torch.full((1, 9), 0.5)}, ValueError, "other values than 0 and 1"),
     "a forced end beyond the vocabulary": (
         {"forced_eos_token_id": 500},
         ValueError,
         "forced_eos_token_id has token id 500",
     ),
-    "a forced beginning beyond it": ({"forced_bos_token_id": 97}, ValueError, "outside the model's vocabulary of 97"),
-    "an end to be raised beyond it": (
-        {"exponential_decay_length_penalty": (2, 1.5), "eos_token_id": 500},
-        ValueError,
-        "eos_token_id has token id 500",
-    ),
     "bad words beyond it": ({"bad_words_ids": [[5, 500]]}, ValueError, "bad_words_ids has token id 500"),
-    "a bias beyond it": ({"sequence_bias": {(500,): 1.0}}, ValueError, "sequence_bias has token id 500"),
-    "a listed bias beyond it": ({"sequence_bias": [[[5, 500], 1.0]]}, ValueError, "sequence_bias has token id 500"),
-    "half a penalty": ({"exponential_decay_length_penalty": (2,)}, ValueError, "cannot read one of the options"),
-    "no watermark": ({"watermarking_config": 5}, ValueError, "cannot read one of the options"),
     "attentions": ({"output_attentions": True}, ValueError, "output_attentions"),
-    "states in a config": (
-        {"generation_config": GenerationConfig(output_hidden_states=True)},
-        ValueError,
-        "output_hidden_states",
-    ),
-    "a number as grammar": ({"grammar": 5}, TypeError, "grammar is a int: pass one such as"),
     "a schema as grammar": ({"grammar": {"type": "object"}}, TypeError, "grammar is a dict: pass one such as"),
     "beams": ({"num_beams": 4}, ValueError, "leave num_beams at 1"),
-    "beams in a config": ({"generation_config": GenerationConfig(num_beams=3)}, ValueError, "num_beams"),
     "contrastive search": ({"penalty_alpha": 0.6, "top_k": 4}, ValueError, "penalty_alpha"),
-    "constrained beams": ({"force_words_ids": [[5]]}, ValueError, "force_words_ids"),
     "assisted": ({"prompt_lookup_num_tokens": 5}, ValueError, "draftree.PromptLookup()"),
     "assistant": ({"assistant_model": None}, TypeError, "give drafter=draftree.DraftModel(assistant_model)"),
     "part of another method": ({"num_assistant_tokens": 5}, TypeError, "no effect here"),
     "scores": ({"output_scores": True}, ValueError, "output_scores"),
     "unknown option": ({"max_new_token": 5}, TypeError, "Did you mean 'max_new_tokens'?"),
     "unknown option of ours": ({"drafer": None}, TypeError, "Did you mean 'drafter'?"),
-    "nothing like it": ({"zzzzzz": 5}, TypeError, "Unknown option 'zzzzzz'."),
-    "drafter of another type": ({"drafter": "lookahead"}, TypeError, "drafter is a str"),
     "drafter class": ({"drafter": Lookahead}, TypeError, "pass a drafter object"),
     "shape of another type": ({"shape": 16}, TypeError, "shape is a int"),
     "unknown runner": (
@@ -116,14 +75,9 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "runner that does not fit": ({"model": "gpt2", "runner": "cpu"}, ValueError, "runner='hooked'"),
     "temperature 0": ({"do_sample": True, "temperature": 0.0}, ValueError, "do_sample=False"),
-    "negative temperature": ({"do_sample": True, "temperature": -1.0}, ValueError, "over 0"),
     "processors": ({"logits_processor": []}, TypeError, "draftree.custom_generate(...)"),
     "seed in words": ({"seed": "one"}, TypeError, "whole number"),
-    "seed of a fraction": ({"seed": torch.tensor(1.5)}, TypeError, "whole number"),
-    "several seeds": ({"seed": torch.tensor([1, 2])}, TypeError, "whole number"),
-    "seed of 65 bits": ({"seed": 2**64}, ValueError, "at most 64 bits"),
     "top_p beyond 1": ({"do_sample": True, "top_p": 1.5}, ValueError, "top_p"),
-    "negative top_k": ({"do_sample": True, "top_k": -3}, ValueError, "top_k"),
     "no copies": ({"do_sample": True, "num_return_sequences": 0}, ValueError, "num_return_sequences"),
     "all padding": (
         {"input_ids": BATCH, "attention_mask": torch.tensor([[1] * 9, [0] * 9])},
@@ -137,7 +91,6 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "padding between tokens": ({"input_ids": ids(5, 0, 6)}, ValueError, "give a mask that shows them"),
     "mask of another shape": ({"attention_mask": torch.ones(1, 8)}, ValueError, "(1, 8)"),
-    "mask of another type": ({"attention_mask": [[1] * 9]}, TypeError, "attention_mask is a list"),
     "streamer with a batch": ({"input_ids": BATCH, "streamer": Quiet()}, ValueError, "batch of 1"),
     "stop strings alone": ({"stop_strings": ["x"]}, ValueError, "tokenizer"),
     "pruner": ({"pruner": object()}, TypeError, "pruner is a object"),
@@ -145,7 +98,6 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "source beyond the encoder": ({"model": "bart", "input_ids": torch.full((1, 300), 5)}, ValueError, "reads 256"),
     "source outside the vocabulary": ({"model": "t5", "input_ids": ids(5, 97)}, ValueError, "token id 97"),
     "not a model": ({"model": "a name"}, TypeError, "AutoModelForCausalLM"),
-    "no language model": ({"model": nn.Linear(2, 2)}, TypeError, "AutoModelForCausalLM"),
 }
 
 
@@ -196,12 +148,9 @@ def test_recurrent_models() -> None:
     ("options", "kind", "words"),
     [
         ({"slots": 0}, ValueError, "slots is 0"),
-        ({"slots": 2.5}, ValueError, "slots is 2.5"),
-        ({"capacity": 300.5}, ValueError, "capacity is 300.5"),
-        ({"drafter": 3}, TypeError, "drafter is a int"),
+        ({"drafter": "lookahead"}, TypeError, "drafter is a str"),
         ({"shape": "dynamic"}, TypeError, "shape is a str"),
         ({"pruner": "early", "drafter": PromptLookup()}, TypeError, "pruner is a str"),
-        ({"runner": None}, ValueError, "runner is None"),
     ],
 )
 def test_engine_options(options: dict[str, Any], kind: type[Exception], words: str) -> None:
@@ -217,10 +166,7 @@ def test_an_engine_that_refuses_a_prompt_goes_on() -> None:
     for prompt, params in (
         ([], SamplingParams()),
         ([97], SamplingParams()),
-        ([5, -2], SamplingParams()),
-        ([5.5], SamplingParams()),
         ([[5, 6]], SamplingParams()),
-        ([5] * 256, SamplingParams()),
         ([5] * 200, SamplingParams(max_new_tokens=57)),
         ([5], SamplingParams(max_new_tokens=0)),
     ):
@@ -233,24 +179,17 @@ def test_an_engine_that_refuses_a_prompt_goes_on() -> None:
     assert good.tokens == plain.sequences[0, 3:].tolist()
 
 
-@pytest.mark.parametrize("name", ["drafter", "streamer", "attention_mask", "shape"])
-def test_options_of_an_engine_are_none_of_a_request(name: str) -> None:
-    with Engine(build("llama")) as engine, pytest.raises(TypeError, match=f"^{name} belongs to draftree.generate or"):
-        engine.add([5, 6], **{name: None})
+def test_an_option_of_the_engine_given_to_a_request() -> None:
+    with Engine(build("llama")) as engine, pytest.raises(TypeError, match=r"^drafter belongs to draftree.generate or"):
+        engine.add([5, 6], drafter=None)
 
 
-def test_numbers_of_rules() -> None:
+def test_sampling_params_shapes_and_budgets() -> None:
     with pytest.raises(ValueError, match=r"max_new_tokens is 3.5: give a whole number"):
         SamplingParams(max_new_tokens=3.5)  # type: ignore[arg-type]
-
-
-def test_ends_of_rules() -> None:
-    assert SamplingParams(eos_token_ids=5).eos_token_ids == (5,)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="give a token id"):
-        SamplingParams(eos_token_ids=(2.7,))  # type: ignore[arg-type]
-
-
-def test_shapes_and_budgets() -> None:
+    for name in ("node_budget", "logprobs"):
+        with pytest.raises(ValueError, match=f"{name} is -1"):
+            SamplingParams(**{name: -1})
     with pytest.raises(ValueError, match="node_budget is -1"):
         Fixed(-1)
     with pytest.raises(ValueError, match="max_nodes is 0"):
@@ -263,7 +202,6 @@ def test_shapes_and_budgets() -> None:
         ({"num_beams": 2}, ValueError, "leave num_beams at 1"),
         ({"max_new_tokens": 250}, ValueError, "leaves room for 247"),
         ({"attention_mask": torch.ones(1, 8)}, ValueError, r"shape \(1, 8\) and input_ids \(1, 9\): give one value"),
-        ({"attention_mask": torch.ones(2, 9)}, ValueError, r"shape \(2, 9\) and input_ids \(1, 9\): give one value"),
         ({"attention_mask": ids(0, *[1] * 7)}, ValueError, r"mask has shape \(1, 8\) .*: give one mask value"),
         ({"inputs_embeds": torch.zeros(1, 4, 64), "input_ids": None}, ValueError, "give input_ids instead"),
         ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, ValueError, "prompt is empty: give at least one token"),

@@ -1,4 +1,4 @@
-"""Infinities and what is no number, in weights or states, never change the text of anything that does not see them."""
+"""NaN and infinity in a draft token or a request never change the text of another."""
 
 from __future__ import annotations
 
@@ -19,20 +19,17 @@ from draftree.tree import TokenTree
 
 BROKEN = 7  # a token whose embedding is made non-finite
 NEW = 20
-NAN, INF = math.nan, math.inf
 RUNNERS = ["auto", "eager", "cuda_graphs", "hooked"]
-FAMILIES = {
-    "llama": RUNNERS,
-    "gemma2": ["auto", "hooked"],
-    "gpt2": ["auto"],
-    "t5": ["auto", "hooked"],
-    "bart": ["auto"],
-}
-CASES = [(family, runner) for family, runners in FAMILIES.items() for runner in runners]
+CASES = [("llama", runner) for runner in RUNNERS] + [
+    ("gemma2", "auto"),
+    ("gpt2", "auto"),
+    ("t5", "auto"),
+    ("bart", "auto"),
+]
 
 
 def broken(family: str, value: float) -> Any:
-    """A model with an embedding that is not finite, and which never writes that token by itself."""
+    """Return a model with one non-finite embedding, which it never chooses itself."""
     model = copy_of(family)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if head.weight is embedding.weight:
@@ -49,8 +46,8 @@ class Poisonous(Drafter):
 
     max_nodes = 12
 
-    def __init__(self, truth: Sequence[Sequence[int]], logp: float = -1.0) -> None:
-        self.truth, self.logp = truth, logp
+    def __init__(self, truth: Sequence[Sequence[int]]) -> None:
+        self.truth = truth
 
     def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         trees = []
@@ -59,7 +56,7 @@ class Poisonous(Drafter):
             coming = list(known[len(request.tokens) :])[:3]
             paths = [[BROKEN, BROKEN], *([*coming[:i], BROKEN] for i in range(1, len(coming) + 1)), coming]
             one = TokenTree.from_paths(request.tokens[-1], [path for path in paths if path])
-            trees.append(replace(one, logp=torch.where(one.depth > 0, self.logp, 0.0)))
+            trees.append(replace(one, logp=torch.where(one.depth > 0, -1.0, 0.0)))
         return TokenTree.stack(trees)
 
 
@@ -68,10 +65,9 @@ def rows_of(sequences: Any, mask: Any) -> list[list[int]]:
     return [row[int((keep == 0).sum()) :] for row, keep in zip(sequences.tolist(), mask, strict=True)]
 
 
-@pytest.mark.parametrize("value", [NAN, INF])
 @pytest.mark.parametrize(("family", "runner"), CASES)
-def test_a_draft_token_that_is_not_finite_changes_no_other(family: str, runner: str, value: float) -> None:
-    model = broken(family, value)
+def test_a_draft_token_that_is_not_finite_changes_no_other(family: str, runner: str) -> None:
+    model = broken(family, math.nan)
     ids, mask = left_pad([[t if t != BROKEN else 8 for t in prompt] for prompt in prompts()])
     options = {"max_new_tokens": NEW, "runner": runner, "eos_token_id": None}
     expected = generate(model, ids, mask, **options).sequences
@@ -85,7 +81,7 @@ def test_a_draft_token_that_is_not_finite_changes_no_other(family: str, runner: 
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_a_request_that_is_not_finite_changes_no_other(runner: str) -> None:
     """Neither the one beside it nor the next one in its slot."""
-    model = broken("llama", NAN)
+    model = broken("llama", math.inf)
     good = [3, 27, 94, 40, 63]
 
     def answers(*asked: Sequence[int]) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""What a single request may ask for: scores, a bound on draft tokens, a prediction, a cache_salt of its own."""
+"""Options of one request: scores, a node budget, a prediction, a cache salt."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def answer(model: Any, drafter: Any, params: SamplingParams, prompt: list[int] =
 
 @pytest.mark.parametrize("drafter", [None, draftree.Lookahead()])
 @pytest.mark.parametrize("sample", [False, True])
-def test_scores_are_those_of_the_model_at_each_place(drafter: Any, sample: bool) -> None:
+def test_scores_are_the_models_log_probabilities(drafter: Any, sample: bool) -> None:
     model = zoo.build("llama")
     request = answer(model, drafter, SamplingParams(20, logprobs=3, sample=sample, seed=1))
     ids = torch.tensor([[*PROMPT, *request.tokens]])
@@ -40,10 +40,6 @@ def test_scores_are_those_of_the_model_at_each_place(drafter: Any, sample: bool)
         assert emitted.scores.chosen == pytest.approx(float(place[emitted.token]), abs=1e-4)
         assert [t for t, _ in emitted.scores.likeliest] == tokens.tolist()
         assert [p for _, p in emitted.scores.likeliest] == pytest.approx(values.tolist(), abs=1e-4)
-
-
-def test_no_scores_where_none_are_asked_for() -> None:
-    assert answer(zoo.build("llama"), None, SamplingParams(3)).output[0].scores is None
 
 
 def test_a_node_budget_bounds_one_request_alone() -> None:
@@ -66,7 +62,7 @@ def test_a_prediction_is_drafted_from_and_changes_nothing(make: Any) -> None:
     assert guided.stats.steps < misled.stats.steps
 
 
-def test_a_scope_learns_nothing_from_another() -> None:
+def test_a_cache_salt_learns_nothing_from_another() -> None:
     model, drafter = zoo.build("llama"), draftree.Lookahead()
     first = answer(model, drafter, SamplingParams(24, cache_salt="a"))
     stranger = answer(model, drafter, SamplingParams(24, cache_salt="b"))
@@ -77,7 +73,7 @@ def test_a_scope_learns_nothing_from_another() -> None:
     assert again.stats.steps < first.stats.steps
 
 
-def test_a_scope_begins_with_the_trie_that_was_loaded_and_not_with_what_it_learned_since(tmp_path: Path) -> None:
+def test_a_cache_salt_begins_with_the_trie_as_it_was_loaded(tmp_path: Path) -> None:
     model, tokenizer = zoo.build("llama"), Words()
     plain = answer(model, None, SamplingParams(24))
     first = draftree.Lookahead(eos_token_ids=())
@@ -102,17 +98,17 @@ class Words:
         return {str(i): i for i in range(zoo.VOCABULARY)}
 
 
-def test_scopes_side_by_side_in_one_step() -> None:
+def test_cache_salts_in_one_step() -> None:
     model, drafter = zoo.build("llama"), draftree.Lookahead()
     with Engine(model, drafter=drafter, slots=4) as engine:
-        scopes = ["a", None, "b", "a"]
-        requests = [engine.add([*PROMPT, i], SamplingParams(20, cache_salt=salt)) for i, salt in enumerate(scopes)]
+        salts = ["a", None, "b", "a"]
+        requests = [engine.add([*PROMPT, i], SamplingParams(20, cache_salt=salt)) for i, salt in enumerate(salts)]
         engine.run()
     for i, request in enumerate(requests):
         assert request.tokens == answer(model, None, SamplingParams(20), [*PROMPT, i]).tokens
 
 
-def test_the_tries_of_scopes_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_salted_tries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     from draftree.drafting.lookahead import drafter as module
 
     monkeypatch.setattr(module, "MOST_CACHE_SALTS", 3)

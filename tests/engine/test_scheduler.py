@@ -1,4 +1,4 @@
-"""Prompts read in chunks between the steps of others, and what free slots keep for prompts that begin alike."""
+"""Prompts are read in chunks between the steps of others; free slots keep keys and values for equal beginnings."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_prompts_are_padded_together_only_where_that_is_cheap() -> None:
     ),
 )
 def test_any_traffic_gets_the_texts_of_requests_alone(family: str, keep: bool, drafter: str) -> None:
-    """Requests of all lengths that come, share fronts, are cancelled and go, while prompts are read."""
+    """Requests of all lengths join, share beginnings, are cancelled and leave, while prompts are read."""
     model, rng = zoo.build(family), random.Random(f"{family}{keep}{drafter}")
     make = {"none": lambda: None, "lookahead": draftree.Lookahead}
     made = make.get(drafter, draftree.PromptLookup)()
@@ -162,12 +162,6 @@ def test_a_front_is_taken_from_a_running_request() -> None:
     assert two.reused == 30
     assert one.tokens == alone(model, [*front, 5], 20)
     assert two.tokens == alone(model, [*front, 7, 8], 20)
-
-
-def test_strict_mode_keeps_nothing() -> None:
-    model = zoo.construct(zoo.MEMBERS["llama"]).to(torch.bfloat16)
-    with Engine(model, slots=2, keep_prefixes=True, strict=True) as engine:
-        assert not engine.scheduler.keeps
 
 
 def test_what_free_slots_keep_outlives_growth_of_the_cache(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:

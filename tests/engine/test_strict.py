@@ -92,7 +92,7 @@ def test_a_deep_prefix_in_recorded_passes_is_refused() -> None:
         Engine(model, runner="cuda_graphs", drafter=drafter, strict=True)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_windows_that_end_while_a_text_grows(seed: int) -> None:
     """Neither its trees nor another request, which let a pass reach further, change a bit of a text."""
     torch.manual_seed(seed)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from drafters_for_tests import RandomTree
 from few import crossed
-from generate_driver import LENGTHS, NEW, SAMPLED, SHAPES, drafters, hf, left_pad, prompts, references_of, same
+from generate_driver import LENGTHS, NEW, SAMPLED, SHAPES, drafters, hf, left_pad, noisy, prompts, references_of, same
 from torch import Tensor
-from transformers import DynamicCache, LogitsProcessor, StoppingCriteria, StoppingCriteriaList
+from transformers import LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 from zoo import build
 
 from draftree.drafting import Lookahead, Merge, PromptLookup
@@ -144,29 +146,18 @@ class Failing(PromptLookup):
 
 
 @pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"num_beams": 2}, ValueError),
-        ({"past_key_values": "cache"}, ValueError),
-        ({"max_new_tokens": 10**6}, ValueError),
-        ({"drafter": Failing}, KeyboardInterrupt),
-    ],
-    ids=["another method", "a cache", "too long", "stopped"],
+    ("options", "drafter", "error"), [({"num_beams": 2}, Lookahead, ValueError), ({}, Failing, KeyboardInterrupt)]
 )
-def test_who_reads_from_a_streamer_is_released_by_an_error(options: dict[str, Any], error: type[BaseException]) -> None:
+def test_an_error_ends_the_streamer(options: dict[str, Any], drafter: Any, error: type[BaseException]) -> None:
+    """A reader of the streamer in another thread would wait for ever otherwise."""
     model, ids = build("llama"), torch.tensor(prompts(LENGTHS[:1]))
     given = {"max_new_tokens": NEW, "do_sample": False} | options
-    drafter, ours = given.pop("drafter", Lookahead), Everything()
-    if "past_key_values" in given:
-        given["past_key_values"] = DynamicCache()
+    inside, direct = Everything(), Everything()
     with pytest.raises(error):
-        model.generate(ids, custom_generate=custom_generate(drafter(), shape=Fixed(4)), streamer=ours, **given)
-    assert ours.ended == 1
-    if "past_key_values" not in options:
-        direct = Everything()
-        with pytest.raises(error):
-            generate(model, ids, drafter=drafter(), shape=Fixed(4), streamer=direct, **given)
-        assert direct.ended == 1
+        model.generate(ids, custom_generate=custom_generate(drafter(), shape=Fixed(4)), streamer=inside, **given)
+    with pytest.raises(error):
+        generate(model, ids, drafter=drafter(), shape=Fixed(4), streamer=direct, **given)
+    assert inside.ended == direct.ended == 1
 
 
 @pytest.mark.parametrize("make", [Lookahead, PromptLookup, lambda: Merge([Lookahead(), PromptLookup()])])
@@ -265,17 +256,38 @@ def test_a_processor_that_cannot_be_copied() -> None:
     same(through("llama", ids[:1], mask[:1], {}, logits_processor=[Locked()]), expected)
 
 
-def test_prefix_constraint_of_each_row() -> None:
+def counting_by_row() -> Callable[[int, Tensor], list[int]]:
+    calls: Counter[int] = Counter()
+
+    def allowed(row: int, prefix: Tensor) -> list[int]:
+        calls[row] += 1
+        return [t for t in range(3, 97) if t % 2 == calls[row] % 2]
+
+    return allowed
+
+
+def test_a_prefix_function_is_called_once_a_token_with_its_row() -> None:
+    """All rows share the function; state that it keeps by row changes with that row's tokens alone."""
     rows = prompts()
     ids, mask = left_pad(rows)
+    expected = hf(build("llama"), ids, mask, prefix_allowed_tokens_fn=counting_by_row())
+    same(
+        through("llama", ids, mask, references_of(rows, expected), prefix_allowed_tokens_fn=counting_by_row()), expected
+    )
 
-    def allowed(batch: int, prefix: Tensor) -> list[int]:
-        return [t for t in range(3, 97) if t % 3 == batch]
 
-    expected = hf(build("llama"), ids, mask, prefix_allowed_tokens_fn=allowed)
-    out = through("llama", ids, mask, references_of(rows, expected), prefix_allowed_tokens_fn=allowed)
-    same(out, expected)
-    assert all(t % 3 == b for b in range(3) for t in out[b, ids.shape[1] :].tolist())
+def test_functions_as_processors_are_shared_by_a_batch() -> None:
+    """They may hold a model, which is not copied."""
+    rows, model = prompts(), noisy("llama")
+    ids, mask = left_pad(rows)
+
+    @torch.no_grad()
+    def processor(ids: Tensor, scores: Tensor) -> Tensor:
+        assert model is noisy("llama")
+        return scores.index_fill(1, torch.tensor([4, 8]), -torch.inf)
+
+    expected = hf(build("llama"), ids, mask, logits_processor=[processor])
+    same(through("llama", ids, mask, references_of(rows, expected), logits_processor=[processor]), expected)
 
 
 def test_guidance_alone_and_refused_in_a_batch() -> None:
@@ -286,11 +298,3 @@ def test_guidance_alone_and_refused_in_a_batch() -> None:
     batch, mask = left_pad(prompts())
     with pytest.raises(ValueError, match="batch of 1"):
         through("llama", batch, mask, {}, guidance_scale=1.7)
-
-
-@pytest.mark.parametrize("options", [{"num_beams": 3}, {"output_scores": True}, {"dola_layers": "low"}])
-def test_other_methods_are_refused(options: dict[str, Any]) -> None:
-    ids = torch.tensor(prompts(LENGTHS[:1]))
-    with pytest.raises(ValueError, match=next(iter(options))) as raised:
-        through("llama", ids, None, {}, **options)
-    assert "\n" not in str(raised.value)

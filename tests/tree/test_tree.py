@@ -8,7 +8,7 @@ from tree_model import TOKENS, batches, models, read
 from tree_paths import children_of, from_arrays, path_of
 
 from draftree.tree import TokenTree
-from draftree.tree.structure import on_cpu, structure_of
+from draftree.tree.structure import on_cpu
 
 
 def stacked(batch):
@@ -42,16 +42,6 @@ def test_chains_of_any_length(length):
     tree = from_arrays(range(length), range(-1, length - 1), root=0)
     assert tree.depth.tolist() == [list(range(length + 1))]
     assert torch.equal(tree.ancestors[0], torch.ones(length + 1, length + 1).tril().bool())
-
-
-def test_equal_shapes_share_one_structure_and_unequal_ones_do_not():
-    first = from_arrays([1, 2], [-1, 0], root=5)
-    assert from_arrays([8, 9], [-1, 0], root=6).ancestors is first.ancestors
-    assert from_arrays([1, 2], [-1, -1], root=5).ancestors is not first.ancestors
-    # The same bytes cut into other rows.
-    flat = torch.tensor([[-1, 0, -1, 0]])
-    assert structure_of(flat).depth.tolist() == [[0, 1, 0, 1]]
-    assert structure_of(flat.view(2, 2)).depth.tolist() == [[0, 1], [0, 1]]
 
 
 @given(models(), st.data())
