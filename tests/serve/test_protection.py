@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import json
 import logging
 import re
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import datetime, timedelta
 from typing import Any
 
 import httpx
@@ -24,7 +22,6 @@ from serve_driver import Running, serving
 from draftree import Fixed
 from draftree.engine import SamplingParams
 from draftree.serve import responses as answers
-from draftree.serve.http import JsonLines
 from draftree.serve.output import OutputStream, RequestOutput
 from draftree.serve.settings import ServerSettings
 
@@ -126,11 +123,6 @@ def test_limits_of_length(demo: Any) -> None:
         chat = server.post("/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}], ignore_eos=True)
         assert chat.json()["usage"]["completion_tokens"] == 10
         assert server.post("/v1/completions", prompt="x" * 3000).status_code == 413
-        assert server.complete("Hi", max_tokens=1, stop=["a", "x" * 1000])["choices"]
-        refused = server.post("/v1/completions", prompt="Hi", max_tokens=1, stop=["a", "x" * 1001])
-        assert refused.status_code == 400
-        assert refused.json()["error"]["param"] == "stop"
-        assert "at most 1000" in refused.json()["error"]["message"]
 
 
 def test_time_is_bounded(demo: Any) -> None:
@@ -164,11 +156,11 @@ def test_a_request_that_is_never_begun_is_told_so_and_streams_are_not_silent(
                 late = httpx.post(path, json=body | {"n": n, "draftree": {"timeout": 0.1}}, timeout=60)
                 assert late.status_code == 503
                 assert late.headers["retry-after"] == "1"
-                assert "until the time of this request was over" in late.json()["error"]["message"]
+                assert "timed out in the queue" in late.json()["error"]["message"]
             with httpx.stream("POST", path, json=body | {"stream": True, "draftree": {"timeout": 0.2}}) as waiting:
                 said = [line for line in waiting.iter_lines() if line]
             assert said.count(": waiting") > 2
-            assert "until the time" in said[-2]
+            assert "timed out in the queue" in said[-2]
             assert said[-1] == "data: [DONE]"
         monkeypatch.undo()
         assert server.idle()
@@ -296,8 +288,8 @@ def test_a_second_interrupt_breaks_off_at_once_and_logs_nothing(
 
 
 @pytest.mark.slow
-def test_the_command_logs_json_alone_and_stops_at_a_signal() -> None:
-    command = [sys.executable, "-m", "draftree", "serve", "--port", "0", "--log-format", "json"]
+def test_the_command_logs_and_stops_at_a_signal() -> None:
+    command = [sys.executable, "-m", "draftree", "serve", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = re.search(r"http://[a-z]+:(\d+)", process.stdout.readline())
@@ -315,9 +307,9 @@ def test_the_command_logs_json_alone_and_stops_at_a_signal() -> None:
         assert rest[-2:] == ["data: [DONE]", ""]
         assert '"finish_reason":"length"' in rest[-4]
         _, logged = process.communicate(timeout=60)
-    records = [json.loads(line) for line in logged.splitlines()]
-    assert "uvicorn.error" in {record["logger"] for record in records}
-    assert {"info", "warning"} >= {record["level"] for record in records}
+    assert " uvicorn.error " in logged
+    assert " POST /v1/completions 200 " in logged
+    assert "Traceback" not in logged
 
 
 def test_request_ids_go_around(server: Running) -> None:
@@ -331,39 +323,3 @@ def test_no_prompt_is_logged(server: Running, caplog: pytest.LogCaptureFixture) 
     server.post("/v1/completions", prompt="a very private text", nonsense=1)
     assert "POST /v1/completions 200" in caplog.text
     assert "private" not in caplog.text
-
-
-def test_lines_of_json_say_what_was_asked_for_and_no_text(server: Running) -> None:
-    written = io.StringIO()
-    handler = logging.StreamHandler(written)
-    handler.setFormatter(JsonLines())
-    log = logging.getLogger("draftree.serve")
-    level = log.level
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
-        body = {"prompt": "The secret sea", "max_tokens": 3}
-        answer = server.http.post("/v1/completions", json=body, headers={"x-request-id": "mine"}).json()
-        server.post("/v1/completions", prompt=["secret"], best_of=-1)
-        try:
-            raise RuntimeError("half-way")
-        except RuntimeError:
-            log.exception("a step failed")
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
-    good, bad, failed = map(json.loads, written.getvalue().splitlines())
-    assert answer["choices"]
-    assert set(good) == {"time", "level", "logger", "request_id", "method", "path", "status", "seconds"}
-    assert (good["request_id"], good["method"], good["path"]) == ("mine", "POST", "/v1/completions")
-    assert (good["status"], bad["status"]) == (200, 400)
-    assert datetime.fromisoformat(good["time"]).utcoffset() == timedelta(0)
-    assert (failed["level"], failed["message"]) == ("error", "a step failed")
-    assert "half-way" in failed["exception"]
-    assert "secret" not in written.getvalue()
-
-
-def test_log_formats_that_cannot_be_are_refused_before_a_model_is_loaded(refused: Any) -> None:
-    refused(["serve", "--model", "nowhere", "--log-format", "xml"], "There is no log format 'xml': give text or json.")
-    asked = ["serve", "--model", "nowhere", "--log-format", "json", "--replicas", "2"]
-    refused(asked, "Replicas log as Ray Serve does: set RAY_SERVE_LOG_ENCODING=JSON in place of --log-format.")

@@ -89,16 +89,3 @@ def test_scores_stop_with_the_server(demo: Any) -> None:
         server.worker.close(0.1)
     thread.join()
     assert found[0].status_code == 503
-
-
-def test_scores_at_once_are_bounded(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftree.serve.server.MOST_SCORES", 30)
-    assert server.post("/v1/completions", prompt=[[5] * 5, [6] * 5], **SCORED | {"logprobs": 2}).status_code == 200
-    refused = server.post("/v1/completions", prompt=[[5] * 5, [6] * 5], **SCORED | {"logprobs": 3})
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "logprobs"
-    assert "The prompts have 40 log-probabilities, and at most 30" in refused.json()["error"]["message"]
-    assert server.post("/v1/completions", prompt=[5] * 5, n=2, **SCORED | {"logprobs": 2}).status_code == 200
-    several = server.post("/v1/completions", prompt=[5] * 5, n=3, **SCORED | {"logprobs": 2})
-    assert several.status_code == 400
-    assert "The prompts have 45 log-probabilities" in several.json()["error"]["message"]

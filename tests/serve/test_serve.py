@@ -261,7 +261,7 @@ def test_a_prediction_is_for_drafters_that_say_so(demo: Any, *, merged: bool) ->
             assert answer.json()["draftree"]["answers"][0]["steps"] < 12
         else:
             assert answer.status_code == 400
-            assert "makes no use of a prediction" in answer.json()["error"]["message"]
+            assert "does not use predictions" in answer.json()["error"]["message"]
 
 
 def test_dialogues_are_not_read_again(server: Running) -> None:

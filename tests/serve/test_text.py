@@ -25,7 +25,7 @@ from draftree.serve.chat import MessageReader, chat_prompt, tools_of
 from draftree.serve.http import ApiError
 from draftree.serve.output import Delta, OutputStream, RequestOutput, StopStrings, TokenBytes, token_text
 from draftree.serve.protocol import Chat, Completion, Message
-from draftree.serve.responses import Call, sse, stream
+from draftree.serve.responses import Call, stream
 
 
 class Slow:
@@ -311,10 +311,6 @@ def test_messages_reach_the_template_as_it_reads_them(demo: Any) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "no json"}}
     with pytest.raises(ApiError, match="no JSON"):
         chat_prompt(demo.tokenizer, [Message.model_validate({"role": "assistant", "tool_calls": [call]})])
-
-
-def test_an_event_with_a_lone_surrogate_has_a_question_mark_in_its_place() -> None:
-    assert sse({"text": "\ud800 é"}) == 'data: {"text":"? é"}\n\n'.encode()
 
 
 def test_scores_of_a_streamed_prompt_are_written_in_a_thread(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,6 @@ def serve(
         ),
     ] = None,
     share: Annotated[bool, "Let all keys share what drafters learn and what the cache keeps."] = False,
-    log_format: Annotated[str, "Log lines for people (text) or for programs (json)."] = "text",
     running: Running,
     replicas: Annotated[
         int | None, typer.Option(min=1, help="Replicas on Ray Serve, with --threads each.", show_default="none, no Ray")
@@ -78,17 +77,13 @@ def serve(
     drafting = drafting.under_grammars()
     drafting.check(trie)
     try:
-        from draftree.serve.http import FORMATS, start_logging
+        from draftree.serve.http import start_logging
         from draftree.serve.launch import GracefulServer, Launch
         from draftree.serve.settings import ServerSettings
     except ImportError as error:
         raise ValueError(MISSING) from error
     running.check()
     where.check()
-    if log_format not in FORMATS:
-        raise ValueError(f"There is no log format {log_format!r}: give {' or '.join(FORMATS)}.")
-    if log_format == "json" and replicas is not None:
-        raise ValueError("Replicas log as Ray Serve does: set RAY_SERVE_LOG_ENCODING=JSON in place of --log-format.")
     keys = keys_of(api_key or ())
     model = chosen_model(model, embedded=drafting.of_embedded)
     settings = ServerSettings(
@@ -117,7 +112,7 @@ def serve(
         if value not in (None, 0.0):
             raise ValueError(f"--{option.replace('_', '-')} is for replicas: give --replicas too, or leave it out.")
     app = launch.app()
-    start_logging(log_format)
+    start_logging()
     with listening(host, port) as opened:
         report(host, opened.getsockname()[1], settings.model_name, app.state.server.engine)
         quiet: dict[str, Any] = {"log_level": "warning", "log_config": None}  # uvicorn logs as all else does

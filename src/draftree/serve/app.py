@@ -1,4 +1,4 @@
-"""The FastAPI application: its routes, its OpenAPI description and its middleware."""
+"""Build the FastAPI application: routes, OpenAPI description and middleware."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -19,7 +18,7 @@ from draftree.drafting.lookahead import Lookahead
 from draftree.drafting.merge import parts_of
 from draftree.engine import Engine
 from draftree.serve.chat import chat_prompt
-from draftree.serve.http import REQUEST, REQUEST_ID, ApiError, GoneError, StoppingError
+from draftree.serve.http import REQUEST_ID, ApiError, GoneError, StoppingError
 from draftree.serve.page import add_page
 from draftree.serve.protocol import Chat, Completion, Corpus, Detokenize, Tokenize
 from draftree.serve.responses import api_error
@@ -27,90 +26,26 @@ from draftree.serve.server import Server
 from draftree.serve.settings import ServerSettings
 from draftree.version import __version__
 
-ANSWERS = ("/v1/completions", "/v1/chat/completions")  # may be streams
-BODIES = (*ANSWERS, "/tokenize", "/detokenize", "/v1/corpus")
-# What a request is answered with besides 200; every route may answer with the last ones.
-REFUSALS = {
-    400: "A field is wrong or missing, or a prompt does not fit the model.",
-    404: "There is no such model.",
-    408: "The body was not sent in time.",
-    413: "The body is longer than this server reads.",
-    415: "A page of another site sent something else than JSON.",
-    429: "The queue is full: see Retry-After.",
-    503: "The server is stopping, or could not answer in time.",
-    401: "The API key is missing or unknown.",
-    421: "The Host header names a host that this server does not answer for.",
-    500: "The server failed: its log says why.",
-}
-EVERYWHERE = (421, 500)
-WITH_KEY = (401, *EVERYWHERE)
-ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-
 
 def described(kind: type[BaseModel]) -> dict[str, Any]:
-    """Return what FastAPI adds to the description of a route whose body is of this kind."""
+    """Return the OpenAPI description of a route's body."""
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def description(app: FastAPI) -> dict[str, Any]:
-    """Return the description of all routes of `app`: bodies, with their parts where references lead, and refusals."""
+    """Return the OpenAPI description of all routes, with the parts of bodies under `components`."""
     found = app.openapi()
     parts = found.setdefault("components", {}).setdefault("schemas", {})
-    parts["Error"] = ERROR
-    for name, path in found["paths"].items():
+    for path in found["paths"].values():
         for method in path.values():
             if "requestBody" in method:
                 parts |= method["requestBody"]["content"]["application/json"]["schema"].pop("$defs", {})
-            method["responses"] = {"200": _success(name)} | {
-                str(status): {"description": REFUSALS[status], "content": _json("Error")} for status in _refusals(name)
-            }
     return found
 
 
-def _success(path: str) -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {"schema": {}}}
-    if path == "/metrics":
-        content = {"text/plain": {"schema": {"type": "string"}}}
-    elif path in ANSWERS:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
-    return {"description": "Successful Response", "content": content}
-
-
-def _refusals(path: str) -> list[int]:
-    """Return the statuses with which a route may refuse a request, in order."""
-    if path == "/health":
-        found = [503, *EVERYWHERE]
-    elif path == "/v1/models/{name}":
-        found = [404, *WITH_KEY]
-    elif path in BODIES:
-        found = [400, 404, 408, 413, 415, 429, 503, *WITH_KEY]
-    else:
-        found = [*WITH_KEY]
-    return sorted(found)
-
-
-def _json(schema: str) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
-
-
 def add_description(app: FastAPI, server: Server) -> None:
-    """Put the route onto `app`."""
+    """Add /openapi.json to `app`."""
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi(request: Request) -> Response:
@@ -119,7 +54,7 @@ def add_description(app: FastAPI, server: Server) -> None:
 
 
 def add_extras(app: FastAPI, server: Server) -> None:
-    """Put the routes onto `app`."""
+    """Add health, metrics, models, tokenizer and corpus to `app`."""
     settings, tokenizer, calls = server.settings, server.tokenizer, server.calls
 
     @app.head("/health", include_in_schema=False)
@@ -131,7 +66,7 @@ def add_extras(app: FastAPI, server: Server) -> None:
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
         server.key(request)
-        text = await asyncio.to_thread(server.metrics.text)  # which waits for a trie that learns
+        text = await asyncio.to_thread(server.metrics.text)  # Reading a trie's size waits while it learns.
         return Response(text, media_type="text/plain; version=0.0.4")
 
     def model() -> dict[str, Any]:
@@ -175,17 +110,16 @@ def add_extras(app: FastAPI, server: Server) -> None:
             if body.add_special_tokens is not None:
                 message = "A chat has the special tokens of its template: leave add_special_tokens out."
                 raise ApiError(message, "add_special_tokens")
-            check, messages = partial(calls.check_bytes, field="messages"), body.messages
+            messages = body.messages
             options = {"add_generation_prompt": body.add_generation_prompt is not False}
-            ids = await server.in_thread(lambda: chat_prompt(tokenizer, messages, check, **options))
+            ids = await asyncio.to_thread(lambda: chat_prompt(tokenizer, messages, **options))
         else:
             if body.add_generation_prompt is not None:
                 message = "add_generation_prompt belongs to messages: leave it out, or give messages."
                 raise ApiError(message, "add_generation_prompt")
             special = body.add_special_tokens is not False
             text = body.prompt or ""
-            calls.check_bytes(text)
-            ids = await server.in_thread(lambda: calls.encode(text, special=special))
+            ids = await asyncio.to_thread(lambda: calls.encode(text, special=special))
         calls.check_length(ids, "prompt" if body.messages is None else "messages")
         limit = server.engine.target.max_positions
         return JSONResponse({"count": len(ids), "max_model_len": limit, "tokens": ids})
@@ -213,7 +147,7 @@ def add_extras(app: FastAPI, server: Server) -> None:
         body = await server.body(request, Corpus)
         tries = parts_of(server.engine.config.drafter, Lookahead)
         if not tries:
-            raise ApiError("This server's drafter keeps no texts: serve with lookahead.", "texts")
+            raise ApiError("This server's drafter has no trie: serve with lookahead.", "texts")
         cache_salt = settings.cache_salt(key, body.user)
 
         def learn() -> int:
@@ -222,23 +156,23 @@ def add_extras(app: FastAPI, server: Server) -> None:
                 drafter.warm(rows, cache_salt)
             return sum(map(len, rows))
 
-        return JSONResponse({"texts": len(body.texts), "tokens": await server.in_thread(learn)})
+        return JSONResponse({"texts": len(body.texts), "tokens": await asyncio.to_thread(learn)})
 
 
 log = logging.getLogger("draftree.serve")
-MOST_LOGGED = 200  # characters of a path
+LOGGED_PATH = 200  # characters
 
 
 def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None = None) -> FastAPI:
-    """The application that serves an engine's model.
+    """Return the application that serves an engine's model.
 
     Args:
-        engine: made with `keep_prefixes=True` for dialogues; belongs to the application, which closes it at its end.
+        engine: made with `keep_prefixes=True` for dialogues; the application closes it at its end.
         tokenizer: the model's.
         settings: names and limits; None for the defaults.
 
     Raises:
-        ValueError: an encoder-decoder.
+        ValueError: the model is an encoder-decoder.
     """
     server = Server(engine, tokenizer, settings or ServerSettings())
 
@@ -249,7 +183,7 @@ def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None =
         finally:
             await asyncio.to_thread(server.worker.close)
 
-    # FastAPI's own pages of documentation load scripts from elsewhere, and need no key.
+    # FastAPI's own documentation pages load scripts from other hosts and need no key.
     own: dict[str, Any] = {"openapi_url": None, "docs_url": None, "redoc_url": None}
     app = FastAPI(title="draftree", version=__version__, lifespan=life, **own)
     app.state.server = server
@@ -318,16 +252,15 @@ class Watch:
         try:
             self._server.settings.check_host(dict(scope["headers"]).get(b"host", b"").decode("latin-1"))
             await self._app(scope, receive, watched)
-        except asyncio.CancelledError:  # by an ASGI server that stops, or that has lost the client
+        except asyncio.CancelledError:  # The ASGI server stops, or has lost the client.
             alive = self._server.worker.alive
             failed = GoneError() if alive else StoppingError()
         except Exception as error:
             failed = api_error(error)
         try:
-            if failed is not None and not status:  # else the connection breaks off, as the response is not complete
+            if failed is not None and not status:  # A response that has begun can only be broken off.
                 await JSONResponse(failed.body(), failed.status, failed.headers())(scope, receive, watched)
         finally:
-            path = "".join(char if char.isprintable() else "?" for char in scope["path"][:MOST_LOGGED])
-            fields = {"request_id": name.decode(), "method": scope["method"], "path": path, "status": status}
-            fields["seconds"] = round(time.perf_counter() - began, 4)
-            log.info("%s %s %s %d %.4f", *fields.values(), extra={REQUEST: fields})
+            path = "".join(char if char.isprintable() else "?" for char in scope["path"][:LOGGED_PATH])
+            fields = name.decode(), scope["method"], path, status, time.perf_counter() - began
+            log.info("%s %s %s %d %.4f", *fields)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from draftree.engine import Engine
@@ -11,18 +10,13 @@ from draftree.engine.limits import check_prompt
 from draftree.serve.chat import MessageReader, chat_prompt, template_variables, tools_of
 from draftree.serve.grammars import Constraint, constraint_of
 from draftree.serve.http import ApiError
-from draftree.serve.output import MOST_CHARACTERS, RequestOutput
+from draftree.serve.output import RequestOutput
 from draftree.serve.protocol import Chat, Completion, Sampling, plain
 from draftree.serve.responses import Call
-from draftree.serve.sampling import remembered_options, sampling_params, seeds
+from draftree.serve.sampling import sampling_params, seeds
 from draftree.serve.settings import ServerSettings
 
 COMPLETION_TOKENS = 16  # the API's own default
-
-
-def longest_token(tokenizer: Any) -> int:
-    """Return the bytes of a tokenizer's longest token, or somewhat more."""
-    return max(len(name.encode("utf-8", "replace")) for name in tokenizer.get_vocab())
 
 
 class CallReader:
@@ -39,12 +33,10 @@ class CallReader:
         self.drafter = engine.config.drafter
         self.tokenizer = tokenizer
         self.settings = settings
-        self._options = remembered_options(self.target.model, tokenizer)
-        # More answers than there are places for them would never be let in.
+        # More outputs than slots and queue hold together could never start.
         self.most_choices = min(settings.most_choices, engine.config.slots + settings.queue)
         limits = [n for n in (settings.max_prompt_tokens, self.target.max_positions) if n is not None]
         self.longest = min(limits) if limits else None
-        self._most_bytes = None if self.longest is None else self.longest * longest_token(tokenizer)
 
     # ---------------------------------------------------------------- completions
 
@@ -52,7 +44,7 @@ class CallReader:
         """Return the call of /v1/completions and its outputs.
 
         Raises:
-            ApiError: what cannot be done, by the name of its field.
+            ApiError: a field is wrong; names the field.
         """
         self._check(body)
         listed = self._listed(body)
@@ -68,18 +60,15 @@ class CallReader:
         most = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         logprobs = body.logprobs
         if logprobs is None and tries > n:
-            logprobs = 0  # by which the best are found
+            logprobs = 0  # `best` compares log-probabilities.
         if body.add_special_tokens is not None and not isinstance(listed[0], str):
-            message = "add_special_tokens says how a text is read, and the prompt is token ids: leave it out."
+            message = "add_special_tokens is for texts, and the prompt is token ids: leave it out."
             raise ApiError(message, "add_special_tokens")
         special = body.add_special_tokens is not False
-        for one in listed:
-            if isinstance(one, str):
-                self.check_bytes(one)
         prompts = [one if isinstance(one, list) else self.encode(one, special=special) for one in listed]
         constraint = constraint_of(body, (), self.tokenizer)
         options = most, logprobs, cache_salt, (), constraint
-        parts = [part for prompt in prompts for part in self._parts(body, prompt, *options)]
+        parts = [part for prompt in prompts for part in self._outputs(body, prompt, *options)]
         call = Call(body, self.settings.model_name, self.tokenizer, body.logprobs)
         if body.echo:
             shown = [one if isinstance(one, str) else self.tokenizer.decode(one) for one in listed]
@@ -91,8 +80,8 @@ class CallReader:
         return given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the token ids of a text; a lone surrogate becomes a question mark."""
-        ids: list[int] = self.tokenizer(text.encode("utf-8", "replace").decode(), add_special_tokens=special).input_ids
+        """Return the token ids of a text."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=special).input_ids
         return ids
 
     # ---------------------------------------------------------------- chats
@@ -101,11 +90,11 @@ class CallReader:
         """Return the call of /v1/chat/completions and its outputs.
 
         Raises:
-            ApiError: what cannot be done, by the name of its field.
+            ApiError: a field is wrong; names the field.
         """
         self._check(body)
         if body.max_tokens is not None and body.max_completion_tokens is not None:
-            raise ApiError("max_tokens and max_completion_tokens say the same: give one of them.", "max_tokens")
+            raise ApiError("max_tokens and max_completion_tokens are the same option: give one of them.", "max_tokens")
         most = body.max_completion_tokens or body.max_tokens
         if most == 0:
             raise ApiError("max_tokens is 0: give at least 1.", "max_tokens")
@@ -118,14 +107,14 @@ class CallReader:
             options["add_generation_prompt"] = body.add_generation_prompt
         if tools:
             options["tools"] = tools
-        prompt = chat_prompt(self.tokenizer, body.messages, partial(self.check_bytes, field="messages"), **options)
+        prompt = chat_prompt(self.tokenizer, body.messages, **options)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         prediction = self._prediction(body)
         readers = [MessageReader(self.tokenizer, prompt, tools) for _ in range(body.tries)]
         constraint = constraint_of(body, tools, self.tokenizer, readers[0].begun)
         for reader in readers:
             reader.strips = constraint is not None
-        parts = self._parts(body, prompt, most, logprobs, cache_salt, prediction, constraint)
+        parts = self._outputs(body, prompt, most, logprobs, cache_salt, prediction, constraint)
         call = Call(body, self.settings.model_name, self.tokenizer, logprobs, prediction=prediction, readers=readers)
         for part, reader in zip(parts, readers, strict=True):
             part.skip_special_tokens = part.skip_special_tokens and not reader.raw
@@ -135,22 +124,20 @@ class CallReader:
         if body.prediction is None:
             return []
         if body.own.drafter == "off":
-            raise ApiError("A prediction is there to draft from, and the drafter is off: leave one out.", "prediction")
+            raise ApiError("A prediction needs a drafter, and the drafter is off: leave one out.", "prediction")
         if self.drafter is None or not self.drafter.capabilities.copies_prediction:
             raise ApiError(
-                "This server's drafter makes no use of a prediction: serve with lookahead or prompt-lookup, alone or "
+                "This server's drafter does not use predictions: serve with lookahead or prompt-lookup, alone or "
                 "merged, or leave prediction out.",
                 "prediction",
             )
-        content = plain(body.prediction.content)
-        self.check_bytes(content, "prediction")
-        prediction = self.encode(content, special=False)
+        prediction = self.encode(plain(body.prediction.content), special=False)
         self.check_length(prediction, "prediction")
         return prediction
 
     # ---------------------------------------------------------------- both
 
-    def _parts(
+    def _outputs(
         self,
         body: Sampling,
         prompt: list[int],
@@ -160,7 +147,7 @@ class CallReader:
         prediction: Sequence[int] = (),
         constraint: Constraint | None = None,
     ) -> list[RequestOutput]:
-        new = self._room(body, prompt, most)
+        new = self._remaining(body, prompt, most)
         if body.min_tokens is not None and body.min_tokens > new:
             raise ApiError(f"min_tokens is {body.min_tokens} and the answer has at most {new}: lower it.", "min_tokens")
         if body.own.node_budget and (self.drafter is None or body.own.drafter == "off"):
@@ -170,7 +157,6 @@ class CallReader:
             params = sampling_params(
                 self.target,
                 self.tokenizer,
-                self._options,
                 body,
                 prompt=prompt,
                 max_new_tokens=max(1, new),
@@ -185,11 +171,11 @@ class CallReader:
             parts.append(RequestOutput(prompt, params, body.stops, include, skip, isinstance(body, Completion), least))
         return parts
 
-    def _room(self, body: Sampling, prompt: list[int], most: int | None) -> int:
-        """Return the largest number of tokens of the answer.
+    def _remaining(self, body: Sampling, prompt: list[int], most: int | None) -> int:
+        """Return the remaining tokens: the largest number of tokens of the output.
 
         Raises:
-            ApiError: a prompt that is empty, too long or of unknown tokens, or more tokens than there is room for.
+            ApiError: the prompt is empty, too long or has unknown tokens, or `most` exceeds the remaining tokens.
         """
         said = "messages" if isinstance(body, Chat) else "prompt"
         length = "max_tokens" if getattr(body, "max_completion_tokens", None) is None else "max_completion_tokens"
@@ -198,8 +184,8 @@ class CallReader:
         if bound is not None and most is not None and most > bound:
             raise ApiError(f"{length} is {most} and this server gives at most {bound}: lower it.", length)
         if most is None:
-            rooms = [n for n in (bound, None if limit is None else limit - len(prompt)) if n is not None]
-            most = max(1, min(rooms, default=4096))
+            bounds = [n for n in (bound, None if limit is None else limit - len(prompt)) if n is not None]
+            most = max(1, min(bounds, default=4096))
         sent = getattr(body, length) is not None
         for new, field in ((1, said), (max(1, most), length if sent else said)):
             try:
@@ -209,26 +195,11 @@ class CallReader:
                 raise ApiError(str(error).replace("max_new_tokens", length), field, code=code) from None
         return most
 
-    def check_bytes(self, text: str, field: str = "prompt") -> None:
-        """Refuse a text that has more bytes than so many of the longest token, before it is tokenised.
-
-        Raises:
-            ApiError: it does; `field` is what the client gave.
-        """
-        size = len(text.encode("utf-8", "replace"))
-        if self._most_bytes is not None and size > self._most_bytes:
-            raise ApiError(
-                f"The text has {size} bytes, and {self.longest} tokens, which this server reads, have at most "
-                f"{self._most_bytes}: shorten it.",
-                field,
-                code="context_length_exceeded",
-            )
-
     def check_length(self, ids: Sequence[int], field: str) -> None:
-        """Refuse a prompt, or a prediction, that is longer than this server reads.
+        """Refuse a prompt or a prediction over the limit.
 
         Raises:
-            ApiError: it is; `field` is what the client gave.
+            ApiError: it is too long; `field` is its field in the request.
         """
         if self.longest is not None and len(ids) > self.longest:
             what = "prediction" if field == "prediction" else "prompt"
@@ -239,10 +210,10 @@ class CallReader:
             )
 
     def check_model(self, name: str | None) -> None:
-        """Refuse a model that is not this server's; None, or what it was loaded from, stands for the server's own.
+        """Refuse another model than the server's; None and the name it was loaded from stand for that.
 
         Raises:
-            ApiError: it is another.
+            ApiError: `name` is another model.
         """
         own = self.settings.model_name
         if name not in (None, own, self.settings.root or own):
@@ -257,11 +228,6 @@ class CallReader:
         self.check_model(body.model)
         if body.stream_options is not None and not body.stream:
             raise ApiError("stream_options belongs to streams: set stream to true, or leave it out.", "stream_options")
-        longest = max(map(len, body.stops), default=0)
-        if longest > MOST_CHARACTERS:
-            raise ApiError(
-                f"A stop string has {longest} characters: give strings of at most {MOST_CHARACTERS}.", "stop"
-            )
         name = body.own.drafter
         if name not in (None, "off", None if self.drafter is None else self.drafter.name):
             there = "'off'" if self.drafter is None else f"'off' or {self.drafter.name!r}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,16 +63,13 @@ class Regions(ResponseParser):
 REASONING = ("reasoning_content", "thinking")  # what response templates call it
 
 
-def chat_prompt(
-    tokenizer: Any, messages: Sequence[Message], check: Callable[[str], None] = lambda text: None, **options: Any
-) -> list[int]:
-    """Return the token ids of a chat, through the tokenizer's own template.
+def chat_prompt(tokenizer: Any, messages: Sequence[Message], **options: Any) -> list[int]:
+    """Return the token ids of a chat, rendered by the tokenizer's template.
 
     Args:
         tokenizer: Hugging Face's.
         messages: of the chat.
-        check: gets the text before it is tokenised, and may raise an ApiError.
-        options: what the template gets besides, such as `tools`.
+        options: further variables of the template, such as `tools`.
 
     Raises:
         ApiError: there is no template, or it does not take these messages.
@@ -80,13 +77,11 @@ def chat_prompt(
     if not getattr(tokenizer, "chat_template", None):
         raise ApiError("The model's tokenizer has no chat template: use /v1/completions.", "messages")
     given = [_as_dict(message) for message in messages]
-    if "developer" not in str(tokenizer.chat_template):  # which leaves out what has a role that it does not know
+    if "developer" not in str(tokenizer.chat_template):  # Templates drop messages of unknown roles.
         given = [one | {"role": "system"} if one["role"] == "developer" else one for one in given]
     try:
-        return encode_messages(tokenizer, given, check, **options)
-    except ApiError:
-        raise
-    except Exception as error:  # templates are programs, and raise what they like
+        return encode_messages(tokenizer, given, **options)
+    except Exception as error:  # Templates may raise anything.
         raise ApiError(f"The model's chat template does not take these messages: {error}", "messages") from None
 
 
@@ -102,9 +97,9 @@ def template_variables(tokenizer: Any, given: dict[str, Any] | None) -> dict[str
     """
     if not given:
         return {}
-    ways = chat_prompt, encode_messages, type(tokenizer).apply_chat_template, render_jinja_template
-    arguments = [p for way in ways for p in inspect.signature(way).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    taken = {argument.name for argument in arguments}
+    functions = chat_prompt, encode_messages, type(tokenizer).apply_chat_template, render_jinja_template
+    parameters = [p for one in functions for p in inspect.signature(one).parameters.values()]
+    taken = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
     for name in given:
         if name in taken:
             raise ApiError(
@@ -257,6 +252,11 @@ class MessageReader:
         read.content += text
 
 
+def _valid(text: str) -> str:
+    """Replace lone surrogates, which JSON escapes can name and UTF-8 cannot hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def _calls_of(value: Any) -> list[dict[str, Any]]:
     """The calls of a region as the API has them; none where one of them is no call."""
     calls = []
@@ -269,10 +269,11 @@ def _calls_of(value: Any) -> list[dict[str, Any]]:
             return []
         try:
             written = arguments if isinstance(arguments, str) else json.dumps(arguments)
-            if not isinstance(parse_json(written.encode("utf-8", "replace")), dict):
+            name, written = _valid(function["name"]), _valid(written)
+            if not isinstance(parse_json(written.encode()), dict):
                 return []
-        except (ValueError, RecursionError):  # no JSON, or a number that JSON does not have, such as 1e999
+        except (ValueError, RecursionError):  # The text is no JSON, or has a number outside of JSON, such as 1e999.
             return []
         own = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
-        calls.append(own | {"function": {"name": function["name"], "arguments": written}})
+        calls.append(own | {"function": {"name": name, "arguments": written}})
     return calls

@@ -47,15 +47,6 @@ def refused(field: str) -> Iterator[None]:
         raise ApiError(str(error), field) from None
 
 
-def may_compile(body: Sampling) -> bool:
-    """Whether reading a request may mean to compile a grammar."""
-    asked = body.structured_outputs is not None or body.response_format is not None
-    if not isinstance(body, Chat) or asked:
-        return asked
-    held = body.tool_choice not in (None, "none", "auto") or body.parallel_tool_calls is False
-    return held or any(tool.function.strict for tool in body.tools or ())
-
-
 def constraint_of(
     body: Sampling, tools: Sequence[dict[str, Any]], tokenizer: Any, begun: str | None = None
 ) -> Constraint | None:

@@ -1,4 +1,4 @@
-"""Outputs of requests on their way from the worker's thread to the event loop: tokens, text, stop strings."""
+"""Pass outputs from the worker's thread to the event loop: tokens, text, stop strings."""
 
 from __future__ import annotations
 
@@ -15,22 +15,20 @@ from draftree.engine.request import Request, State, StepTree
 from draftree.serve.http import ApiError
 from draftree.trace.labels import BYTE_ALPHABET
 
-MOST_CHARACTERS = 1000  # of a stop string; so many may wait while it may still come
-
 
 class StopStrings:
     """Pass text on up to the first stop string; hold back text that may become one.
 
     Args:
         stops: the strings, none of them empty.
-        include: whether the one that was found is passed on as well.
+        include: pass the found stop string on as well.
 
     Attributes:
-        found: the stop string that ended the text; None while there was none.
+        found: the stop string that ended the text; None before.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        self._begun = dict.fromkeys(stops, 0)  # by stop string, how much of it the text ends with, less than all of it
+        self._begun = dict.fromkeys(stops, 0)  # Stop string -> characters of its beginning at the end of the text.
         self._include = include
         self._held = ""
         self.found: str | None = None
@@ -39,8 +37,8 @@ class StopStrings:
         """Return the text that can be passed on now.
 
         Args:
-            piece: what the text goes on with.
-            may_end: False where a stop string that is complete within this piece is text like any other.
+            piece: next text.
+            may_end: False to treat stop strings that end in this piece as text.
         """
         if not self._begun:
             return piece
@@ -68,14 +66,14 @@ class StopStrings:
 
 
 def token_text(tokenizer: Any, token: int) -> str:
-    """Return the text of a single token, with the leading space that decoders such as Llama 2's leave out."""
+    """Return the text of one token, with the leading space that decoders such as Llama 2's drop."""
     text = str(tokenizer.decode([token]))
     name = str(tokenizer.convert_ids_to_tokens(token))
     return f" {text}" if name.startswith("▁") and not text.startswith(" ") else text
 
 
 class TokenBytes:
-    """Bytes of tokens; those of an answer's tokens in a row are those of its text.
+    """Return bytes of tokens; joined, they are the bytes of the text.
 
     In byte-level BPE each character of a token's name stands for a byte. Tokens of other tokenizers, and added tokens,
     have the bytes of their text alone.
@@ -107,17 +105,17 @@ class TokenBytes:
 
 @dataclass(slots=True)
 class Delta:
-    """Hold the new output of one answer since its last delta.
+    """Hold the new tokens and text of one output since its last delta.
 
     Attributes:
-        index: which answer of its request.
-        text: new text, without what may become a stop string.
+        index: position of the output in its request.
+        text: new text; held-back beginnings of stop strings are missing.
         emitted: the new tokens.
-        pieces: where the rules keep trees or scores, what each of them adds to the text, a stop string included.
-        trees: draft trees of the steps that brought them, where the rules keep them.
-        end_token: the text of the special token that ended the answer, where special tokens are in the text; else "".
-        finish: "stop", "length", "error" or "cancelled" (nobody reads it any more) with the last delta, else None.
-        error: what ended the answer, with the finish "error".
+        pieces: text that each token adds, stop strings included; empty without trees and logprobs.
+        trees: draft trees of the steps, if the parameters keep them.
+        end_token: text of the special token that ended the output, if its text has special tokens; else "".
+        finish: "stop", "length", "error" or "cancelled" in the last delta, else None.
+        error: cause of the finish "error".
     """
 
     index: int
@@ -145,17 +143,17 @@ class RequestOutput:
     Attributes:
         prompt: token ids.
         params: of the engine.
-        stops: strings that end it.
-        include_stop: whether the text keeps the string that ended it.
-        skip_special_tokens: leave EOS and the like out of the text.
-        goes_on: whether the text goes on with that of the prompt, as completions do.
-        min_tokens: a stop string that is complete within so many tokens of the answer does not end it.
-        request: the engine's, once it has been added.
-        given: its tokens that have become deltas.
-        offset: where its next token begins in its text, for `text_offset`.
-        added, joined: when it was added, and when it got a slot, by the clock of `Worker`.
-        first, last: when its first and latest token came.
-        finish: of its last delta.
+        stops: stop strings.
+        include_stop: keep the found stop string in the text.
+        skip_special_tokens: leave special tokens such as EOS out of the text.
+        goes_on: the text continues the text of the prompt, as completions do.
+        min_tokens: stop strings that are complete within so many tokens do not end the output.
+        request: the engine's request, None before it was added.
+        given: number of tokens in deltas so far.
+        offset: position of the next token in the text, for `text_offset`.
+        added, joined: times of arrival and of getting a slot, by `time.monotonic`.
+        first, last: times of the first and the latest token.
+        finish: of the last delta.
     """
 
     prompt: Sequence[int]
@@ -176,10 +174,10 @@ class RequestOutput:
 
 
 class OutputStream:
-    """Stream the answers of one HTTP request; belongs to the event loop that made it.
+    """Stream the outputs of one HTTP request; belongs to the event loop that made it.
 
-    A slow reader gets several deltas joined to one, so that memory is bounded by the answers.
-    With `whole`, each answer is one delta at its end, so that steps do not wake the event loop.
+    A slow reader gets several deltas joined to one, which bounds memory.
+    With `whole`, each output is one delta at its end, so that steps do not wake the event loop.
     """
 
     def __init__(
@@ -187,8 +185,8 @@ class OutputStream:
     ) -> None:
         self.parts, self.whole = parts, whole
         self.deadline = time.monotonic() + timeout
-        self.abandoned = False  # nobody reads them any more
-        self.begun: bool | None = None  # once their time was over, whether any of them had been begun by then
+        self.abandoned = False
+        self.begun: bool | None = None  # At the deadline: some output had left the queue.
         self._end = end
         self.loop = asyncio.get_running_loop()
         self._ready: dict[int, Delta] = {}
@@ -196,13 +194,13 @@ class OutputStream:
         self._error: BaseException | None = None
 
     async def deltas(self, pause: float | None = None) -> AsyncIterator[Delta | None]:
-        """Yield deltas until all answers have finished; leaving the loop earlier ends them.
+        """Yield deltas until all outputs have finished; leaving the loop earlier ends them.
 
         Args:
-            pause: seconds of silence after which None comes, again and again; None for no such sign.
+            pause: seconds of silence after which to yield None; None for never.
 
         Raises:
-            Exception: whatever ended one of the answers with an error.
+            Exception: the error that ended one of the outputs.
         """
         left = len(self.parts)
         try:
@@ -246,7 +244,7 @@ def hand_over(news: Sequence[tuple[OutputStream, Delta]]) -> None:
 
 
 class OutputReader:
-    """Read the text of a running answer, in the worker's thread."""
+    """Read the text of a running output, in the worker's thread."""
 
     def __init__(self, answers: OutputStream, index: int, tokenizer: Any) -> None:
         self.answers, self.index = answers, index
@@ -256,8 +254,8 @@ class OutputReader:
         self.detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip, before=before)
         self._tokenizer = tokenizer
         self.stops = StopStrings(self.part.stops, include=self.part.include_stop)
-        self.held: Delta | None = None  # of an answer that is wanted whole
-        self.tokens = 0  # of the answer
+        self.held: Delta | None = None  # All deltas so far of an output that is not streamed.
+        self.tokens = 0
 
     def read(self, token: int) -> tuple[str, str]:
         """Read the next token; return its text, and the text that can be passed on now."""
@@ -266,7 +264,7 @@ class OutputReader:
         return piece, self.stops.feed(piece, may_end=self.tokens > self.part.min_tokens)
 
     def news(self, now: float) -> Delta | None:
-        """Return the output since the last call; None for none."""
+        """Return the tokens and text since the last call; None for none."""
         part = self.part
         request = part.request
         assert request is not None

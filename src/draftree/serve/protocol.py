@@ -10,13 +10,8 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 StopString = Annotated[str, Field(min_length=1)]
-Stop = StopString | Annotated[list[StopString], Field(max_length=16, fail_fast=True)] | None
-# One wrong item refuses a list: the parser would tell of every one, for seconds in which nobody else is heard.
-Listed = Field(fail_fast=True)
-MOST_ITEMS = 4096  # of a list whose items take the parser long, as each becomes an object
-Few = Field(fail_fast=True, max_length=MOST_ITEMS)
-Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Listed]
-Texts = Annotated[list[str], Listed]
+Stop = StopString | Annotated[list[StopString], Field(max_length=16)] | None
+Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]  # One error for a long list.
 
 
 class Strict(BaseModel):
@@ -65,7 +60,7 @@ class StructuredOutputs(Strict):
     json_: dict[str, Any] | bool | str | None = Field(default=None, alias="json")
     json_object: Literal[True] | None = None
     regex: str | None = None
-    choice: Texts | None = None
+    choice: list[str] | None = None
     grammar: str | None = None
 
 
@@ -124,7 +119,7 @@ class Sampling(Strict):
 class Completion(Sampling):
     """Body of /v1/completions."""
 
-    prompt: str | Tokens | Annotated[list[str], Few] | Annotated[list[Tokens], Few]
+    prompt: str | Tokens | list[str] | list[Tokens]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
@@ -144,7 +139,7 @@ class TextPart(Strict):
     text: str
 
 
-Content = str | Annotated[list[TextPart], Few]
+Content = str | list[TextPart]
 
 
 class Function(Strict):
@@ -186,7 +181,7 @@ class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Few] | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     # Fields that clients hold of an answer and send back with it; they are empty in every answer of this server.
@@ -220,17 +215,17 @@ class NamedTool(Strict):
 class Chat(Sampling):
     """Body of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Few, Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     prediction: Prediction | None = None
-    tools: Annotated[list[Tool], Few] | None = None
+    tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
-    modalities: Annotated[list[Literal["text"]], Listed] | None = None
+    modalities: list[Literal["text"]] | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     # Of the API's, what is not here: some clients send null for all that they do not use.
@@ -250,7 +245,7 @@ class Tokenize(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Few] | None = None
+    messages: list[Message] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
 
@@ -265,7 +260,7 @@ class Detokenize(Strict):
 class Corpus(Strict):
     """Body of /v1/corpus: texts that the trie is to draft from."""
 
-    texts: Annotated[Texts, Field(min_length=1)]
+    texts: Annotated[list[str], Field(min_length=1)]
     user: Annotated[str, Field(max_length=512)] | None = None
 
 

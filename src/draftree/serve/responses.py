@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import to_json
 
 from draftree.engine import Emitted
 from draftree.engine.request import StepTree, TokenScores
@@ -170,20 +169,9 @@ def _finite(logprob: float) -> float:
     return max(logprob, -9999.0)  # JSON has no infinity; the API's own stand-in
 
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
-
-def encoded(payload: dict[str, Any]) -> bytes:
-    """A payload as JSON in UTF-8."""
-    try:
-        return to_json(payload)
-    except PydanticSerializationError:  # a lone surrogate, which becomes a question mark
-        return _encode(payload).encode("utf-8", "replace")
-
-
 def sse(payload: dict[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"data: %b\n\n" % encoded(payload)
+    return b"data: %b\n\n" % to_json(payload)
 
 
 async def stream(call: Call, answers: OutputStream, prompts: int) -> AsyncIterator[bytes]:

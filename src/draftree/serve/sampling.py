@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,12 +13,12 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from draftree.engine import SamplingParams
 from draftree.engine.limits import eos_token_ids
-from draftree.engine.sampling import Options, params_for, read_options
+from draftree.engine.sampling import params_for, read_options
 from draftree.serve.grammars import Constraint, refused
 from draftree.serve.http import ApiError
 from draftree.serve.protocol import Sampling
 
-# Fields with a name of Hugging Face's, and what they are where neither client nor model sets them.
+# Fields named as in Hugging Face, with their defaults where neither client nor model sets them.
 FIELDS: dict[str, Any] = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -28,31 +27,7 @@ FIELDS: dict[str, Any] = {
     "typical_p": 1.0,
     "repetition_penalty": 1.0,
 }
-REMEMBERED = 64  # sets of options
-LEAST_TEMPERATURE = 1e-5  # below it the best token is taken, as at 0: divided by less, scores are no numbers any more
-
-
-OptionsOf = Callable[[tuple[tuple[str, Any], ...]], Options]
-
-
-def remembered_options(model: Any, tokenizer: Any) -> OptionsOf:
-    """Return a cached reader of generation options for a model.
-
-    Merging options with the model's generation config takes half a millisecond, in which the engine's thread waits for
-    Python, and most requests have the same options. The generation config must not change.
-    """
-
-    def read(given: tuple[tuple[str, Any], ...]) -> Options:
-        return read_options(model, None, None, tokenizer, dict(given))
-
-    remembered = lru_cache(REMEMBERED)(read)
-
-    def read_anew(given: tuple[tuple[str, Any], ...]) -> Options:
-        options = remembered(given)
-        # Stopping criteria belong to one request: that of `max_time` counts from when it is made.
-        return read(given) if options.criteria else options
-
-    return read_anew
+LEAST_TEMPERATURE = 1e-5  # Lower ones count as 0, because dividing by them overflows.
 
 
 class OutputPenalties(LogitsProcessor):
@@ -94,7 +69,6 @@ class TokenBias(LogitsProcessor):
 def sampling_params(
     target: Any,
     tokenizer: Any,
-    options: OptionsOf,
     body: Sampling,
     *,
     prompt: Sequence[int],
@@ -110,16 +84,15 @@ def sampling_params(
     Args:
         target: of the engine.
         tokenizer: the model's.
-        options: see `remembered_options`.
         body: the request's fields.
         prompt: its token ids.
         max_new_tokens: most tokens of the answer.
-        seed: of the draw; None where nothing is drawn.
+        seed: of sampling; None without sampling.
         logprobs, prediction, cache_salt: see `SamplingParams`.
         constraint: grammar of the answer; None for none.
 
     Raises:
-        ApiError: values that do not go together, a token outside the vocabulary.
+        ApiError: values contradict each other, or a token is outside the vocabulary.
     """
     own = target.model.generation_config
     fields = {name: getattr(body, name) for name in FIELDS}
@@ -138,7 +111,7 @@ def sampling_params(
     given = fields | {"do_sample": sample, "eos_token_id": ends, "num_return_sequences": 1}
     given["min_new_tokens"] = body.min_tokens
     try:
-        checked = options(tuple((name, value) for name, value in given.items() if value is not None))
+        checked = read_options(target.model, None, None, tokenizer, {n: v for n, v in given.items() if v is not None})
     except (TypeError, ValueError) as error:
         raise ApiError(str(error)) from None
     seed = seed if sample else None

@@ -21,9 +21,9 @@ class Scoring:
 
     Attributes:
         prompts: token ids.
-        count: how many of the likeliest tokens to tell with each of theirs.
-        deadline: when their time is over, by `time.monotonic`.
-        found: gets the scores of each prompt, see `score_prompt`; whoever cancels it wants them no more.
+        count: likeliest tokens to report for each position.
+        deadline: by `time.monotonic`.
+        found: future of the scores of each prompt, see `score_prompt`; cancelling it ends the scoring.
     """
 
     prompts: Sequence[Sequence[int]]

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import math
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.sse import EventSourceResponse
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails, from_json
+from pydantic_core import ErrorDetails, from_json, to_json
 from starlette.requests import ClientDisconnect
 
 from draftree.drafting.lookahead import Lookahead
@@ -24,7 +22,6 @@ from draftree.engine.request import TokenScores
 from draftree.errors import ModelChangedError
 from draftree.grammar import GrammarBusyError
 from draftree.serve.calls import CallReader
-from draftree.serve.grammars import may_compile
 from draftree.serve.http import ApiError, GoneError
 from draftree.serve.metrics import Metrics
 from draftree.serve.output import Delta, OutputStream, RequestOutput
@@ -33,7 +30,6 @@ from draftree.serve.responses import (
     Call,
     api_error,
     best,
-    encoded,
     statistics,
     stream,
     usage,
@@ -44,8 +40,7 @@ from draftree.serve.worker import Worker
 
 T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
-MOST_ERRORS = 1000  # that are looked at: each takes the parser some microseconds to tell
-# Errors that say that a value is of another JSON type than a branch of a union takes.
+# Errors of a value whose JSON type does not match a branch of a union.
 OTHER_TYPE = {"string_type", "int_type", "float_type", "bool_type", "list_type", "dict_type", "model_type"}
 
 
@@ -53,8 +48,8 @@ async def whole_body(request: Request, settings: ServerSettings) -> bytes:
     """Return the bytes of a body, up to the limit of its length.
 
     Raises:
-        ApiError: too long, too slow, or the client has gone away meanwhile; a form or text out of a page of another
-            site, which browsers send without asking the server first.
+        ApiError: the body is too long or too slow, the client has disconnected, or a page of another site sent no
+            JSON (browsers send forms without asking the server first).
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if "origin" in request.headers and kind != "application/json":
@@ -68,7 +63,7 @@ async def whole_body(request: Request, settings: ServerSettings) -> bytes:
                     raise ApiError(f"The body is longer than {most} bytes: shorten it.", status=413)
                 parts.append(piece)
     except TimeoutError:
-        raise ApiError(f"The body was not there after {seconds:g} seconds: send it at once.", status=408) from None
+        raise ApiError(f"The body was incomplete after {seconds:g} seconds: send it at once.", status=408) from None
     except ClientDisconnect:
         raise GoneError from None
     return b"".join(parts)
@@ -101,7 +96,7 @@ def read_body(text: bytes, kind: type[Body]) -> Body:
     """Return a body as `kind`.
 
     Raises:
-        ApiError: it is not of this kind; names the field.
+        ApiError: a field is unknown, missing or wrong; names the field.
     """
     try:
         return kind.model_validate_json(text)
@@ -110,12 +105,10 @@ def read_body(text: bytes, kind: type[Body]) -> Body:
 
 
 def _as_sentence(error: ValidationError, text: bytes) -> ApiError:
-    if error.error_count() > MOST_ERRORS:
-        return ApiError(f"The body has {error.error_count()} fields that are unknown or wrong: correct them.")
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     if errors[0]["type"] == "json_invalid":
         return ApiError(f"The body is no JSON: {errors[0]['msg']}.")
-    path, found = _of_best_branch(errors, from_json(text, cache_strings="none"))
+    path, found = _deepest(errors, from_json(text, cache_strings="none"))
     place = ".".join(str(part) for part in path[:8])[:200]
     if found[0]["type"] in ("extra_forbidden", "none_required"):
         return ApiError(f"There is no field {place!r}, or it is not supported here: leave it out.", place)
@@ -128,60 +121,50 @@ def _as_sentence(error: ValidationError, text: bytes) -> ApiError:
     return ApiError(f"The field {place!r} has a wrong value: {expected}.", place)
 
 
-def _of_best_branch(errors: list[ErrorDetails], body: Any) -> tuple[list[str | int], list[ErrorDetails]]:
-    """Return the place of the first error, and the errors there.
+def _deepest(errors: list[ErrorDetails], body: Any) -> tuple[list[str | int], list[ErrorDetails]]:
+    """Return the place of the error deepest in the first wrong field, and the errors there.
 
-    pydantic reports the errors of all branches of a union, with the branch's name among the fields. The errors of the
-    branch that matched furthest are returned.
+    pydantic reports errors of all branches of a union. The deepest ones are from the branch that the client meant.
     """
-    path, at = _place(errors[0], body)
-    if at is None:
-        return path, errors[:1]
-    branches: dict[str | int, ErrorDetails] = {}
-    for error in errors:
-        if error["loc"][:at] == errors[0]["loc"][:at]:
-            branches.setdefault(error["loc"][at], error)
 
-    def reached(error: ErrorDetails) -> tuple[bool, int, list[int], bool]:
-        place, too_long = _place(error, body)[0], error["type"] == "too_long"  # all up to its bound was right
-        return too_long, len(place), [part for part in place if isinstance(part, int)], error["type"] not in OTHER_TYPE
+    def reached(error: ErrorDetails) -> tuple[int, list[int], bool]:
+        place = _place(error, body)
+        return len(place), [part for part in place if isinstance(part, int)], error["type"] not in OTHER_TYPE
 
-    best = max(map(reached, branches.values()))
-    found = [error for error in branches.values() if reached(error) == best]
-    return _place(found[0], body)[0], found
+    errors = [error for error in errors if error["loc"][:1] == errors[0]["loc"][:1]]
+    first = max(errors, key=reached)
+    place = _place(first, body)
+    return place, [one for one in errors if reached(one) == reached(first) and _place(one, body) == place]
 
 
-def _place(error: ErrorDetails, body: Any) -> tuple[list[str | int], int | None]:
-    """Return an error's place in the body without names of branches, and the position of the first such name."""
+def _place(error: ErrorDetails, body: Any) -> list[str | int]:
+    """Return the place of an error in the body, without the names of union branches."""
     path: list[str | int] = []
-    branch, value = None, body
+    value, last = body, len(error["loc"]) - 1
     for i, part in enumerate(error["loc"]):
         try:
             value = value[part]
         except (KeyError, TypeError):
-            if error["type"] != "missing" or i < len(error["loc"]) - 1:
-                branch = i if branch is None else branch
+            if not (error["type"] == "missing" and i == last):
                 continue
         path.append(part)
-    return path, branch
+    return path
 
 
 Read = TypeVar("Read")
-NOT_HELD_BACK = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # by what is in between, such as nginx
-MOST_SCORES = 1_000_000  # log-probabilities of prompts in one response, which take some 300 bytes each
-GRAMMARS = 2  # requests whose grammars are compiled at once, so that cores are left for the engine
+UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # Proxies such as nginx must not buffer streams.
 
 
 class Server:
     """Hold the worker, the reader of calls and the metrics, and answer requests for the routes.
 
     Args:
-        engine: belongs to the server from now on.
+        engine: the server closes it.
         tokenizer: the model's.
         settings: names and limits.
 
     Raises:
-        ValueError: an encoder-decoder.
+        ValueError: the model is an encoder-decoder.
     """
 
     def __init__(self, engine: Engine, tokenizer: Any, settings: ServerSettings) -> None:
@@ -195,15 +178,13 @@ class Server:
         self.worker.on_end.append(self.metrics.ended)
         self.calls = CallReader(engine, tokenizer, settings)
         self._tries = parts_of(engine.config.drafter, Lookahead)
-        # asyncio's own threads are for all that takes long, and a grammar may hold one for seconds.
-        self._grammars = ThreadPoolExecutor(GRAMMARS, "draftree-grammars")
         self.started = int(time.time())
 
     async def body(self, request: Request, kind: type[Body]) -> Body:
         """Return a request's body as `kind`.
 
         Raises:
-            ApiError: too long, too slow, not of this kind, or the client has gone away meanwhile.
+            ApiError: see `whole_body` and `read_body`.
         """
         return read_body(await whole_body(request, self.settings), kind)
 
@@ -212,23 +193,13 @@ class Server:
 
         Args:
             reader: the method.
-            body: the request's.
-            key: under which it came.
+            body: of the request.
+            key: API key of the request.
 
         Raises:
-            ApiError: a wrong field.
+            ApiError: a field is wrong.
         """
-        work = partial(reader, body, self.settings.cache_salt(key, body.user))
-        return await self.in_thread(work, self._grammars if may_compile(body) else None)
-
-    async def in_thread(self, work: Callable[[], Read], pool: Executor | None = None) -> Read:
-        """Return the result of `work`, done in a thread of `pool`, or of asyncio's own.
-
-        Raises:
-            ApiError: an error of `work`.
-        """
-        loop, context = asyncio.get_running_loop(), contextvars.copy_context()
-        return await loop.run_in_executor(pool, context.run, work)
+        return await asyncio.to_thread(partial(reader, body, self.settings.cache_salt(key, body.user)))
 
     def key(self, request: Request) -> str | None:
         """Return the short name of a request's key; None if the server has no keys.
@@ -255,9 +226,9 @@ class Server:
         """
         cache_salt = answers.parts[0].params.cache_salt
         try:
-            self.worker.make_sure_of_room(len(answers.parts))
+            self.worker.check_queue(len(answers.parts))
             for drafter in self._tries:
-                if not drafter.has_trie(cache_salt):  # which is made outside of the engine's thread
+                if not drafter.has_trie(cache_salt):  # Making one must not hold up the engine's thread.
                     await asyncio.to_thread(drafter.trie_of, cache_salt)
             await self.worker.start(answers)
         except (GrammarBusyError, ModelChangedError) as error:
@@ -266,27 +237,19 @@ class Server:
             raise ApiError(str(error)) from None
 
     async def score(
-        self, parts: list[RequestOutput], count: int, tries: int, told: int, timeout: float
+        self, parts: list[RequestOutput], count: int, tries: int, timeout: float
     ) -> list[list[TokenScores]]:
-        """Return the scores of each part's prompt, from the worker.
+        """Return the scores of each output's prompt.
 
         Args:
             parts: `tries` for each prompt.
-            count: how many of the likeliest tokens to tell with each token.
-            tries: how often each prompt stands among the parts; it is scored once.
-            told: how often the response has the scores of each.
+            count: likeliest tokens to report for each position.
+            tries: outputs of each prompt, which is scored once.
             timeout: seconds after which the request is refused.
 
         Raises:
-            ApiError: the queue is full, the server is stopping, or the time is over; more scores than memory is for.
+            ApiError: the queue is full, the server is stopping, or scoring timed out.
         """
-        wanted = sum(len(part.prompt) for part in parts[::tries]) * (1 + count) * told
-        if wanted > MOST_SCORES:
-            raise ApiError(
-                f"The prompts have {wanted} log-probabilities, and at most {MOST_SCORES} are told at once: "
-                "send fewer prompts, or ask for fewer logprobs or a smaller n.",
-                "logprobs",
-            )
         found = await self.worker.score([part.prompt for part in parts[::tries]], count, timeout)
         return [scores for scores in found for _ in range(tries)]
 
@@ -296,16 +259,16 @@ class Server:
         prompts = sum(len(part.prompt) for part in parts) // tries
         deadline = time.monotonic() + min(self.settings.timeout, body.own.timeout or math.inf)
         if call.echo and call.logprobs is not None:
-            scoring = self.score(parts, call.logprobs, tries, n, deadline - time.monotonic())
+            scoring = self.score(parts, call.logprobs, tries, deadline - time.monotonic())
             call.scores = await while_there(request, scoring)
         answers = OutputStream(parts, deadline - time.monotonic(), self.worker.cancel, whole=not body.stream)
         if body.max_tokens != 0:
             await self.start(answers)
-        else:  # the prompts alone are wanted
+        else:  # The client wants the prompts alone.
             for index in range(len(parts)):
                 answers.deliver(Delta(index, finish="length"))
         if body.stream:
-            return EventSourceResponse(stream(call, answers, prompts), headers=NOT_HELD_BACK)
+            return EventSourceResponse(stream(call, answers, prompts), headers=UNBUFFERED)
         whole = await self._whole(request, answers)
         kept = whole
         if tries > n:
@@ -314,13 +277,13 @@ class Server:
         def chosen() -> list[dict[str, Any]]:
             return [whole_choice(call, delta, number, parts[delta.index]) for number, delta in enumerate(kept)]
 
-        # Texts of single tokens take long, and nobody else must wait for them.
+        # Decoding single tokens takes long, so that a thread does it.
         slow = call.logprobs is not None or body.own.trees
         choices = await asyncio.to_thread(chosen) if slow else chosen()
         found = call.envelope(chunk=False) | {"choices": choices, "usage": usage(parts, prompts, call.prediction)}
         if body.own.stats:
             found["draftree"] = statistics(parts)
-        return Response(encoded(found), media_type="application/json")
+        return Response(to_json(found), media_type="application/json")
 
     async def _whole(self, request: Request, answers: OutputStream) -> list[Delta]:
         """Return all answers in order; end them if the client disconnects."""

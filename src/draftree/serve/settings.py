@@ -1,4 +1,4 @@
-"""How a server is set up: names, limits and who may use it."""
+"""Define the settings of a server: names, limits and access."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ KEYS = "DRAFTREE_API_KEYS"  # the environment variable with more API keys, joine
 
 
 def keys_of(given: Iterable[str]) -> tuple[str, ...]:
-    """Return the given API keys, of which `ServerSettings` refuses empty ones, and those of the environment.
+    """Return the given API keys and the keys of the environment.
 
     Raises:
-        ValueError: the environment variable is set and holds no key, as where a secret was not filled in.
+        ValueError: the environment variable is set and empty, as with a secret that was not filled in.
     """
     found = os.environ.get(KEYS)
     keys = [key.strip() for key in (found or "").split(",") if key.strip()]
@@ -41,26 +41,23 @@ class ServerSettings:
     """Settings of a server.
 
     Attributes:
-        model_name: what clients call the model.
-        root: the hub name or folder that it was loaded from, by which clients may ask for it too; empty for
-            `model_name`.
-        api_keys: who presents one of these, of printable ASCII, may use the server; none lets everybody. Blanks around
-            a key do not count.
+        model_name: name of the model in requests and responses.
+        root: hub name or folder of the model, which requests may name too; empty for `model_name`.
+        api_keys: keys of printable ASCII that admit a request, stripped of blanks; empty admits all requests.
         slots: requests decoded together.
-        queue: requests that may wait for a slot; more are answered with status 429.
+        queue: most requests that wait for a slot; more get status 429.
         max_prompt_tokens: longest prompt; None for the model's context.
-        max_output_tokens: most tokens of one answer; None for the model's context.
-        most_choices: most answers of one request: `n`, `best_of`, and prompts in a list.
+        max_output_tokens: most tokens of one output; None for the model's context.
+        most_choices: most outputs of one request: `n`, `best_of`, and prompts in a list.
         body_bytes: longest body of a request.
-        body_seconds: time that a client has to send one.
-        allowed_hosts: hosts that a request may name in its Host header; others get status 421. Empty allows all. A page
-            of another site that has its own name resolve to this machine (DNS rebinding) sends that name.
-        timeout: seconds after which an answer ends as it is, with finish_reason "length".
-        sharing: "key" lets keys (and the `user`s of one key) share neither what drafters learned nor what the cache
-            keeps; "all" shares both among all.
+        body_seconds: longest time to receive a body.
+        allowed_hosts: hosts that a Host header may name; others get status 421. Empty allows all. Pages of other sites
+            whose names resolve to this machine (DNS rebinding) send their own name.
+        timeout: seconds after which an output ends, with finish_reason "length".
+        sharing: "key" separates drafts and cached prompts by key and `user`; "all" shares them.
 
     Raises:
-        ValueError: a number out of range, an unknown way of sharing, or a key that nobody could present.
+        ValueError: a number is out of range, `sharing` is unknown, or no client could send a key.
     """
 
     model_name: str = "draftree"
@@ -97,9 +94,9 @@ class ServerSettings:
             )
 
     def key_of(self, authorization: str | None) -> str | None:
-        """A short name of the key that a request presents, the same for every request; None for no known key.
+        """Return a short name of the request's key; None for an unknown key.
 
-        Compares digests, each with all keys, so that time tells nothing of them.
+        Digests are compared in constant time.
 
         Args:
             authorization: the header, "Bearer KEY".
@@ -115,10 +112,10 @@ class ServerSettings:
         return found
 
     def check_host(self, header: str) -> None:
-        """Refuse a request whose Host header names another server.
+        """Refuse a request for another host.
 
         Raises:
-            ApiError: it does, with status 421.
+            ApiError: the Host header names another host; status 421.
         """
         if self.allowed_hosts and host_of(header) not in self.allowed_hosts:
             raise ApiError(
@@ -128,7 +125,7 @@ class ServerSettings:
             )
 
     def cache_salt(self, key: str | None, user: str | None) -> str | None:
-        """Within which requests of a key and of a user of it share what is learned; None among all."""
+        """Return the cache salt of a key and its user, who share drafts and cached prompts; None for all."""
         if self.sharing == "all" or (key is None and user is None):
             return None
         return f"{key or ''}/{'' if user is None else hashlib.sha256(user.encode()).hexdigest()[:16]}"

@@ -32,9 +32,9 @@ class Health:
     """Track the health of a worker.
 
     Attributes:
-        stopping: it takes nothing new.
-        over: its thread has come upon an error that nobody foresaw, and ends.
-        failures: steps that have failed since the last that succeeded.
+        stopping: the worker refuses new requests.
+        over: an unexpected error has ended its thread.
+        failures: failed steps since the last successful one.
     """
 
     stopping: bool = False
@@ -43,11 +43,11 @@ class Health:
 
     @property
     def failing(self) -> bool:
-        """Return whether steps fail."""
+        """Is true after `FAILURES` failed steps in a row."""
         return self.failures >= FAILURES
 
     def stepped(self, error: Exception | None) -> None:
-        """Record the end of a step; None for success."""
+        """Count a step; `error` is None for success."""
         if error is None:
             self.failures = 0
         else:
@@ -58,24 +58,24 @@ log = logging.getLogger("draftree.serve")
 
 
 class Worker:
-    """Step an engine in an own thread, while there is work.
+    """Step an engine in a thread of its own while it has work.
 
     Args:
-        engine: belongs to the worker from now on.
+        engine: the worker closes it.
         tokenizer: the model's.
-        queue: answers that may wait for a slot.
+        queue: most outputs that wait for a slot.
 
     Attributes:
-        on_add, on_end: called in the worker's thread, with the parts that are queued, and with each that is over.
-        on_tokens: called there with a part that has got tokens, how many, and when the one before them came (None for
-            no such token).
+        on_add, on_end: callbacks in the worker's thread, with the queued outputs and with each finished one.
+        on_tokens: callbacks with an output, the number of its new tokens, and the time of the token before them, None
+            for none.
     """
 
     def __init__(self, engine: Engine, tokenizer: Any, queue: int = 256) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self._most = engine.config.slots + queue
-        self._usual = 1.0  # seconds that an answer takes in its slot, a running mean
+        self._usual = 1.0  # Running mean of the seconds of an output in its slot.
         self.on_add: list[Callable[[Sequence[RequestOutput]], None]] = []
         self.on_end: list[Callable[[RequestOutput], None]] = []
         self.on_tokens: list[Callable[[RequestOutput, int, float | None], None]] = []
@@ -88,17 +88,17 @@ class Worker:
 
     @property
     def live(self) -> int:
-        """Return the number of answers that wait or run, and of prompts that wait for scores."""
+        """Return the number of unfinished outputs and of prompts that wait for scores."""
         return len(self._live) + len(self._scorer)
 
     @property
     def alive(self) -> bool:
-        """Return whether the thread takes requests."""
+        """Is true while the thread takes requests."""
         return self._thread.is_alive() and not self._health.stopping
 
     @property
     def failing(self) -> bool:
-        """Return whether steps fail. If so, queue a one-token request, whose success restores the worker."""
+        """Is true while steps fail. Then each read queues a one-token request, whose success restores the worker."""
         if self._health.failing:
             self._tasks.put(self._try_token)
         return self._health.failing
@@ -106,33 +106,33 @@ class Worker:
     # ---------------------------------------------------------------- called from event loops
 
     async def start(self, answers: OutputStream) -> None:
-        """Queue answers; return when the engine has taken them.
+        """Queue outputs; return when the engine has taken them.
 
         Raises:
-            ValueError: a prompt that cannot be answered.
-            FullError: too many answers wait already.
+            ValueError: the engine refuses a prompt.
+            FullError: the queue is full.
             StoppingError: the server is shutting down.
         """
         added: Future[None] = Future()
         try:
             self._put(partial(self._add, answers, added))
             await asyncio.wrap_future(added)
-        except (asyncio.CancelledError, StoppingError):  # whoever asked is gone, or is told so
+        except (asyncio.CancelledError, StoppingError):
             self.cancel(answers)
             raise
         finally:
-            del added  # the error's frames hold this one
+            del added  # The error's frames refer to this frame.
 
     async def score(self, prompts: Sequence[Sequence[int]], count: int, timeout: float) -> Scores:
         """Return the scores of each prompt's tokens after the first, see `score_prompt`; cancelling the caller ends it.
 
         Args:
             prompts: token ids.
-            count: how many of the likeliest tokens to tell with each.
+            count: likeliest tokens to report for each position.
             timeout: seconds after which it fails.
 
         Raises:
-            FullError: too many prompts and answers wait already.
+            FullError: the queue is full.
             StoppingError: the server is shutting down.
             LateError: it took too long.
         """
@@ -141,12 +141,12 @@ class Worker:
         return await asyncio.wrap_future(scoring.found)
 
     def cancel(self, answers: OutputStream) -> None:
-        """End the parts of `answers` that still wait or run."""
+        """End the outputs of `answers` that still wait or run."""
         answers.abandoned = True
         self._tasks.put(lambda: self._end(answers))
 
     def close(self, grace: float = 0.0) -> None:
-        """Take nothing new, let what runs go on for `grace` seconds, end the rest, and wait for the thread."""
+        """Refuse new requests, let running ones finish for `grace` seconds, end the rest, and wait for the thread."""
         self._health.stopping = True
         self._tasks.put(lambda: None)
         self._thread.join(grace)
@@ -158,7 +158,7 @@ class Worker:
     def _put(self, task: Callable[[], None]) -> None:
         if not self._health.stopping:
             self._tasks.put(task)
-        if self._health.stopping:  # since then, it may be: nobody might take the task any more
+        if self._health.stopping:  # The thread may have ended before it saw the task.
             raise StoppingError
 
     # ---------------------------------------------------------------- the worker's own thread
@@ -182,7 +182,7 @@ class Worker:
                     self._health.stepped(error)
                 else:
                     self._health.stepped(None)
-            if self._live:  # also where one that left has ended all others, so that the engine has nothing to do
+            if self._live:  # A failed move of slots can end all requests outside of a step.
                 self._deliver()
             if self._scorer:
                 self._scorer.turn()
@@ -208,7 +208,7 @@ class Worker:
             return
         now = time.monotonic()
         try:
-            self.make_sure_of_room(len(answers.parts))
+            self.check_queue(len(answers.parts))
             for part in answers.parts:
                 part.added = now
                 part.request = self.engine.add(part.prompt, part.params)
@@ -225,17 +225,17 @@ class Worker:
 
     def _add_scoring(self, scoring: Scoring) -> None:
         try:
-            self.make_sure_of_room(len(scoring.prompts))
+            self.check_queue(len(scoring.prompts))
         except ApiError as error:
             fail(scoring, error)
         else:
             self._scorer.add(scoring)
 
-    def make_sure_of_room(self, more: int) -> None:
-        """Raise unless there is room for `more` answers; safe in any thread.
+    def check_queue(self, more: int) -> None:
+        """Raise an error unless the queue can take `more` outputs; safe in any thread.
 
         Raises:
-            FullError: there is no room.
+            FullError: the queue is full.
             StoppingError: the worker has ended.
         """
         if self._health.over:
@@ -246,7 +246,7 @@ class Worker:
 
     def _try_token(self) -> None:
         if not self.engine.busy:
-            with suppress(Exception):  # of a model that has changed: no step will succeed
+            with suppress(Exception):  # The engine refuses requests once its model has changed.
                 self.engine.add([0], SamplingParams(1, ()))
 
     def _end(self, answers: OutputStream) -> None:
@@ -254,7 +254,7 @@ class Worker:
         self._deliver()
 
     def _end_all(self) -> None:
-        """End all remaining answers, as the server stops."""
+        """End all unfinished outputs because the server stops."""
         for live in self._live:
             assert live.part.request is not None
             live.part.request.error = StoppingError()
@@ -263,16 +263,16 @@ class Worker:
         self._scorer.end(StoppingError())
 
     def _fail_all(self) -> None:
-        """Fail all answers without the engine or `_deliver`, as either may be the cause."""
+        """Fail all outputs without the engine or `_deliver`, because either may be the cause."""
         for live in self._live:
             delta = Delta(live.index, finish="error", error=StoppingError())
-            with suppress(RuntimeError):  # the event loop is closed
+            with suppress(RuntimeError):  # The event loop is closed.
                 live.answers.loop.call_soon_threadsafe(hand_over, [(live.answers, delta)])
         self._live = []
         self._scorer.end(StoppingError())
         with suppress(Empty):
             while True:
-                self._tasks.get(block=False)()  # what asks for answers is refused, see `make_sure_of_room`
+                self._tasks.get(block=False)()  # `check_queue` refuses each request.
 
     def _deliver(self) -> None:
         """Deliver the outputs of the last step, in one call into each event loop."""
@@ -298,12 +298,12 @@ class Worker:
         for loop, deltas in news.items():
             try:
                 loop.call_soon_threadsafe(hand_over, deltas)
-            except RuntimeError:  # the event loop is closed: nobody reads these any more
+            except RuntimeError:  # The event loop is closed.
                 for answers, _ in deltas:
                     self.cancel(answers)
 
     def _news_of(self, live: OutputReader, now: float) -> Delta | None:
-        """Return the new output of one answer; end it at its deadline or at the end of its text."""
+        """Return the new tokens and text of an output; end it at its deadline or at the end of its text."""
         request = live.part.request
         assert request is not None
         if now > live.answers.deadline:
@@ -315,11 +315,11 @@ class Worker:
             self._leave(request)
         try:
             delta = live.news(now)
-        except Exception as raised:  # a tokenizer's
+        except Exception as raised:  # The tokenizer failed.
             request.error, live.part.finish = raised, "error"
             delta = Delta(live.index, finish="error")
         if delta is not None and delta.finish is not None:
-            self._leave(request)  # a stop string comes before the engine's own end
+            self._leave(request)  # The engine does not know stop strings.
         if delta is not None and delta.finish == "error":
             delta.error = request.error
         return delta
@@ -330,7 +330,7 @@ class Worker:
                 self._leave(part.request)
 
     def _leave(self, request: Request) -> None:
-        """End a request; if moving the others up fails, the engine ends them with an error."""
+        """End a request; the engine fails the other running ones if it cannot move them up."""
         try:
             self.engine.cancel(request)
         except Exception:
