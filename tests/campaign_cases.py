@@ -1,4 +1,4 @@
-"""What a case of the campaign is: drawn at random from its seed and number alone, and everything it is made of."""
+"""A case of the campaign: drawn at random from its seed and number, with everything it needs."""
 
 from __future__ import annotations
 
@@ -106,17 +106,17 @@ class Case:
 
     @property
     def encoder_decoder(self) -> bool:
-        """Whether the prompts are read by an encoder."""
+        """Return whether an encoder reads the prompts."""
         return MEMBERS[self.family].encoder_decoder
 
     @property
     def row(self) -> tuple[str, str, str]:
-        """The line of the report's table that it belongs to."""
+        """Return the case's line in the report's table."""
         return self.dtype, self.runner, "strict" if self.strict else ""
 
 
 def draw(seed: int, number: int) -> Case:
-    """Case `number` of the campaign with this seed."""
+    """Draw case `number` of the campaign with this seed."""
     rng = random.Random(f"{seed} {number}")
     family = rng.choice(CAUSAL + ENCODER_DECODER).id
     encoder_decoder = MEMBERS[family].encoder_decoder
@@ -157,7 +157,7 @@ def draw(seed: int, number: int) -> Case:
 
 
 def _prompt(rng: random.Random) -> list[int]:
-    """Token ids that partly repeat themselves, 0 among them."""
+    """Return token ids with repetitions, 0 among them."""
     ids = [rng.randrange(3, VOCABULARY) for _ in range(rng.choice([1, 2, 6, 13, 30]))]
     for _ in range(rng.randrange(4)):
         start = rng.randrange(len(ids))
@@ -167,7 +167,7 @@ def _prompt(rng: random.Random) -> list[int]:
 
 @functools.cache
 def model_of(family: str, dtype: str) -> Any:
-    """The zoo's model in this type."""
+    """Return the zoo's model in this type."""
     if dtype == "float32":
         return build(family)
     return copy.deepcopy(build(family)).to(DTYPES[dtype])
@@ -175,13 +175,13 @@ def model_of(family: str, dtype: str) -> Any:
 
 @functools.cache
 def runners(family: str, dtype: str) -> tuple[str, ...]:
-    """The runners that drive a family in a type."""
+    """Return the runners that drive a family in a type."""
     target = inspect_model(model_of(family, dtype))
     return tuple(name for name in RUNNERS if choose(target, name).qualifies(target))
 
 
 def drafter_of(case: Case, references: References) -> Drafter:
-    """The case's drafter, fresh; tries and random trees know parts of the answers."""
+    """Return a fresh drafter; tries and random trees know parts of the answers."""
     if case.drafter in MERGES:
         return Merge([_one(case, name, references) for name in MERGES[case.drafter]])
     return _one(case, case.drafter, references)
@@ -207,7 +207,7 @@ def _head(family: str, dtype: str, layer: int, rank: int) -> EarlyHead:
 
 
 def pruner_of(case: Case) -> EarlyPruning | None:
-    """The case's pruner; tiny models' early states say little, so much leaves."""
+    """Return the case's pruner, which drops much: early states of tiny models say little."""
     if case.pruner is None:
         return None
     options = dict(PRUNERS[case.pruner])
@@ -216,7 +216,7 @@ def pruner_of(case: Case) -> EarlyPruning | None:
 
 
 def padded(case: Case) -> tuple[Tensor, Tensor]:
-    """(ids, mask) of the prompts: on the left, and what an encoder reads on the right."""
+    """Return (ids, mask) of the prompts, padded on the left; for encoders on the right."""
     width = max(map(len, case.prompts))
     ids, mask = torch.zeros(2, len(case.prompts), width, dtype=torch.long)
     for b, row in enumerate(case.prompts):

@@ -1,4 +1,4 @@
-"""What tests of generation share: ragged prompts, Hugging Face's own answers, and a comparison that speaks."""
+"""Helpers for tests of generation: ragged prompts, Hugging Face's answers, and a comparison with a clear message."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 import torch
 from drafters_for_tests import InModel, RandomTree, References
 from torch import Tensor
-from unchanged import state_of
-from zoo import build
+from zoo import BUILT, build
 
 import draftree
 from draftree.drafting import BiLD, Drafter, DraftModel, Lookahead, PromptLookup
@@ -20,21 +19,21 @@ from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Fixed, Shape
 
 NEW = 24
-LENGTHS = (19, 7, 12)  # of prompts in a batch
-FIVE = (*LENGTHS, 15, 9)  # of a batch that recorded passes pad
-GAP = 1e-4  # two best scores closer than this could change places by rounding: such a test proves nothing
+LENGTHS = (19, 7, 12)  # Of prompts in a batch.
+FIVE = (*LENGTHS, 15, 9)  # Of a batch that recorded passes pad.
+GAP = 1e-4  # Two best scores closer than this may change places by rounding; such a test proves nothing.
 SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.2}
 CHEAP_ROWS = StepCost((1, 16, 64), (1.0, 1.02, 1.3))
 
 
 def prompts(lengths: Sequence[int] = LENGTHS, seed: int = 3) -> list[list[int]]:
-    """Random prompts of tiny models, no special tokens."""
+    """Return random prompts for tiny models, without special tokens."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(3, 97, (n,), generator=generator).tolist() for n in lengths]
 
 
 def left_pad(rows: Sequence[Sequence[int]], pad: int = 0) -> tuple[Tensor, Tensor]:
-    """(ids, mask), as a tokenizer with padding_side='left' makes them."""
+    """Return (ids, mask) as a tokenizer with padding_side='left' makes them."""
     width = max(len(row) for row in rows)
     ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
@@ -42,9 +41,9 @@ def left_pad(rows: Sequence[Sequence[int]], pad: int = 0) -> tuple[Tensor, Tenso
 
 
 def hf(model: Any, ids: Tensor, mask: Tensor | None = None, *, seed: int | None = None, **options: Any) -> Tensor:
-    """Hugging Face's own answer; fails where its greedy choice was a near-tie.
+    """Return Hugging Face's answer; fail if a greedy choice was a near-tie.
 
-    What the zoo's models say to plain options, greedily or by a seed, is kept.
+    Answers of the zoo's models to plain options, greedy or with a seed, are cached.
     """
     if seed is not None:
         torch.manual_seed(seed)
@@ -60,8 +59,18 @@ def hf(model: Any, ids: Tensor, mask: Tensor | None = None, *, seed: int | None 
 _ANSWERS: dict[Any, Tensor] = {}
 
 
+def state_of(model: Any) -> Any:
+    """Return the state of a model of `zoo.build` that its answers depend on; None for any other model."""
+    name = next((name for name, built in BUILT.items() if built is model), None)
+    hooked = any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in model.modules())
+    if name is None or model.training or hooked:
+        return None
+    weights = tuple((p.data_ptr(), p._version) for p in model.parameters())
+    return name, model.config.to_json_string(), model.generation_config.to_json_string(), weights
+
+
 def _plain(value: Any) -> bool:
-    """Whether the value's `repr` is all of it."""
+    """Return whether the value's `repr` holds all of it."""
     if isinstance(value, list | tuple):
         return all(map(_plain, value))
     if isinstance(value, dict):
@@ -97,25 +106,25 @@ def same(ours: Tensor, theirs: Tensor, what: str = "") -> None:
 
 
 def references_of(rows: Sequence[Sequence[int]], sequences: Tensor) -> References:
-    """Continuations by prompt, from generated sequences of left-padded prompts."""
+    """Return continuations by prompt, from generated sequences of left-padded prompts."""
     width = max(len(row) for row in rows)
     return {tuple(row): sequences[b, width:].tolist() for b, row in enumerate(rows)}
 
 
 @functools.cache
-@torch.inference_mode(False)  # whoever asks first: all others get copies of the same
+@torch.inference_mode(False)  # The first caller may be in inference mode; all others get copies.
 def _demo() -> Any:
     return draftree.demo_model()[0]
 
 
 def copy_of(name: str) -> Any:
-    """A model of one's own: the zoo's of that name, or the embedded one, "demo", which is read from the disk once."""
+    """Return a copy of the zoo's model of that name, or of the embedded one ("demo")."""
     return copy.deepcopy(_demo() if name == "demo" else build(name))
 
 
 @functools.cache
 def noisy(name: str, noise: float = 0.1) -> Any:
-    """A model of the zoo that often says what the one of the same name says, and often something else."""
+    """Return a noisy copy of a model of the zoo, which often but not always agrees with it."""
     model = copy.deepcopy(build(name))
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -125,7 +134,7 @@ def noisy(name: str, noise: float = 0.1) -> Any:
 
 
 def drafters(references: References, *, in_model: bool = True) -> dict[str, Callable[[], Drafter]]:
-    """Every kind of drafter; tries know parts of the answers, so that some of their draft tokens are accepted."""
+    """Return every kind of drafter; tries know parts of the answers, so some of their draft tokens are accepted."""
 
     def trie(**options: Any) -> Callable[[], Drafter]:
         def make() -> Lookahead:
@@ -160,7 +169,7 @@ ON_EVERY_RUNNER = ("random", "in-model")
 
 
 def tries_in_turn(kinds: Iterable[str], turn: int, turns: int) -> list[str]:
-    """`kinds` with every `turns`-th trie, others in another turn: they differ in the trie's own code alone."""
+    """Return `kinds` with every `turns`-th trie only; the others get another turn."""
     kept = TRIES[turn % turns :: turns]
     return [kind for kind in kinds if kind in kept or kind not in TRIES]
 

@@ -1,4 +1,4 @@
-"""A machine and a text made up for tests of shapes: steps that take what a function of their rows says."""
+"""A simulated machine and text for tests of shapes: a step takes a given function of its rows."""
 
 from __future__ import annotations
 

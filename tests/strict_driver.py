@@ -20,14 +20,14 @@ PROMPTS = prompts((12, 12, 5, 12, 30, 12), seed=0)
 
 @functools.cache
 def flat(name: str) -> Any:
-    """A tiny bfloat16 model whose scores are close together: choices hang on last bits."""
+    """Return a tiny bfloat16 model whose scores are so close that last bits decide."""
     model = construct(MEMBERS[name])
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(0.05)
     return model.to(torch.bfloat16)
 
 
-def rules(b: int, sample: bool) -> SamplingParams:
+def params_of(b: int, sample: bool) -> SamplingParams:
     processors = LogitsProcessorList([TemperatureLogitsWarper(0.05)] if sample else [])
     return SamplingParams(max_new_tokens=NEW, sample=sample, seed=b if sample else None, processors=processors)
 
@@ -36,7 +36,7 @@ def run(
     model: Any, runner: str | Runner, *, sample: bool = False, slots: int = 1, size: int = 12, **options: Any
 ) -> tuple[list[Request], Engine]:
     engine = Engine(model, slots=slots, shape=Fixed(size), runner=runner, **options)
-    made = [engine.add(prompt, rules(b, sample)) for b, prompt in enumerate(PROMPTS)]
+    made = [engine.add(prompt, params_of(b, sample)) for b, prompt in enumerate(PROMPTS)]
     engine.run()
     assert all(r.error is None for r in made)
     return made, engine

@@ -24,7 +24,7 @@ THINKING = {"open": "<think>", "close": "</think>"}
 
 
 def talking(tokenizer: Any, opening: Any = "<call>", **fields: Any) -> Any:
-    """The tokenizer with templates for tools; `opening` is the marker of calls, or a field of the template."""
+    """Return the tokenizer with templates for tools; `opening` marks calls, or is a field of the template."""
     made = copy.deepcopy(tokenizer)
     made.chat_template = CHAT_TEMPLATE
     calls = CALLS | (opening if isinstance(opening, dict) else {"open": opening})

@@ -48,7 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def record(case: str, runner: str = "auto", node_budget: int = 12) -> tuple[Recorder, Any]:
-    """A ragged batch with everything of `case`."""
+    """Run a ragged batch of `case` and return its recorder and output."""
     model, what = build("llama"), CASES[case]
     ids, mask = left_pad(prompts())
     recorder = Recorder()

@@ -23,10 +23,7 @@ METHODS = {
 
 
 def data_for(model, folder, count=60, lengths=7):
-    """Greedy answers of a zoo model to random prompts, of 6 tokens and more, as `draftree train data` stores them.
-
-    In batches of our engine's, which take a fifth of the time of Hugging Face's answers one by one.
-    """
+    """Write greedy answers of a zoo model to random prompts, as `draftree train data` stores them."""
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(3, 97, (4 + number % 5,), generator=generator) for number in range(count)]
     start = model.config.decoder_start_token_id if model.config.is_encoder_decoder else None
@@ -48,7 +45,7 @@ def data_for(model, folder, count=60, lengths=7):
 
 @pytest.fixture(scope="module")
 def zoo_data(tmp_path_factory):
-    """A tiny llama and data it made."""
+    """Return a tiny llama and data that it generated."""
     model = construct(MEMBERS["llama"])
     return model, data_for(model, tmp_path_factory.mktemp("data") / "made")
 

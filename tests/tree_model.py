@@ -31,7 +31,7 @@ class Model:
         return len(self.tokens)
 
     def above(self, node):
-        """The node and all above it, root first."""
+        """Return the node and all above it, root first."""
         return [] if node < 0 else [*self.above(self.parents[node]), node]
 
     def path(self, node):
@@ -51,7 +51,7 @@ class Model:
         return list(drafted) == list(continuation)[: len(drafted)]
 
     def keep(self, wanted):
-        """The model of the nodes whose whole path is wanted (the root always is), and their ids."""
+        """Return the model of the nodes whose whole path is wanted (the root always is), and their ids."""
         ids = [i for i in range(len(self)) if all(j in wanted for j in self.above(i)[1:])]
         place = {old: new for new, old in enumerate(ids)} | {-1: -1}
         return (

@@ -1,4 +1,4 @@
-"""A tree of any shape for tests, and what they ask of one: its scores, the ids to a node, the nodes below one."""
+"""Helpers for tests of trees: any shape from arrays, scores, paths and children."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The campaign of random cases: some of it every time, 2,000 cases in the slow suite; and that it would find errors."""
+"""Random cases: twenty in every run, 2,000 in the slow suite; and tests that the campaign finds errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""However requests end, a shared drafter forgets them: engines closed or dropped, streams closed, Ctrl-C."""
+"""A shared drafter forgets requests however they end: engine closed or dropped, stream closed, Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What goes wrong in one request stays there; what goes wrong in a pass ends the running ones, and nothing else."""
+"""An error in one request ends that request; an error in a pass ends all running requests and no waiting one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -51,13 +50,13 @@ class TrapProcessor(LogitsProcessor):
 
 
 def hooks(model: Any) -> int:
-    """Hooks on the model's modules, but those that transformers leaves once hidden states were asked for."""
+    """Count hooks on the model's modules, without those that transformers leaves behind."""
     found = [h for m in model.modules() for h in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
     return sum(not str(getattr(h, "__module__", "")).startswith("transformers.") for h in found)
 
 
 def goes_on(engine: Engine) -> None:
-    """The engine answers new requests as if nothing had been."""
+    """Check that the engine answers new requests correctly."""
     assert not engine.running
     made = [engine.add(prompt, SamplingParams(max_new_tokens=NEW)) for prompt in PROMPTS]
     engine.run()
@@ -113,7 +112,7 @@ def test_a_drafter_that_raises_fails_the_running_requests(stage: str, call: int)
     for request in failed:
         expected = REFERENCES[tuple(PROMPTS[made.index(request)])]
         assert request.tokens == expected[: len(request.tokens)]
-    engine.run()  # those that waited
+    engine.run()  # The waiting requests.
     for n, request in enumerate(made):
         if request not in failed:
             assert request.tokens == REFERENCES[tuple(PROMPTS[n])]
@@ -185,17 +184,8 @@ def test_a_step_within_a_step_is_refused() -> None:
     goes_on(engine)
 
 
-def test_bind_raises_before_anything() -> None:
-    class Picky(RandomTree):
-        def bind(self, target: Any, *, eos_token_ids: Sequence[int] = ()) -> None:
-            raise ValueError("This drafter was made for another model.")
-
-    with pytest.raises(ValueError, match="another model"):
-        Engine(build("llama"), drafter=Picky({}))
-
-
 class Written(Drafter):
-    """A user's: the drafts that a function makes of the requests' newest tokens, from the given roots on."""
+    """A user's drafter that drafts the same tokens for every request, below roots of its own."""
 
     name, max_nodes = "written", 8
 
@@ -229,7 +219,7 @@ def test_nodes_before_their_parents_are_refused(draft: Any, merged: bool) -> Non
         generate(build("llama"), torch.tensor([[5, 9, 20]]), drafter=drafter, max_new_tokens=6)
 
 
-def test_what_an_engine_is_given_by_mistake_is_told() -> None:
+def test_mistakes_raise_clear_errors() -> None:
     engine = Engine(build("llama"))
     with pytest.raises(TypeError, match=r"give tokenizer\(text\)\.input_ids"):
         engine.add("The sea", max_new_tokens=4)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Bad input: one sentence that says what to do, before any work, and nothing is left changed."""
+"""Bad input raises one clear sentence before any work, and changes nothing."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 @cache
 def counted(name: str) -> tuple[Any, list[int]]:
-    """A model of its own, and its calls; with a hook, it is tried out once, before anything is asked of it."""
+    """Return a copy of a model with a hook that counts its calls; its runner is opened and checked already."""
     model, calls = copy_of(name), []
     model.register_forward_pre_hook(lambda *_: calls.append(1))
     open_runner(model)
@@ -129,7 +129,7 @@ def test_one_sentence_before_any_work(arguments: dict[str, Any], kind: type[Exce
     message = str(raised.value)
     assert words in message
     assert "\n" not in message.strip()
-    assert drafter._trie is None  # not even made: no target was bound
+    assert drafter._trie is None  # No target was bound.
 
 
 def test_meta_device() -> None:

@@ -1,4 +1,4 @@
-"""Options together, from arguments and configs: ids are Hugging Face's by both doors, greedy and sampled."""
+"""Combined options of arguments and configs give Hugging Face's ids by both doors, greedy and sampled."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from transformers.generation import EosTokenCriteria
 from zoo import MEMBERS, build, construct
 
 from draftree.drafting import Lookahead
-from draftree.engine import Engine, SamplingParams, generate
+from draftree.engine import generate
 from draftree.integrations import custom_generate
 from draftree.shaping import Fixed
 
 SEED = 21
-SPOKEN = [61, 32, 45, 34]  # some of what the model says first to the prompt of these tests, option or none
+SPOKEN = [61, 32, 45, 34]  # The model's first tokens after the prompt of these tests.
 COMBINED: dict[str, dict[str, Any]] = {
     "min_new_tokens over min_length": {"min_length": 40, "min_new_tokens": 3, "eos_token_id": [32]},
     "warpers": {"temperature": 1.4, "min_p": 0.05, "typical_p": 0.9, "epsilon_cutoff": 0.01, "eta_cutoff": 0.01},
@@ -76,31 +76,6 @@ def test_combined(name: str, how: str, door: Callable[..., Tensor]) -> None:
         same(door(model, ids, mask, drafter, SEED, options), expected, f"trees {trees}")
 
 
-SEEDS = {
-    "negative": -1,
-    "tensor": torch.tensor(7),
-}
-
-
-@pytest.mark.parametrize("seed", SEEDS.values(), ids=SEEDS)
-def test_seeds(seed: Any) -> None:
-    """Also of the later requests of a batch and of an engine."""
-    model, rows = build("llama"), prompts()
-    ids, mask = left_pad(rows)
-    options = {"do_sample": True, "max_new_tokens": NEW}
-    together = generate(model, ids, mask, drafter=RandomTree({}, 1), shape=Fixed(8), seed=seed, **options).sequences
-    loop = custom_generate(RandomTree({}, 1), shape=Fixed(8), seed=seed)
-    same(model.generate(ids, attention_mask=mask, custom_generate=loop, **options), together)
-    for b, row in enumerate(rows):
-        number = (int(seed) + b) % 2**64
-        alone = hf(model, torch.tensor([row]), seed=number, do_sample=True)[:, len(row) :]
-        same(together[b : b + 1, ids.shape[1] :][:, : alone.shape[1]], alone, f"row {b}")
-    engine = Engine(model)
-    first, same_seed = (engine.add(rows[0], SamplingParams(NEW, sample=True, seed=s)) for s in (seed, int(seed)))
-    engine.run()
-    assert first.tokens == same_seed.tokens
-
-
 @pytest.mark.parametrize("door", [own, theirs])
 @pytest.mark.parametrize("pad", [None, 7, torch.tensor([7])], ids=["first end", "pad", "pad in a tensor"])
 def test_criteria_end_texts_and_the_config_fills_them(pad: Any, door: Callable[..., Tensor]) -> None:
@@ -119,7 +94,7 @@ def test_criteria_end_texts_and_the_config_fills_them(pad: Any, door: Callable[.
 @pytest.mark.parametrize("sample", [False, True])
 @pytest.mark.parametrize("stops", [["the"], [" of", "."], "e", ["zzzz"]])
 def test_stop_strings_inside_their_loop(demo: Any, stops: Any, sample: bool) -> None:
-    """The tokenizer that Hugging Face drops is given to `custom_generate`."""
+    """`custom_generate` takes the tokenizer, which Hugging Face drops."""
     model, tokenizer = demo
     ids = tokenizer("The restaurant serves", return_tensors="pt").input_ids
     options = {"max_new_tokens": 40, "do_sample": sample, "stop_strings": stops}
@@ -135,8 +110,8 @@ def test_stop_strings_inside_their_loop(demo: Any, stops: Any, sample: bool) -> 
     assert "\n" not in str(raised.value)
 
 
-def test_the_way_of_choosing_is_the_model_s_own_as_with_hugging_face() -> None:
-    """A swap of the call changes no way of choosing; a line says that tokens are drawn."""
+def test_sampling_defaults_to_the_models_config() -> None:
+    """The model's config decides between greedy and sampled; a warning says that draftree samples."""
     model = construct(MEMBERS["llama"])
     model.generation_config.do_sample = True
     model.generation_config.temperature = 0.7

@@ -1,4 +1,4 @@
-"""Logits processors and warpers see each draft token's true prefix: greedy and sampled, ids are Hugging Face's."""
+"""Processors and warpers see each draft token's true prefix: ids are Hugging Face's, greedy and sampled."""
 
 from __future__ import annotations
 

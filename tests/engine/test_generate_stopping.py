@@ -1,4 +1,4 @@
-"""Where texts end: EOS, stop strings, lengths, criteria and time cut inside accepted runs, as Hugging Face cuts."""
+"""EOS, stop strings, lengths, criteria and time cut inside accepted runs exactly where Hugging Face stops."""
 
 from __future__ import annotations
 

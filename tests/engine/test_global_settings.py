@@ -52,7 +52,7 @@ def setting(name: str) -> Iterator[None]:
 
 
 def ask(model: Any, drafter: Any, **options: Any) -> list[list[int]]:
-    """The token ids of three ragged prompts."""
+    """Return the token ids of three ragged prompts."""
     settings = {"max_new_tokens": NEW, "eos_token_id": None} | options
     found: list[list[int]] = generate(model, IDS, MASK, drafter=drafter, **settings).sequences.tolist()
     return found
@@ -60,7 +60,7 @@ def ask(model: Any, drafter: Any, **options: Any) -> list[list[int]]:
 
 @cache
 def expected(family: str, **options: Any) -> list[list[int]]:
-    """The ids without any setting and without a drafter."""
+    """Return the ids without any setting and without a drafter."""
     return ask(copy_of(family), None, **options)
 
 

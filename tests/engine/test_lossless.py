@@ -1,5 +1,4 @@
-"""The one law: whatever drafter, shape, runner and batch, the token ids are those of plain decoding and of
-Hugging Face.
+"""Losslessness: with any drafter, shape, runner and batch, ids equal plain decoding's and Hugging Face's.
 
 Models are tiny and random; trees are partly true and partly wrong, so nodes of every depth are accepted and rejected.
 """
@@ -46,10 +45,10 @@ def runners(name: str) -> list[str]:
 
 
 def check_all(name: str, ids: Tensor, mask: Tensor | None, expected: Tensor, every: bool, **options: object) -> None:
-    """Every drafter on every runner in every shape, against `expected`.
+    """Check every drafter on every runner in every shape against `expected`.
 
-    Or (not `every`) each in one shape in turn and, if it never sees a runner, on one; and one trie in turn, so that
-    the families of `DEFAULT` have all of them between them.
+    Without `every`: each drafter in one shape, on one runner if it never sees the runner, and one trie in turn. The
+    families of `DEFAULT` cover all tries together.
     """
     rows = prompts(LENGTHS if len(ids) > 1 else LENGTHS[:1])
     made = drafters(references_of(rows, expected))
@@ -75,7 +74,7 @@ def check_all(name: str, ids: Tensor, mask: Tensor | None, expected: Tensor, eve
                 total = out.stats.total
                 assert total.emitted <= total.steps + total.accepted
                 accepted += total.accepted
-    assert accepted > expected.shape[1] - ids.shape[1]  # or nothing was shown
+    assert accepted > expected.shape[1] - ids.shape[1]  # Otherwise the test shows nothing.
 
 
 def greedy_batch(name: str, every: bool) -> None:
@@ -90,7 +89,7 @@ def sampled_batch(name: str, every: bool) -> None:
     rows = prompts()
     ids, mask = left_pad(rows)
     expected = generate(build(name), ids, mask, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences
-    for b, row in enumerate(rows):  # request b draws from seed + b, so each row is Hugging Face's answer to it alone
+    for b, row in enumerate(rows):  # Request b draws from seed + b, as Hugging Face does for it alone.
         alone = hf(build(name), torch.tensor([row]), seed=SEED + b, **SAMPLED)[0, len(row) :]
         ours = expected[b, ids.shape[1] :]
         same(ours[None, : len(alone)], alone[None], f"{name}, row {b} without a drafter")
@@ -161,7 +160,7 @@ def test_without_a_mask_padding_is_what_hugging_face_takes_for_it(pad: int) -> N
     same(model.generate(ids, custom_generate=custom_generate(Lookahead()), **options), expected)
 
 
-# gpt2 has learned positions, of which one past the end cannot even be looked up, and gpt_neo a mask of its own.
+# A learned position past the end cannot be looked up (gpt2); gpt_neo has a mask of its own.
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neo"])
 @pytest.mark.parametrize("new", [16, 3])
 def test_up_to_the_last_position_of_the_context(name: str, new: int) -> None:
@@ -178,7 +177,7 @@ def test_up_to_the_last_position_of_the_context(name: str, new: int) -> None:
 
 @pytest.mark.parametrize("name", ["bart", "marian", "m2m_100"])
 def test_a_tree_at_the_last_position_of_a_decoder(name: str) -> None:
-    """Their own look-up of positions counts a tree's columns, of which there are more than positions."""
+    """Their position embeddings count a tree's rows, which can exceed the positions."""
     begun, source = [1, *prompts((239,), seed=8)[0]], torch.tensor([5, 9, 3, 17, 4])
     texts: list[list[int]] = []
     for drafter in (None, RandomTree({}, 1)):
@@ -195,7 +194,7 @@ def test_a_tree_at_the_last_position_of_a_decoder(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_token_0_is_alive_in_a_prompt(name: str) -> None:
-    """Padding is what the mask hides, not what looks like the pad token."""
+    """The mask alone defines padding, not the pad token."""
     rows = [[0, 0, *prompts((9,))[0], 0, 5, 0], [0, *prompts((4,), seed=7)[0], 0]]
     ids, mask = left_pad(rows)
     expected = hf(build(name), ids, mask, no_repeat_ngram_size=3)

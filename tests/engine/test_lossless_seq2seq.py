@@ -1,4 +1,4 @@
-"""The one law for encoder-decoders: trees grow in the decoder, ids are Hugging Face's."""
+"""Losslessness of encoder-decoders: trees grow in the decoder, ids are Hugging Face's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def makers(name: str, expected: Tensor) -> dict[str, Drafter]:
 def check(
     name: str, ids: Tensor, mask: Tensor | None, expected: Tensor, *, brief: bool = False, **options: object
 ) -> None:
-    """Every drafter in every shape against `expected`; with `brief` tries in one shape."""
+    """Check every drafter in every shape against `expected`; with `brief`, tries in one shape."""
     accepted = 0
     for shape in SHAPES:
         for kind, drafter in makers(name, expected).items():

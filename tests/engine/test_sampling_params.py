@@ -92,7 +92,7 @@ def test_a_cache_salt_begins_with_the_trie_as_it_was_loaded(tmp_path: Path) -> N
 
 
 class Words:
-    """A tokenizer, as far as its vocabulary goes."""
+    """A tokenizer with a vocabulary and nothing else."""
 
     def get_vocab(self) -> dict[str, int]:
         return {str(i): i for i in range(zoo.VOCABULARY)}

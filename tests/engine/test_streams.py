@@ -1,4 +1,4 @@
-"""An engine's doors: options in place of params, streams in several threads and in asyncio, and breaking them off."""
+"""Options in place of params, and streams in threads and asyncio, also closed early."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from drafters_for_tests import RandomTree
 from generate_driver import NEW, prompts
-from transformers import MaxTimeCriteria, MinLengthLogitsProcessor, StoppingCriteria
+from transformers import MaxTimeCriteria, MinLengthLogitsProcessor
 from zoo import build
 
 from draftree import Engine, Fixed, Lookahead, SamplingParams, generate
@@ -143,38 +142,3 @@ def test_streams_in_asyncio() -> None:
     *texts, cut = asyncio.run(main())
     assert texts == [wanted(row) for row in ROWS]
     assert cut == wanted(ROWS[0])[:4]
-
-
-def test_an_error_reaches_its_own_reader() -> None:
-    with Engine(build("llama"), slots=2) as engine:
-        bad = engine.add(ROWS[0], max_new_tokens=NEW, stopping_criteria=[Failing()])
-        with pytest.raises(RuntimeError, match="on purpose"):
-            list(engine.stream(bad))
-
-
-class Failing(StoppingCriteria):
-    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
-        raise RuntimeError("on purpose")
-
-
-class FailsOnce(RandomTree):
-    """Raises in its first draft."""
-
-    failed = False
-
-    def draft(self, requests: Any, budgets: Any) -> Any:
-        if not self.failed:
-            self.failed = True
-            raise ValueError("once")
-        return super().draft(requests, budgets)
-
-
-def test_a_stream_of_a_waiting_request_outlives_the_failure_of_another() -> None:
-    model = build("llama")
-    engine = Engine(model, drafter=FailsOnce({}, seed=1), shape=Fixed(4), slots=1)
-    first, second = (engine.add(ids, max_new_tokens=8) for ids in prompts((9, 6)))
-    tokens = [emitted.token for emitted in engine.stream(second)]
-    assert tokens == wanted(prompts((9, 6))[1], max_new_tokens=8)
-    assert str(first.error) == "once"
-    with pytest.raises(ValueError, match="once"):
-        list(engine.stream(first))

@@ -1,4 +1,4 @@
-"""One model, and one drafter, in several threads."""
+"""Threads share one model and one drafter."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_one_drafter_in_eight_threads(name: str, runner: str) -> None:
     expected = [ours(model, prompt) for prompt in PROMPTS]
     drafter = DRAFTERS[name](model)
     with ThreadPoolExecutor(THREADS) as pool:
-        found = list(pool.map(lambda prompt: ours(model, prompt, drafter, runner), PROMPTS * 4))
-    assert found == expected * 4
+        found = list(pool.map(lambda prompt: ours(model, prompt, drafter, runner), PROMPTS * 2))
+    assert found == expected * 2
 
 
 def test_shapes_pruners_runners_and_recorders_are_shared_as_well() -> None:
@@ -74,4 +74,4 @@ def test_shapes_pruners_runners_and_recorders_are_shared_as_well() -> None:
         return found
 
     with ThreadPoolExecutor(THREADS) as pool:
-        assert list(pool.map(call, PROMPTS * 6)) == expected * 6
+        assert list(pool.map(call, PROMPTS * 3)) == expected * 3

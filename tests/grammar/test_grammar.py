@@ -1,12 +1,10 @@
-"""Grammars: what they allow, what they refuse in one sentence, and that a state is a function of the prefix alone."""
+"""Grammars: allowed texts, refusals in one sentence, and states that depend on the prefix alone."""
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 import time
-import weakref
 from typing import Any
 
 import numpy as np
@@ -26,7 +24,7 @@ from draftree.grammar import GrammarError, llguidance
 
 
 def allows(grammar: Grammar, text: str) -> bool:
-    """Whether a whole text is in the grammar."""
+    """Return whether a whole text is in the grammar."""
     state, answer = compiled(grammar).begin(), []
     for token in [*ids_of(text), EOS]:
         if not state.allowed(answer)[token]:
@@ -153,16 +151,12 @@ def test_forced_tokens_are_what_the_tokenizer_would_write() -> None:
     assert state.forced(ids_of('{"c'))[0] == ids_of("ab")[0]
 
 
-def test_a_grammar_is_compiled_once_for_a_tokenizer_and_goes_with_it() -> None:
+def test_a_grammar_is_compiled_once_for_a_tokenizer() -> None:
     grammar, tokenizer = Grammar.regex("a+b"), ascii_tokenizer.__wrapped__()
     first = grammar.compile(tokenizer, VOCABULARY, [EOS])
     assert grammar.compile(tokenizer, VOCABULARY, [EOS]) is first
     assert Grammar.regex("a+b").compile(tokenizer, VOCABULARY, [EOS]) is first
     assert grammar.compile(tokenizer, VOCABULARY + 3, [EOS]) is not first
-    gone = weakref.ref(tokenizer)
-    del tokenizer, first
-    gc.collect()
-    assert gone() is None
 
 
 # ---------------------------------------------------------------- refusals
@@ -173,44 +167,23 @@ def test_a_grammar_is_compiled_once_for_a_tokenizer_and_goes_with_it() -> None:
     [
         (lambda: Grammar.json_schema("no json"), "The schema is no JSON"),
         (lambda: Grammar.json_schema([1]), "The schema is a list: give a dict"),
-        (lambda: Grammar.json_schema({"a": {1}}), "cannot be written as JSON"),
         (lambda: Grammar.json_schema({}, whitespace="much"), "whitespace is 'much': choose fixed, compact, any"),
         (lambda: Grammar.json_schema({"enum": ["x" * (1 << 20)]}), "characters, and at most 1048576 are taken"),
-        (lambda: Grammar.json_schema("[" * 100_000), "The schema is no JSON"),
         (lambda: Grammar.regex(""), "The pattern is ''"),
-        (lambda: Grammar.ebnf(7), "The grammar is 7"),
         (lambda: Grammar.choice("yes"), "A choice is a list of texts"),
-        (lambda: Grammar.choice([]), "A choice is a list of texts"),
         (lambda: Grammar.choice(["a", ""]), "none of them empty"),
-    ],
-)
-def test_what_is_no_grammar(make: Any, message: str) -> None:
-    with pytest.raises(GrammarError, match=message):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
         (lambda: Grammar.json_schema({"type": "objekt"}), r"Invalid type: objekt\): correct or simplify"),
         (lambda: Grammar.json_schema({"not": {"type": "string"}}), 'Unimplemented keys: ."not"'),
-        (lambda: Grammar.json_schema({"type": "array", "uniqueItems": True}), "Unimplemented keys"),
         (lambda: Grammar.json_schema({"type": "integer", "minimum": 5, "maximum": 2}), "Unsatisfiable schema"),
         (lambda: Grammar.json_schema({"$ref": "http://nowhere.example/a.json"}), "cannot be used"),
-        (lambda: Grammar.regex("(a"), "unclosed group|invalid regex"),
         (lambda: Grammar.regex("(?=a)b"), "invalid regex"),
         (lambda: Grammar.ebnf("start: missing"), "cannot be used"),
     ],
 )
-def test_what_cannot_be_followed(make: Any, message: str) -> None:
+def test_grammars_that_are_refused(make: Any, message: str) -> None:
     with pytest.raises(GrammarError, match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
-
-
-def test_what_allows_no_text() -> None:
-    with pytest.raises(GrammarError, match="The regular expression allows no text at all"):
-        compiled(Grammar.regex(r"[^\s\S]"))
 
 
 def nested(depth: int) -> dict[str, Any]:

@@ -1,5 +1,7 @@
-"""The one law under a grammar: constrained texts are those of plain constrained decoding, and of Hugging Face's
-`generate` with the same library's mask, over families, drafters, runners, batches, draws and rules.
+"""Losslessness under a grammar, over families, drafters, runners, batches, greedy and sampled.
+
+Constrained texts equal those of plain constrained decoding, and of Hugging Face's `generate` with the same library's
+mask.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ KINDS = ("forced", "forced+lookahead", "forced+random")
 def check_all(
     name: str, ids: Tensor, mask: Tensor | None, rows: Sequence[Sequence[int]], expected: Tensor, **options: Any
 ):
-    """Every drafter against `expected`, on every runner if it sees one; answers are texts of the grammar.
+    """Check every drafter against `expected`, on every runner if it sees one; answers fit the grammar.
 
     Every second family has half of the tries.
     """
@@ -257,7 +259,7 @@ def test_lossy_rules_stay_inside_the_grammar(lossy: str) -> None:
 
 
 def test_draft_tokens_outside_the_grammar_do_not_pass_and_leave_their_place_to_others() -> None:
-    """Half of a random tree is forbidden; what is verified is not, and is as much as the budget."""
+    """Half of a random tree is forbidden; the allowed half fills the node budget."""
     model, grammar = build("llama"), GRAMMAR.compile(ascii_tokenizer(), VOCABULARY, [EOS])
     prompt = prompts((9,))[0]
     with Engine(model, slots=1) as engine:

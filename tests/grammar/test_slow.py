@@ -1,4 +1,4 @@
-"""Grammars that take long: to compile, or for each token of an answer. Others are not held up by them."""
+"""Grammars that are slow to compile or to mask do not delay other requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from draftree.serve.protocol import Chat, Completion
 
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[threading.Thread]]:
-    """The threads of grammars that took too long, whose compiling goes on until the test is over."""
+    """Yield threads that compile until the test ends."""
     over, left = threading.Event(), list[threading.Thread]()
     with monkeypatch.context() as patch:
         patch.setattr(llguidance, "SECONDS", 0.05)
@@ -60,7 +60,7 @@ def test_which_requests_may_compile_a_grammar() -> None:
 
 
 def test_a_grammar_whose_masks_would_hold_up_all_others_is_refused(demo: Any) -> None:
-    """What it takes grows with the longest text, and with neither their number nor that of a schema's parts."""
+    """The cost of a mask grows with the longest text, not with the number of texts or of a schema's parts."""
     vocabulary, ends = demo.model.config.vocab_size, [demo.tokenizer.eos_token_id]
     wide = {"type": "object", "properties": {f"field {i}": {"type": "string"} for i in range(300)}}
     for light in (Grammar.choice([f"city {i}" for i in range(5000)]), Grammar.json_schema(wide)):

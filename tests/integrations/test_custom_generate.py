@@ -1,4 +1,4 @@
-"""`model.generate(custom_generate=draftree.custom_generate(...))` says what `model.generate` says without it."""
+"""`model.generate` gives the same ids with and without `custom_generate=draftree.custom_generate(...)`."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_streamer_under_our_name() -> None:
 
 
 def test_streamer_of_generate_itself() -> None:
-    """Hugging Face does not hand it on; whoever reads from it must not wait for ever."""
+    """Hugging Face does not pass it on, but its reader must not wait for ever."""
     ids = torch.tensor(prompts(LENGTHS[:1]))
     theirs, ours = Everything(), Everything()
     hf(build("llama"), ids, streamer=theirs)

@@ -1,4 +1,4 @@
-"""`custom_generate` reaches all that `draftree.generate` takes, and refuses what our passes would not show a model."""
+"""`custom_generate` takes the options of `draftree.generate`, and refuses inputs that its passes would lose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder that makes draftree a generation method of the Hub works from where it lies."""
+"""The Hub's generation method works from its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proposer for vLLM, without vLLM: what it drafts, how it tells requests apart, what it refuses."""
+"""The proposer for vLLM, without vLLM: its drafts, its requests, its refusals."""
 
 from __future__ import annotations
 
@@ -66,21 +66,6 @@ def test_rows_that_move_come_and_go_stay_their_requests() -> None:
     assert made.trie.live_requests == 0
 
 
-def test_the_next_turn_of_a_dialogue_is_a_request_of_its_own() -> None:
-    """Its prompt begins with all of the last one, whose text was over."""
-    made = proposer()
-    first = [*PROMPT, 7, 2]
-    step(made, [first], [2])
-    (before,) = (row.request for row in made._rows.values())
-    second = [*first, 40, 41, 42, 43, 40]
-    step(made, [second], [1])
-    (after,) = (row.request for row in made._rows.values())
-    assert after != before
-    assert step(made, [[*second, 41, 42, 2]], [3]) == [[]]
-    third = [*second, 41, 42, 2, 50, 40]
-    assert step(made, [third], [1])[0][:2] == [41, 42], "what the second answered is learned"
-
-
 def test_a_prompt_that_is_being_read_gets_nothing() -> None:
     made = proposer()
     assert step(made, [PROMPT[:3], [*PROMPT, 7]], [0, 1]) == [[], [8, 9, 5, 6]]
@@ -89,11 +74,6 @@ def test_a_prompt_that_is_being_read_gets_nothing() -> None:
 def test_no_draft_reaches_beyond_the_longest_text() -> None:
     assert step(proposer(longest=len(PROMPT) + 1 + 3), [[*PROMPT, 7]], [1]) == [[8, 9]]
     assert step(proposer(longest=len(PROMPT) + 2), [[*PROMPT, 7]], [1]) == [[]]
-
-
-@pytest.mark.parametrize("eos", [None, 2, [2, 3]])
-def test_end_of_sequence_ids_as_configurations_have_them(eos: Any) -> None:
-    assert len(step(proposer(eos=eos), [[*PROMPT, 7]], [1])[0]) == 4
 
 
 def test_the_configuration_for_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +86,7 @@ def test_the_configuration_for_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plugin.os.environ[plugin.SWITCH] == "0"
 
 
-@pytest.mark.parametrize("found", ["0.31.9", "0.34.0", "1.0.0", "0.34.0+cpu"])
+@pytest.mark.parametrize("found", ["0.31.9", "0.34.0+cpu"])
 def test_other_versions_are_refused_in_one_sentence(installed: dict[str, str], found: str) -> None:
     installed["vllm"] = found
     with pytest.raises(ValueError, match=r"use 0\.32 or 0\.33"):

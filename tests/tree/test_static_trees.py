@@ -1,4 +1,4 @@
-"""Static trees: their nodes one by one, the best one against brute force, and a drafter that verifies exactly them."""
+"""Static trees: their nodes, the best tree against brute force, and a drafter that verifies exactly them."""
 
 from __future__ import annotations
 

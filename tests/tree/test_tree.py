@@ -1,4 +1,4 @@
-"""What a batch of token trees says about itself, held to the slow model: its shape and its paths."""
+"""Shapes and paths of a batch of token trees, against the slow model."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Best n and pruning of token trees, held to the slow model."""
+"""Best n and pruning of token trees, against the slow model."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Every way to build a tree, held to the slow model; what users get wrong is named in one sentence."""
+"""Every builder of trees, against the slow model; user mistakes are named in one sentence."""
 
 import itertools
 import math
@@ -21,11 +21,6 @@ def test_roots_are_trees_of_one(tokens):
     assert [read(tree, b) for b in range(tree.batch)] == [Model([t], [-1], [0.0], [0]) for t in tokens]
     assert tree.height == 0
     assert tree.best(4).sizes == tree.sizes
-
-
-def test_roots_refuses_a_matrix():
-    with pytest.raises(ValueError, match="one token a request"):
-        TokenTree.roots(torch.zeros(2, 2, dtype=torch.long))
 
 
 def chain(root, path, logp, source):
@@ -79,14 +74,6 @@ def test_from_choices_names_nodes_by_rank(roots, data):
             assert model.source[i] == 4
             assert tree.depth[b, i] == len(choice)
         assert len(model) == len(order) + 1
-
-
-def test_from_choices_carries_impossible_candidates_without_nan():
-    logp = torch.tensor([[[-1.0, -math.inf], [-0.5, -1.0]]])
-    tree = TokenTree.from_choices(
-        torch.tensor([1]), torch.tensor([[[5, 6], [7, 8]]]), [(0,), (1,), (0, 0), (1, 0)], logp
-    )
-    assert tree.logp.tolist() == [[0.0, -1.0, -math.inf, -1.5, -math.inf]]
 
 
 @pytest.mark.parametrize(
