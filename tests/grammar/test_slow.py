@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serve_driver import MESSAGES, serving
+from serve_driver import serving
 
 from draftree import Grammar
 from draftree.grammar import GrammarError, llguidance
-from draftree.serve.grammars import may_compile
-from draftree.serve.protocol import Chat, Completion
 
 
 @pytest.fixture
@@ -39,24 +37,6 @@ def test_the_client_is_told_to_come_again(demo: Any, endless: list[threading.Thr
         refused = server.post("/v1/completions", **asked, structured_outputs={"regex": "another text, and a new one"})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "60")
         assert server.post("/v1/completions", **asked).status_code == 200
-
-
-def test_which_requests_may_compile_a_grammar() -> None:
-    look = {"name": "look", "parameters": {"type": "object"}}
-    tools = {"tools": [{"type": "function", "function": look}]}
-    held = {"tools": [{"type": "function", "function": look | {"strict": True}}]}
-    asked: list[tuple[dict[str, Any], bool]] = [
-        ({}, False),
-        (tools, False),
-        (tools | {"tool_choice": "auto"}, False),
-        (tools | {"tool_choice": "required"}, True),
-        (tools | {"parallel_tool_calls": False}, True),
-        (held, True),
-        ({"response_format": {"type": "json_object"}}, True),
-    ]
-    for fields, expected in asked:
-        assert may_compile(Chat.model_validate({"messages": MESSAGES} | fields)) == expected, fields
-    assert not may_compile(Completion(prompt="Hi"))
 
 
 def test_a_grammar_whose_masks_would_hold_up_all_others_is_refused(demo: Any) -> None:
