@@ -46,7 +46,7 @@ def test_refused_in_one_sentence(arguments, message, tmp_path):
 def test_device_and_type_of_bench_run_are_those_of_the_experiment(monkeypatch):
     """It makes a model of its own, which --device and --dtype meant as well; --set comes first."""
     given = []
-    monkeypatch.setattr("draftree.cli.bench._run", lambda name, options, *rest, **about: given.append(options))
+    monkeypatch.setattr("benchmarks.cli._run", lambda name, options, *rest, **about: given.append(options))
     asked = ["bench", "run", "gpu", "--device", "cpu", "--dtype", "float16", "--set", "dtype=float32"]
     assert CliRunner().invoke(app, asked).exit_code == 0
     assert CliRunner().invoke(app, ["bench", "run", "kinds", "--device", "cpu"]).exit_code == 0

@@ -260,10 +260,12 @@ def test_a_cut_branch_does_not_lead_through_all_that_lies_behind() -> None:
     trie.begin(0, [1])
     seconds = {}
     for budget in (12, 13):  # branches have 12 tokens
-        began = time.perf_counter()
+        times = []
         for _ in range(20):
+            began = time.process_time()
             assert len(trie.retrieve(0, budget, mode="parallel", sources="output").tokens) == 12
-        seconds[budget] = time.perf_counter() - began
+            times.append(time.process_time() - began)
+        seconds[budget] = min(times)
     assert seconds[13] < 8 * seconds[12]
 
 
