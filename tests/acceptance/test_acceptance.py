@@ -46,7 +46,7 @@ def tree_batches(draw: st.DrawFn) -> tuple[TokenTree, Tensor]:
 
 
 def texts(tree: TokenTree, b: int, best: dict[int, int]) -> list[list[int]]:
-    """Every text that following the choices along one branch can give, longest last."""
+    """Return every text that the best tokens along one branch can give, longest last."""
     found = []
 
     def follow(node: int, said: list[int]) -> None:
@@ -62,7 +62,7 @@ def texts(tree: TokenTree, b: int, best: dict[int, int]) -> list[list[int]]:
 
 
 def greedy_paths(tree: TokenTree, logits: Tensor, rows: Tensor | None = None) -> list[AcceptedPath]:
-    """What the accept stage takes of every tree for greedy requests; `rows` [B, n]: the nodes that have logits."""
+    """Return the accepted paths of greedy requests; `rows` [B, n] names the nodes that have logits."""
     requests = [Request([root], SamplingParams(99), device=tree.device) for root in tree.tokens[:, 0].tolist()]
     config: Any = SimpleNamespace(rule=None, drafter=None)
     result: Any = SimpleNamespace(logits=logits, rows=rows)
@@ -78,21 +78,6 @@ def check_path(tree: TokenTree, b: int, nodes: list[int]) -> None:
         assert path_of(tree, b, child)[:-1] == path_of(tree, b, parent)
 
 
-@settings(max_examples=300, deadline=None)
-@given(tree_batches())
-def test_greedy_paths_are_the_longest(case: tuple[TokenTree, Tensor]) -> None:
-    """Also where siblings share a token."""
-    tree, logits = case
-    for b, path in enumerate(greedy_paths(tree, logits)):
-        best = dict(enumerate(logits[b].argmax(-1).tolist()[: tree.sizes[b]]))
-        expected = texts(tree, b, best)
-        assert len(path.tokens) == len(expected[-1])
-        assert path.tokens in expected
-        check_path(tree, b, path.nodes)
-        assert path.tokens == [best[node] for node in path.nodes]
-        assert path.drafted_by == [*path.nodes[1:], None]
-
-
 def test_padding_never_matches_a_live_token_zero() -> None:
     tree = TokenTree.stack([from_arrays([1, 0], [-1, 0], root=9), TokenTree.roots(torch.tensor([9]))])
     for says, nodes in (([[0, 0, 0], [0, 0, 0]], [[0], [0]]), ([[1, 0, 0], [0, 0, 0]], [[0, 1, 2], [0]])):
@@ -101,32 +86,36 @@ def test_padding_never_matches_a_live_token_zero() -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(tree_batches(), st.integers(0, 2**16))
-def test_greedy_paths_after_pruning(case: tuple[TokenTree, Tensor], seed: int) -> None:
-    """Some nodes are gone with all below them; rows are padded, and rows that are no nodes stand among them."""
+@given(tree_batches(), st.sampled_from([0.7, 1.0]), st.integers(0, 2**16))
+def test_greedy_paths_are_the_longest(case: tuple[TokenTree, Tensor], share: float, seed: int) -> None:
+    """Siblings may share a token. Pruning drops nodes with all below them, pads rows and adds foreign rows."""
     tree, logits = case
     generator = torch.Generator().manual_seed(seed)
     kept: list[list[int]] = []
     for b in range(tree.batch):
         alive = [0]
         for node in range(1, tree.sizes[b]):
-            if int(tree.parents[b, node]) in alive and torch.rand((), generator=generator) < 0.7:
+            if int(tree.parents[b, node]) in alive and torch.rand((), generator=generator) < share:
                 alive.append(node)
         kept.append(alive)
-    width = max(len(alive) for alive in kept) + 2
-    rows = torch.full((tree.batch, width), -1)
-    scored = torch.full((tree.batch, width, VOCABULARY), -5.0)
-    scored[..., 1] = 5.0  # what padding would say
-    for b, alive in enumerate(kept):
-        place = [0, *range(2, len(alive) + 1)]  # a foreign row in between
-        rows[b, place] = torch.tensor(alive)
-        scored[b, place] = logits[b, alive]
+    rows, scored = None, logits
+    if share < 1:
+        width = max(len(alive) for alive in kept) + 2
+        rows = torch.full((tree.batch, width), -1)
+        scored = torch.full((tree.batch, width, VOCABULARY), -5.0)
+        scored[..., 1] = 5.0  # The choice of padding rows.
+        for b, alive in enumerate(kept):
+            place = [0, *range(2, len(alive) + 1)]  # Row 1 is foreign.
+            rows[b, place] = torch.tensor(alive)
+            scored[b, place] = logits[b, alive]
     for b, path in enumerate(greedy_paths(tree, scored, rows)):
         best = {node: int(logits[b, node].argmax()) for node in kept[b]}
         expected = texts(tree, b, best)
         assert len(path.tokens) == len(expected[-1])
         assert path.tokens in expected
         check_path(tree, b, path.nodes)
+        assert path.tokens == [best[node] for node in path.nodes]
+        assert path.drafted_by == [*path.nodes[1:], None]
 
 
 class Last(LogitsProcessor):
@@ -152,7 +141,7 @@ def make(seed: int | None, sample: bool, *processors: LogitsProcessor) -> Prefix
 def test_lazy_walks_choose_once_a_token_at_the_true_prefix(
     case: tuple[TokenTree, Tensor], sample: bool, seed: int
 ) -> None:
-    """With logits that depend on the text alone, a walk says what choosing token by token says."""
+    """With logits that depend on the text alone, a walk equals sampling token by token."""
     tree, table = case
     by_last = table[0, 0].repeat(VOCABULARY, 1).roll(1, 0) + torch.eye(VOCABULARY).roll(1, 0)
     for b in range(tree.batch):

@@ -93,14 +93,17 @@ def test_criteria_end_texts_and_the_config_fills_them(pad: Any, door: Callable[.
 
 @pytest.mark.parametrize("sample", [False, True])
 @pytest.mark.parametrize("stops", [["the"], [" of", "."], "e", ["zzzz"]])
-def test_stop_strings_inside_their_loop(demo: Any, stops: Any, sample: bool) -> None:
-    """`custom_generate` takes the tokenizer, which Hugging Face drops."""
+def test_stop_strings(demo: Any, stops: Any, sample: bool) -> None:
+    """By both doors; `custom_generate` takes the tokenizer, which Hugging Face drops."""
     model, tokenizer = demo
     ids = tokenizer("The restaurant serves", return_tensors="pt").input_ids
     options = {"max_new_tokens": 40, "do_sample": sample, "stop_strings": stops}
     free = hf(model, ids, seed=SEED, max_new_tokens=40, do_sample=sample)
     expected = hf(model, ids, seed=SEED, tokenizer=tokenizer, **options)
     references = {tuple(ids[0].tolist()): free[0, ids.shape[1] :].tolist()}
+    for trees in range(2):
+        given = options | {"tokenizer": tokenizer, "seed": SEED, "shape": Fixed(16)}
+        same(generate(model, ids, drafter=RandomTree(references, trees), **given).sequences, expected, f"trees {trees}")
     for passed in ({}, {"tokenizer": tokenizer}):
         torch.manual_seed(SEED)
         loop = custom_generate(RandomTree(references, 1), shape=Fixed(16), tokenizer=tokenizer)

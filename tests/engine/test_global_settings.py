@@ -25,6 +25,7 @@ NEW = 12
 IDS, MASK = left_pad(prompts())  # made before any setting
 DTYPES = {"float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SETTINGS = [*DTYPES, "meta"]
+RUNNERS, FAMILIES = ["auto", "hooked"], ["llama", "gemma3", "phi3", "gpt2", "bloom", "t5-gated", "bart"]
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "none": lambda model: None,
     **OF_DEMO,
@@ -64,20 +65,15 @@ def expected(family: str, **options: Any) -> list[list[int]]:
     return ask(copy_of(family), None, **options)
 
 
-@pytest.mark.parametrize(("name", "drafter", "choice"), crossed(SETTINGS, [*DRAFTERS], ["cpu", "hooked"]))
-def test_the_text_of_every_drafter_stays(name: str, drafter: str, choice: str) -> None:
-    wanted, model = expected("demo"), copy_of("demo")
-    with setting(name):
-        assert ask(model, DRAFTERS[drafter](model), runner=choice) == wanted
-        torch.ones(1)  # the setting is still on, and was so throughout
-        assert torch.get_default_dtype() == DTYPES.get(name, torch.float32)
-
-
 @pytest.mark.parametrize(
-    ("choice", "family", "name"),
-    crossed(["auto", "hooked"], ["llama", "gemma3", "phi3", "gpt2", "bloom", "t5-gated", "bart"], ["float64", "meta"]),
+    ("name", "family", "drafter", "choice"),
+    [
+        *crossed(SETTINGS, ["demo"], DRAFTERS, ["cpu", "hooked"]),
+        *crossed(SETTINGS, FAMILIES, ["lookahead"], RUNNERS),
+    ],
 )
-def test_the_text_of_every_kind_of_model_stays(name: str, family: str, choice: str) -> None:
+def test_texts_stay_under_every_setting(name: str, family: str, drafter: str, choice: str) -> None:
     wanted, model = expected(family), copy_of(family)
     with setting(name):
-        assert ask(model, draftree.Lookahead(), runner=choice) == wanted
+        assert ask(model, DRAFTERS[drafter](model), runner=choice) == wanted
+        assert torch.get_default_dtype() == DTYPES.get(name, torch.float32)  # The setting was on throughout.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from drafters_for_tests import RandomTree
 from grammar_cases import EOS, ascii_tokenizer, compiled, ids_of
@@ -74,10 +73,3 @@ def test_a_grammar_that_takes_no_token_is_refused_when_it_is_compiled() -> None:
     """Each of its answers would meet the limit in the thread that decodes all others, and make it anew there."""
     with pytest.raises(GrammarError, match=r"regular expression cannot be followed \(.*too many.*\): simplify"):
         compiled(Grammar.regex("(abcdefghij){50000}"))
-
-
-def test_schemas_that_are_true_or_false() -> None:
-    allowed = compiled(Grammar.json_schema(True)).begin().allowed([])
-    assert np.array_equal(allowed, compiled(Grammar.json_schema({})).begin().allowed([]))
-    with pytest.raises(GrammarError, match="The schema false allows no text"):
-        Grammar.json_schema(False)

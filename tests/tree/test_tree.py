@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tree_model import TOKENS, batches, models, read
+from tree_model import TOKENS, batches, models
 from tree_paths import children_of, from_arrays, path_of
 
 from draftree.tree import TokenTree
@@ -54,26 +54,3 @@ def test_paths_and_children_of_one_tree(model, data):
     matching = [i for i in range(len(model)) if model.matches(i, truth)]
     assert tree.walk(1, truth) == model.above(max(matching, key=lambda i: (model.depth(i), -i)))
     assert tree.walk(0, truth) == [0]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@given(batches(), st.data())
-def test_a_gpu_gives_the_answers_of_the_cpu(batch, data):
-    runner = stacked(batch)
-    gpu = runner.to("cuda")
-    row = st.lists(st.booleans(), min_size=runner.width, max_size=runner.width)
-    keep = torch.tensor([data.draw(row) for _ in batch])
-    assert gpu.ancestors.is_cuda
-    assert torch.equal(gpu.ancestors.cpu(), runner.ancestors)
-    (g, g_index), (h, h_index) = gpu.prune(keep.cuda()), runner.prune(keep)
-    assert torch.equal(g_index.cpu(), h_index)
-    limits = list(range(len(batch)))
-    pairs = [(g, h), (gpu.best(3), runner.best(3)), (gpu.best(limits), runner.best(limits))]
-    for a, b in pairs:
-        assert a.device == gpu.device
-        for i in range(b.batch):
-            assert read(a.to("cpu"), i) == read(b, i)
-        assert a.sizes == b.sizes
-        assert a.height == b.height
-        assert torch.equal(a.depth.cpu(), b.depth)
-        assert torch.equal(a.ancestors.cpu(), b.ancestors)
