@@ -13,10 +13,8 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
-from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from serve_driver import MESSAGES, Running, serving
@@ -26,12 +24,11 @@ import draftree
 from draftree.errors import ModelChangedError
 from draftree.grammar import GrammarBusyError
 from draftree.serve import worker as serve_worker
-from draftree.serve.app import Watch, create_app
+from draftree.serve.app import create_app
 from draftree.serve.http import FullError, StoppingError
 from draftree.serve.launch import GracefulServer
 from draftree.serve.output import OutputStream, RequestOutput
 from draftree.serve.scoring import Scoring
-from draftree.serve.settings import ServerSettings
 
 PLAIN = "/v1/completions"
 SECRET = "what the client has said"
@@ -109,29 +106,6 @@ def test_a_refusal_leaves_nothing_to_the_garbage_collector(demo: Any, monkeypatc
         gc.enable()
 
 
-def test_an_answer_whose_event_loop_has_ended_counts_as_cancelled(demo: Any) -> None:
-    ended: list[str | None] = []
-    worker = serve_worker.Worker(draftree.Engine(demo.model, slots=1), demo.tokenizer)
-    worker.on_end.append(lambda part: ended.append(part.finish))
-
-    async def ask() -> None:
-        await worker.start(
-            OutputStream(
-                [RequestOutput([1, 2, 3], draftree.SamplingParams(1500, ()))], 60.0, worker.cancel, whole=False
-            )
-        )
-
-    try:
-        asyncio.run(ask())
-        deadline = time.monotonic() + 5
-        while worker.live and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert worker.live == 0
-        assert ended == ["cancelled"]
-    finally:
-        worker.close()
-
-
 def test_whoever_asks_while_the_worker_ends_is_told(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Tasks(SimpleQueue[Any]):
         def put(self, task: Any, *args: Any, **options: Any) -> None:
@@ -164,34 +138,6 @@ def test_an_answer_that_fails_on_its_way(
     assert "mine failed with KeyError at test_failures.py:" in caplog.text
     assert SECRET not in caplog.text
     assert server.idle()
-
-
-def test_memory_that_is_short_where_a_request_leaves_ends_those_that_run_alone(
-    demo: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its neighbour moves up behind it, outside of a step, and both slots are in doubt where that fails."""
-    asked = {"prompt": "The sea", "temperature": 0, "ignore_eos": True, "max_tokens": 1500}
-    with serving(*demo) as server, ThreadPoolExecutor() as pool:
-        engine = server.worker.engine
-        step = engine.step
-        monkeypatch.setattr(engine, "step", lambda: (time.sleep(0.01), step()))
-
-        def short(one: int, other: int) -> None:
-            patch.undo()
-            raise torch.OutOfMemoryError("out of memory")
-
-        with pytest.MonkeyPatch.context() as patch:
-            stopped = pool.submit(server.post, PLAIN, **asked, stop=[" "], min_tokens=30)
-            while not engine.running:
-                time.sleep(0.005)
-            neighbour = pool.submit(server.post, PLAIN, **asked)
-            while len(engine.running) < 2:
-                time.sleep(0.002)
-            patch.setattr(engine.cache, "exchange", short)
-            assert stopped.result().json()["choices"][0]["finish_reason"] == "stop"
-            assert neighbour.result().status_code == 500
-        assert server.idle()
-        assert server.complete("The sea", max_tokens=2)["choices"][0]["finish_reason"] == "length"
 
 
 def test_everybody_is_told_where_the_thread_of_the_engine_ends(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,49 +173,6 @@ def test_a_call_that_is_cut_off_is_content(demo: Any, caplog: pytest.LogCaptureF
             content = "".join(one["delta"].get("content", "") for one in choices)
             assert (content, choices[-1]["finish_reason"]) == (choice["message"]["content"], finish)
     assert "failed" not in caplog.text
-
-
-def test_a_tokenizer_that_fails_ends_its_request_alone(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Failing:
-        is_fast = False
-
-        def decode(self, ids: Any, **options: Any) -> str:
-            raise LookupError("no such token")
-
-    asked: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 2}
-    with monkeypatch.context() as patch:
-        patch.setattr(server.worker, "tokenizer", Failing())
-        response = httpx.post(f"{server.url}/v1/completions", json=asked)  # whose connection is closed then
-    assert response.status_code == 500
-    assert server.worker.alive
-    assert server.idle()
-    assert server.post("/v1/completions", **asked).status_code == 200
-
-
-@pytest.mark.parametrize(("alive", "status"), [(True, 499), (False, 503)])
-def test_whoever_is_cut_off_is_told_why(alive: bool, status: int) -> None:
-    """An ASGI server cancels a request when its client has gone, or when it stops and waits no longer."""
-    sent: list[Any] = []
-    metrics = SimpleNamespace(responded=sent.append)
-    server: Any = SimpleNamespace(worker=SimpleNamespace(alive=alive), metrics=metrics, settings=ServerSettings())
-
-    async def endless(*way: Any) -> None:
-        await asyncio.sleep(60)
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def cut_off() -> None:
-        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
-        task = asyncio.ensure_future(Watch(endless, server)(scope, None, send))
-        await asyncio.sleep(0.01)
-        task.cancel()
-        await task
-
-    asyncio.run(cut_off())
-    counted, start, body = sent
-    assert counted == start["status"] == status
-    assert json.loads(body["body"])["error"]["message"]
 
 
 def test_a_client_that_leaves_while_it_sends(server: Running, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,9 +6,7 @@ import threading
 from contextlib import ExitStack
 from typing import Any
 
-import httpx
 import pytest
-from few import few
 from serve_driver import Running, serving
 
 from draftree import Fixed
@@ -91,47 +89,3 @@ def test_tokens_and_steps_count_while_answers_come(demo: Any, monkeypatch: pytes
         info = server.http.get("/server_info").json()["internal_states"][0]
         accepted, steps = (sum(getattr(r.stats, name) for r in requests) for name in ("accepted", "steps"))
         assert info["avg_spec_accept_length"] == pytest.approx(1 + accepted / steps)
-
-
-@pytest.mark.parametrize("stream", few([False, True], [True]))
-def test_times_of_tokens_count_while_an_answer_runs(demo: Any, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
-    """One observation for the first token and one for each further token, whether or not anybody reads them yet."""
-    with serving(*demo, shape=Fixed(8), slots=1) as server, ExitStack() as stack:
-        engine, begun, allowed = server.worker.engine, threading.Semaphore(0), threading.Semaphore(0)
-        step = engine.step
-
-        def held() -> None:
-            begun.release()
-            allowed.acquire()
-            step()
-
-        monkeypatch.setattr(engine, "step", held)
-        asking = LONG | {"stream": stream, "max_tokens": 80}
-        asked = threading.Thread(target=server.post, args=("/v1/completions",), kwargs=asking)
-        asked.start()
-        stack.callback(asked.join)
-        stack.callback(allowed.release, 2000)  # a test that fails must not wait for the server
-        for steps in range(6):
-            assert begun.acquire(timeout=20)
-            found = counts(server)
-            names = ("time_to_first_token", "inter_token", "request")
-            first, between, over = (found[f"draftree_{name}_seconds_count"] for name in names)
-            given = found["draftree_generated_tokens_total"]
-            assert (first, between, over) == ((1, given - 1, 0) if steps else (0, 0, 0))
-            allowed.release()
-        assert found["draftree_inter_token_seconds_sum"] > 0
-
-
-def test_who_leaves_the_queue_has_had_no_slot(demo: Any) -> None:
-    """Neither its waiting nor its prompt, which was never read, counts."""
-    with serving(*demo, slots=1) as server, server.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}):
-        while counts(server)["draftree_prompt_tokens_total"] == 0:  # of the request that has the slot
-            pass
-        before = counts(server)
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{server.url}/v1/completions", json=LONG | {"prompt": [5] * 40}, timeout=0.1)
-        while counts(server)["draftree_waiting_requests"]:
-            pass
-        after = counts(server)
-        for name in ("draftree_prompt_tokens_total", "draftree_queue_seconds_count"):
-            assert after[name] == before[name]

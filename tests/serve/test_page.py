@@ -209,17 +209,6 @@ def test_errors_are_the_servers_own_sentences(page: Page, demo: Any) -> None:
 
 
 @needs_chromium
-def test_without_a_drafter_there_is_nothing_to_compare(page: Page, demo: Any) -> None:
-    with serving(*demo, drafter=None) as plain:
-        opened(page, plain)
-        put(page, max_tokens=8)
-        page.get("document.getElementById('send').click()")
-        page.wait("document.getElementById('drafted').textContent && !document.getElementById('send').disabled")
-        assert page.get("document.getElementById('plain-part').hidden")
-        assert text(page, "verdict") == ""
-
-
-@needs_chromium
 def test_a_model_without_a_chat_template_goes_on_with_texts(page: Page, demo: Any) -> None:
     tokenizer = copy.deepcopy(demo.tokenizer)
     tokenizer.chat_template = None

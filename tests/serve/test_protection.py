@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import logging
 import re
@@ -20,9 +18,7 @@ import pytest
 from serve_driver import Running, serving
 
 from draftree import Fixed
-from draftree.engine import SamplingParams
 from draftree.serve import responses as answers
-from draftree.serve.output import OutputStream, RequestOutput
 from draftree.serve.settings import ServerSettings
 
 
@@ -169,16 +165,6 @@ def test_a_request_that_is_never_begun_is_told_so_and_streams_are_not_silent(
         assert "draftree_queue_seconds_count 2.0" in waited, "only what was begun has left the queue"
 
 
-def test_a_refused_request_makes_no_trie(demo: Any) -> None:
-    with serving(*demo, slots=1, queue=0) as server:
-        (drafter,) = server.app.state.server._tries
-        assert server.post("/v1/completions", prompt="Hi", user="bad", temperature=-1).status_code == 400
-        assert server.post("/v1/completions", prompt="Hi", user="much", n=2).status_code == 400
-        assert not drafter._salted
-        assert server.complete("Hi", max_tokens=2, user="good")["choices"]
-        assert len(drafter._salted) == 1
-
-
 def test_whoever_goes_away_frees_the_slot(server: Running) -> None:
     def ended(finish: str) -> float:
         found = re.search(rf'draftree_requests_total{{finish="{finish}"}} (\S+)', server.http.get("/metrics").text)
@@ -194,24 +180,6 @@ def test_whoever_goes_away_frees_the_slot(server: Running) -> None:
     assert server.idle(5)
     assert time.monotonic() - began < 1
     assert (ended("cancelled"), ended("length")) == (before[0] + 2, before[1])
-
-
-def test_whoever_goes_away_while_it_is_taken_in_leaves_nothing_behind(demo: Any) -> None:
-    """As Ray's replicas have it, whose callers go at any moment: the thread goes on, and nothing runs for nobody."""
-    with serving(*demo) as server:
-        params = SamplingParams(max_new_tokens=1900)
-
-        async def ask(pause: float) -> None:
-            answers = OutputStream([RequestOutput([5, 6], params)], 60, server.worker.cancel, whole=False)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(server.worker.start(answers), pause)
-
-        server.worker._tasks.put(lambda: time.sleep(0.2))  # a step that takes long
-        asyncio.run(ask(0.05))
-        time.sleep(0.3)
-        assert server.worker.alive
-        assert server.idle(1)
-        assert server.complete("Hi", max_tokens=1)["choices"]
 
 
 def test_stopping_lets_running_answers_end(demo: Any) -> None:

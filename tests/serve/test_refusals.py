@@ -8,13 +8,10 @@ from typing import Any, Literal
 
 import openai
 import pytest
-import torch
 from pydantic import BaseModel
 from serve_driver import MESSAGES, Running, serving
-from transformers import SequenceBiasLogitsProcessor
 
 from draftree.serve.grammars import _arguments_of
-from draftree.serve.sampling import TokenBias
 
 PLAIN, CHAT = "/v1/completions", "/v1/chat/completions"
 LOOK = {"type": "function", "function": {"name": "look"}}
@@ -204,7 +201,7 @@ def test_unknown_models_paths_and_methods(server: Running, client: openai.OpenAI
 
 
 def test_malformed_bodies_never_hurt(server: Running) -> None:
-    """Two thousand bodies with something changed in each: a 4xx, or an answer where it is still a request."""
+    """Change something in each of 500 bodies: the response is a 400, or an answer if the body is still valid."""
     rng, refused = random.Random(1), 0
     fields: dict[str, Any] = {"max_tokens": 2, "stop": ["a"], "logit_bias": {"3": 1.5}, "stream": False, "seed": 3}
     asked = {
@@ -219,7 +216,7 @@ def test_malformed_bodies_never_hurt(server: Running) -> None:
             }
         ),
     }
-    for _ in range(2000):
+    for _ in range(500):
         path, whole = rng.choice(list(asked.items()))
         body, kind = bytearray(whole.encode()), rng.randrange(4)
         if kind == 0:
@@ -235,7 +232,7 @@ def test_malformed_bodies_never_hurt(server: Running) -> None:
         response = server.http.post(path, content=bytes(body))
         assert response.status_code in (200, 400), (response.status_code, bytes(body)[:200])
         refused += response.status_code == 400
-    assert refused > 1200
+    assert refused > 300
     assert server.http.get("/health").status_code == 200
     assert server.idle()
 
@@ -251,14 +248,6 @@ def test_pages_of_other_sites_cannot_send_what_browsers_do_not_ask_for(server: R
     ):
         answer = server.http.post(PLAIN, content=body, headers={"Content-Type": kind, **headers})
         assert answer.status_code == status, (kind, answer.text)
-
-
-def test_bias_is_that_of_hugging_face() -> None:
-    bias = {3: 2.5, 0: -100.0, 96: 0.25}
-    theirs = SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()])
-    scores, ids = torch.randn(1, 97), torch.tensor([[5, 3]])
-    ours = TokenBias(list(bias), list(bias.values()))
-    assert torch.equal(ours(ids, scores), theirs(ids, scores))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
@@ -13,30 +12,6 @@ from serve_driver import Running, serving
 from draftree.engine.passes import score_prompt
 
 SCORED: dict[str, Any] = {"max_tokens": 0, "echo": True, "logprobs": 1}
-
-
-def test_overload_is_told(demo: Any) -> None:
-    with serving(*demo, slots=2, queue=3) as server:
-        found: list[httpx.Response] = []
-
-        def ask() -> None:
-            body = {"prompt": [5] * 2000, **SCORED}
-            found.append(server.http.post("/v1/completions", json=body))
-
-        threads = [threading.Thread(target=ask) for _ in range(20)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        statuses = [response.status_code for response in found]
-        assert set(statuses) == {200, 429}
-        assert statuses.count(200) >= 5
-        refused = next(response for response in found if response.status_code == 429)
-        assert refused.json()["error"]["code"] == "queue_full"
-        assert int(refused.headers["retry-after"]) >= 1
-        assert server.post("/v1/completions", prompt=[[5, 6]] * 6, **SCORED).status_code == 400, "never any room"
-        assert server.post("/v1/completions", prompt=[[5, 6]] * 5, **SCORED).status_code == 200
-        assert server.idle()
 
 
 def test_a_prompt_is_scored_once_and_all_in_one_cache(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,22 +45,14 @@ def test_time_is_bounded(server: Running) -> None:
     assert server.post("/v1/completions", prompt=[5, 6], **SCORED).status_code == 200
 
 
-@pytest.mark.parametrize("fields", [SCORED, SCORED | {"max_tokens": 1, "stream": True}], ids=["whole", "stream"])
-def test_whoever_goes_away_ends_it(server: Running, fields: dict[str, Any]) -> None:
-    asked = {"prompt": [[5] * 2000] * 64, **fields}
+def test_a_client_that_disconnects_ends_its_scoring(server: Running) -> None:
+    asked = {"prompt": [[5] * 2000] * 64, **SCORED}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{server.url}/v1/completions", json=asked, timeout=0.5)
     assert server.idle(2)
 
 
-def test_scores_stop_with_the_server(demo: Any) -> None:
-    found: list[httpx.Response] = []
-    with serving(*demo) as server:
-        body = {"prompt": [[5] * 2000] * 64, **SCORED}
-        thread = threading.Thread(target=lambda: found.append(httpx.post(f"{server.url}/v1/completions", json=body)))
-        thread.start()
-        while not server.worker.live:
-            time.sleep(0.005)
-        server.worker.close(0.1)
-    thread.join()
-    assert found[0].status_code == 503
+def test_prompts_to_score_count_for_the_queue(demo: Any) -> None:
+    with serving(*demo, slots=2, queue=3) as server:
+        assert server.post("/v1/completions", prompt=[[5, 6]] * 6, **SCORED).status_code == 400
+        assert server.post("/v1/completions", prompt=[[5, 6]] * 5, **SCORED).status_code == 200

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +11,9 @@ import pytest
 import torch
 from serve_driver import MESSAGES, Running, ids_of, serving
 
-from draftree import Fixed, Merge
+from draftree import Fixed
 from draftree.by_name import make_drafter
-from draftree.drafting import Drafter, RequestState
-from draftree.drafting.base import Capabilities
-from draftree.registry import TRAINED
 from draftree.serve.output import TokenBytes
-from draftree.tree import Draft, TokenTree
 
 
 def test_a_stream_says_what_the_whole_answer_says(server: Running, client: openai.OpenAI) -> None:
@@ -205,7 +198,7 @@ def test_chat_logprobs(server: Running, client: openai.OpenAI) -> None:
     assert streamed == logprobs.content
 
 
-@pytest.mark.parametrize("name", ["lookahead", *(f"{name}+prompt-lookup" for name in TRAINED)])
+@pytest.mark.parametrize("name", ["lookahead", "medusa+prompt-lookup"])
 def test_a_prediction_saves_steps_and_is_counted(demo: Any, name: str) -> None:
     """By the drafters that copy, and by any other merged with one of them."""
     fields: Any = {"model": "draftree", "messages": MESSAGES, "temperature": 0, "max_tokens": 48, "user": "predicts"}
@@ -228,40 +221,12 @@ def test_a_prediction_saves_steps_and_is_counted(demo: Any, name: str) -> None:
     assert details.accepted_prediction_tokens + (details.rejected_prediction_tokens or 0) >= 40
 
 
-class Follows(Drafter):
-    """A user's own drafter: the answer is the prediction."""
-
-    capabilities = Capabilities(copies_prediction=True)
-
-    def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
-        drafts: list[Draft] = []
-        for request in requests:
-            tokens = list(request.prediction[len(request.answer) :])
-            drafts.append((tokens, range(-1, len(tokens) - 1), [-1.0] * len(tokens), 1))
-        return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
-
-
-class Silent(Follows):
-    """Another, of no use for it."""
-
-    capabilities = Capabilities()
-
-
-@pytest.mark.parametrize("merged", [False, True])
-def test_a_prediction_is_for_drafters_that_say_so(demo: Any, *, merged: bool) -> None:
-    fields: Any = {"messages": MESSAGES, "temperature": 0, "max_tokens": 24}
-    for own, taken in ((Follows(), True), (Silent(), False)):
-        drafter = Merge([own, Silent()]) if merged else own
-        with serving(*demo, drafter, shape=Fixed(8)) as server:
-            text = server.post("/v1/chat/completions", **fields).json()["choices"][0]["message"]["content"]
-            prediction = {"type": "content", "content": text}
-            answer = server.post("/v1/chat/completions", **fields, prediction=prediction, draftree={"stats": True})
-        if taken:
-            assert answer.json()["choices"][0]["message"]["content"] == text
-            assert answer.json()["draftree"]["answers"][0]["steps"] < 12
-        else:
-            assert answer.status_code == 400
-            assert "does not use predictions" in answer.json()["error"]["message"]
+def test_a_prediction_needs_a_drafter_that_copies(demo: Any) -> None:
+    with serving(*demo, make_drafter("medusa", demo.tokenizer, demo.model)) as server:
+        prediction = {"type": "content", "content": "The sea"}
+        answer = server.post("/v1/chat/completions", messages=MESSAGES, max_tokens=2, prediction=prediction)
+    assert answer.status_code == 400
+    assert "does not use predictions" in answer.json()["error"]["message"]
 
 
 def test_dialogues_are_not_read_again(server: Running) -> None:
@@ -308,28 +273,6 @@ def test_tokens(server: Running, demo: Any) -> None:
     assert info["chat_template"] == demo[1].chat_template
 
 
-def test_long_texts_for_the_tokenizer_keep_nobody_waiting(server: Running, demo: Any, monkeypatch: Any) -> None:
-    at_work, released = threading.Event(), threading.Event()
-
-    def slow(*args: Any, **options: Any) -> Any:
-        at_work.set()
-        released.wait(60)
-        return []
-
-    monkeypatch.setattr("draftree.serve.app.chat_prompt", slow)
-    monkeypatch.setattr(demo[1], "decode", slow)
-    asked: list[tuple[str, dict[str, Any]]] = [("/tokenize", {"messages": MESSAGES}), ("/detokenize", {"tokens": [5]})]
-    for path, body in asked:
-        thread = threading.Thread(target=lambda path=path, body=body: server.post(path, **body))
-        thread.start()
-        assert at_work.wait(60)
-        assert server.http.get("/health", timeout=30).status_code == 200
-        released.set()
-        thread.join()
-        at_work.clear()
-        released.clear()
-
-
 def test_models_health_and_info(server: Running, client: openai.OpenAI, demo: Any) -> None:
     assert [m.id for m in client.models.list()] == ["draftree"]
     assert client.models.retrieve("draftree").id == "draftree"
@@ -357,23 +300,6 @@ def test_the_curl_lines_of_the_pages(server: Running, page: str) -> None:
         response = server.http.post(path, content=body)
         assert response.status_code == 200, response.text
         assert response.json()["draftree"]["answers"][0]["steps"]
-
-
-async def _async_chat(url: str) -> str:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
-        stream = await client.chat.completions.create(
-            model="draftree",
-            messages=MESSAGES,  # type: ignore[arg-type]
-            stream=True,
-            temperature=0,
-            max_tokens=20,
-        )
-        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-
-
-def test_the_asynchronous_client(server: Running, client: openai.OpenAI) -> None:
-    whole = client.chat.completions.create(model="draftree", messages=MESSAGES, temperature=0, max_tokens=20)
-    assert asyncio.run(_async_chat(server.url)) == whole.choices[0].message.content
 
 
 def test_trees_of_the_steps(server: Running) -> None:

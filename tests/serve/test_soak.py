@@ -137,26 +137,3 @@ def test_memory_is_flat_and_no_slot_is_lost(demo: Any, tmp_path: Path) -> None:
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0 or process.returncode == -signal.SIGTERM
-
-
-def test_ten_times_too_much_is_answered_with_429(tmp_path: Path) -> None:
-    process, url = start(tmp_path / "log", "--slots", "4", "--queue", "8")
-
-    async def ask(http: httpx.AsyncClient, i: int) -> int:
-        sent = {"prompt": f"The sea {i}", "max_tokens": 64, "ignore_eos": True, "temperature": 0}
-        response = await http.post("/v1/completions", json=sent)
-        return response.status_code
-
-    async def all_at_once() -> list[int]:
-        limits = httpx.Limits(max_connections=120)
-        async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as http:
-            return await asyncio.gather(*(ask(http, i) for i in range(120)))
-
-    try:
-        statuses = asyncio.run(all_at_once())
-        assert set(statuses) == {200, 429}
-        assert statuses.count(200) >= 12
-        assert httpx.get(f"{url}/health").status_code == 200
-    finally:
-        process.terminate()
-        process.wait(30)

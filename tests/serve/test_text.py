@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import threading
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -20,7 +18,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from draftree.detokenizer import Detokenizer
 from draftree.engine import Emitted, SamplingParams
-from draftree.serve import responses as answers
 from draftree.serve.chat import MessageReader, chat_prompt, tools_of
 from draftree.serve.http import ApiError
 from draftree.serve.output import Delta, OutputStream, RequestOutput, StopStrings, TokenBytes, token_text
@@ -139,28 +136,8 @@ def test_an_answer_goes_on_with_the_text_of_its_prompt() -> None:
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
 
 
-@given(st.lists(st.text("ab", max_size=3), max_size=12), STOPS, st.booleans())
-def test_stop_strings_cut_where_the_first_one_begins(pieces: list[str], stops: list[str], include: bool) -> None:
-    """As if the whole text had been looked at after each character, which is how fast a text can be told to be over."""
-    cutter, given_out = StopStrings(stops, include=include), ""
-    text = "".join(pieces)
-    for piece in pieces:
-        given_out += cutter.feed(piece)
-        assert text.startswith(given_out)
-    given_out += cutter.rest()
-    places = [(text.find(stop), stop) for stop in stops if stop in text]
-    assert (cutter.found is None) == (not places)
-    if not places:
-        assert given_out == text
-    else:
-        assert cutter.found is not None
-        body = given_out.removesuffix(cutter.found) if include else given_out
-        assert text.startswith(body + cutter.found)
-        assert not any(stop in body for stop in stops)
-
-
 def naive(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """What of a text can be given before more of it is known, and the stop string that ended it."""
+    """Return the text that can be passed on, and the stop string that ended it."""
     places = [(text.find(stop), -len(stop), stop) for stop in stops if stop in text]
     if places:
         at, _, found = min(places)
@@ -193,24 +170,6 @@ def test_what_is_complete_too_early_is_text(pieces: list[str], stops: list[str],
             assert given_out == text[: min(starts)]
             return
     assert given_out + cutter.rest() == text
-
-
-def test_long_stop_strings_take_no_longer() -> None:
-    """A string that the text keeps beginning with, at each of its places."""
-    cutter = StopStrings(["!" * 50_000 + "x", *("z" * 30_000 + str(i) for i in range(15))])
-    began = time.process_time()
-    for _ in range(20_000):
-        assert cutter.feed("!") == ""
-    assert (
-        time.process_time() - began < 10
-    )  # less than one; a second for each token where what is held is searched again
-    assert cutter.feed("y") == "!" * 20_000 + "y"
-
-
-def test_what_cannot_become_a_stop_string_is_given_at_once() -> None:
-    cutter = StopStrings(["END"])
-    assert [cutter.feed(piece) for piece in ("ab", "cE", "N", "x", "E")] == ["ab", "c", "", "ENx", ""]
-    assert cutter.rest() == "E"
 
 
 SAID = '<think>Let me see.</think>Looking.<call>{"name": "look", "arguments": {"at": "sea"}}</call>'
@@ -311,34 +270,6 @@ def test_messages_reach_the_template_as_it_reads_them(demo: Any) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "no json"}}
     with pytest.raises(ApiError, match="no JSON"):
         chat_prompt(demo.tokenizer, [Message.model_validate({"role": "assistant", "tool_calls": [call]})])
-
-
-def test_scores_of_a_streamed_prompt_are_written_in_a_thread(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take long, and nobody else must wait for them; and whoever leaves meanwhile ends what runs."""
-    threads, cancelled = [], []
-
-    def echoed(*given: Any) -> dict[str, Any]:
-        threads.append(threading.current_thread())
-        return echoing(*given)
-
-    echoing = answers._echoed
-    monkeypatch.setattr(answers, "_echoed", echoed)
-    body = Completion.model_validate({"prompt": [1, 2], "stream": True, "echo": True, "max_tokens": 1})
-    call = Call(body, "demo", demo.tokenizer)
-    call.echo = ["The"]
-
-    async def first() -> bytes:
-        chunks = stream(
-            call, OutputStream([RequestOutput([1, 2], SamplingParams())], 60, cancelled.append, whole=False), 2
-        )
-        chunk = await anext(chunks)
-        await chunks.aclose()
-        return chunk
-
-    assert b"The" in asyncio.run(first())
-    assert threads
-    assert threading.main_thread() not in threads
-    assert len(cancelled) == 1
 
 
 def test_usage_in_a_stream_counts_what_its_chunks_have_brought(demo: Any) -> None:

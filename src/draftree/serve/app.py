@@ -196,15 +196,15 @@ def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None =
     async def completions(request: Request) -> Response:
         key = server.key(request)
         body = await server.body(request, Completion)
-        call, parts = await server.read(server.calls.completion, body, key)
-        return await server.answer(request, call, parts)
+        call, outputs = await server.read(server.calls.completion, body, key)
+        return await server.answer(request, call, outputs)
 
     @app.post("/v1/chat/completions", openapi_extra=described(Chat))
     async def chat_completions(request: Request) -> Response:
         key = server.key(request)
         body = await server.body(request, Chat)
-        call, parts = await server.read(server.calls.chat, body, key)
-        return await server.answer(request, call, parts)
+        call, outputs = await server.read(server.calls.chat, body, key)
+        return await server.answer(request, call, outputs)
 
     add_extras(app, server)
     add_page(app)

@@ -68,12 +68,12 @@ class CallReader:
         prompts = [one if isinstance(one, list) else self.encode(one, special=special) for one in listed]
         constraint = constraint_of(body, (), self.tokenizer)
         options = most, logprobs, cache_salt, (), constraint
-        parts = [part for prompt in prompts for part in self._outputs(body, prompt, *options)]
+        outputs = [output for prompt in prompts for output in self._outputs(body, prompt, *options)]
         call = Call(body, self.settings.model_name, self.tokenizer, body.logprobs)
         if body.echo:
             shown = [one if isinstance(one, str) else self.tokenizer.decode(one) for one in listed]
             call.echo = [text for text in shown for _ in range(tries)]
-        return call, parts
+        return call, outputs
 
     def _listed(self, body: Completion) -> list[str | list[int]]:
         given: Any = body.prompt
@@ -114,11 +114,11 @@ class CallReader:
         constraint = constraint_of(body, tools, self.tokenizer, readers[0].begun)
         for reader in readers:
             reader.strips = constraint is not None
-        parts = self._outputs(body, prompt, most, logprobs, cache_salt, prediction, constraint)
+        outputs = self._outputs(body, prompt, most, logprobs, cache_salt, prediction, constraint)
         call = Call(body, self.settings.model_name, self.tokenizer, logprobs, prediction=prediction, readers=readers)
-        for part, reader in zip(parts, readers, strict=True):
-            part.skip_special_tokens = part.skip_special_tokens and not reader.raw
-        return call, parts
+        for output, reader in zip(outputs, readers, strict=True):
+            output.skip_special_tokens = output.skip_special_tokens and not reader.raw
+        return call, outputs
 
     def _prediction(self, body: Chat) -> list[int]:
         if body.prediction is None:
@@ -152,7 +152,7 @@ class CallReader:
             raise ApiError(f"min_tokens is {body.min_tokens} and the answer has at most {new}: lower it.", "min_tokens")
         if body.own.node_budget and (self.drafter is None or body.own.drafter == "off"):
             raise ApiError("node_budget bounds draft tokens, and nothing drafts: leave it out.", "draftree.node_budget")
-        parts = []
+        outputs = []
         for seed in seeds(body, body.tries):
             params = sampling_params(
                 self.target,
@@ -168,8 +168,10 @@ class CallReader:
             )
             skip = body.skip_special_tokens is not False
             include, least = bool(body.include_stop_str_in_output), body.min_tokens or 0
-            parts.append(RequestOutput(prompt, params, body.stops, include, skip, isinstance(body, Completion), least))
-        return parts
+            outputs.append(
+                RequestOutput(prompt, params, body.stops, include, skip, isinstance(body, Completion), least)
+            )
+        return outputs
 
     def _remaining(self, body: Sampling, prompt: list[int], most: int | None) -> int:
         """Return the remaining tokens: the largest number of tokens of the output.

@@ -1,4 +1,4 @@
-"""Chats: turn messages into a prompt by the tokenizer's template, and an answer into message parts."""
+"""Render messages as a prompt by the tokenizer's template, and parse outputs into message parts."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from draftree.serve.protocol import Chat, Message, plain
 
 
 class Regions(ResponseParser):
-    """Hugging Face's parser, but no text is an error: a region that cannot be read ends with the event "region_broken".
+    """Parse like Hugging Face's parser, without errors: a malformed region ends with the event "region_broken".
 
-    That event and "region_close" have the text of the whole region, markers included, under "raw".
+    That event and "region_close" hold the text of the whole region with its markers as "raw".
     """
 
     _begin = _prompt = 0
 
     def __init__(self, template: Any, prefix: str, tools: list[Any]) -> None:
         super().__init__(template, prefix=prefix, tools=tools or None)
-        self._prompt = len(self._buffer)  # where the answer's own text begins
+        self._prompt = len(self._buffer)  # Start of the output's own text.
 
     def rest(self) -> list[dict[str, Any]]:
-        """The last events; in contrast to `finalize`, fields that the template requires may be missing."""
+        """Return the last events; unlike in `finalize`, required fields of the template may be missing."""
         events: list[dict[str, Any]] = []
         self._process(events, eos=True)
         return events
 
     def _accumulate(self, events: list[dict[str, Any]], text: str) -> None:
-        known, held = len(events), max(0, self._prompt - self._pos)  # of the prompt, as it might have begun a marker
+        known, held = len(events), max(0, self._prompt - self._pos)  # The prompt's end may begin a marker.
         super()._accumulate(events, text)
         for event in events[known:]:
             if event["type"] == "region_chunk":
@@ -53,14 +53,14 @@ class Regions(ResponseParser):
         raw = self._body if implicit else self._buffer[max(self._begin, self._prompt) : self._pos]
         try:
             super()._close_current(events)
-        except Exception:  # parsers and transforms of templates raise what they like
+        except Exception:  # Transforms of templates may raise anything.
             events.append({"type": "region_broken", "field": name})
             self._reset_to_implicit()
         for event in events[known:]:
             event["raw"] = raw
 
 
-REASONING = ("reasoning_content", "thinking")  # what response templates call it
+REASONING = ("reasoning_content", "thinking")  # Names of the field in response templates.
 
 
 def chat_prompt(tokenizer: Any, messages: Sequence[Message], **options: Any) -> list[int]:
@@ -86,14 +86,14 @@ def chat_prompt(tokenizer: Any, messages: Sequence[Message], **options: Any) -> 
 
 
 def template_variables(tokenizer: Any, given: dict[str, Any] | None) -> dict[str, Any]:
-    """What a client gives the chat template besides the messages (`chat_template_kwargs`): variables and nothing else.
+    """Return the variables of `chat_template_kwargs`.
 
     Args:
         tokenizer: the model's.
-        given: by the client.
+        given: the field of the request.
 
     Raises:
-        ApiError: a name that is an argument on the way to the template, such as `chat_template` or `truncation`.
+        ApiError: a name is an argument of the tokenizer, such as `chat_template` or `truncation`.
     """
     if not given:
         return {}
@@ -110,7 +110,7 @@ def template_variables(tokenizer: Any, given: dict[str, Any] | None) -> dict[str
 
 
 def _as_dict(message: Message) -> dict[str, Any]:
-    """A message as templates read it; only fields that are there, arguments of calls as objects."""
+    """Return a message for templates: only set fields, arguments of calls as objects."""
     found: dict[str, Any] = {"role": message.role, "content": plain(message.content)}
     for name in ("name", "tool_call_id", "reasoning_content"):
         if getattr(message, name) is not None:
@@ -129,22 +129,22 @@ def _as_dict(message: Message) -> dict[str, Any]:
 
 def _arguments(text: str) -> Any:
     try:
-        return json.loads(text) if text.strip() else {}  # nothing, from clients that join pieces of a call without any
+        return json.loads(text) if text.strip() else {}  # Some clients send "" for no arguments.
     except (ValueError, RecursionError):
         raise ApiError("The arguments of a tool call in the messages are no JSON.", "messages") from None
 
 
 def tools_of(body: Chat, tokenizer: Any) -> list[dict[str, Any]]:
-    """The tools that the model is told of; none where the client wants none.
+    """Return the tools for the chat template; none with the tool choice "none".
 
     Raises:
-        ApiError: the request says how to call tools and has none, the model has no template for tools, or its answers
-            cannot be read for calls.
+        ApiError: the request has a tool choice without tools, or the model has no chat template for tools or no
+            response template to find calls with.
     """
-    if not body.tools and body.tool_choice not in (None, "none"):  # which some clients send with every request
-        raise ApiError("tool_choice says how tools are called, and there are no tools: give some.", "tool_choice")
+    if not body.tools and body.tool_choice not in (None, "none"):  # Some clients always send "none".
+        raise ApiError("tool_choice needs tools, and there are no tools: give some.", "tool_choice")
     if not body.tools and body.parallel_tool_calls is not None:
-        message = "parallel_tool_calls says how tools are called, and there are no tools: leave it out."
+        message = "parallel_tool_calls needs tools, and there are no tools: leave it out."
         raise ApiError(message, "parallel_tool_calls")
     if not body.tools or body.tool_choice == "none":
         return []
@@ -153,8 +153,8 @@ def tools_of(body: Chat, tokenizer: Any) -> list[dict[str, Any]]:
         raise ApiError("The model's chat template knows no tools: leave tools out.", "tools")
     if getattr(tokenizer, "response_template", None) is None:
         raise ApiError(
-            "The model's tokenizer has no response_template, by which tool calls are found in its answers: leave tools "
-            "out, or add one to its tokenizer_config.json.",
+            "The model's tokenizer has no response_template to find tool calls with: leave tools out, or add one "
+            "to its tokenizer_config.json.",
             "tools",
         )
     return [tool.model_dump(exclude_none=True) for tool in body.tools]
@@ -162,7 +162,7 @@ def tools_of(body: Chat, tokenizer: Any) -> list[dict[str, Any]]:
 
 @dataclass(slots=True)
 class Read:
-    """What is new in a message."""
+    """Hold the new parts of a message."""
 
     content: str = ""
     reasoning: str = ""
@@ -170,19 +170,19 @@ class Read:
 
 
 class MessageReader:
-    """Reads an answer's text as it comes: content, reasoning, tool calls.
+    """Parse the text of an output incrementally into content, reasoning and tool calls.
 
     Args:
-        tokenizer: one without `response_template` gives all text as content.
-        prompt: token ids; templates may begin the answer in it.
-        tools: that the model was told of; without any, what looks like a call is content.
+        tokenizer: without `response_template`, all text is content.
+        prompt: token ids; templates may begin the answer in the prompt.
+        tools: of the request; without tools, calls are content.
     """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int], tools: list[dict[str, Any]]) -> None:
         self._parser = None
         self._may_call = bool(tools)
-        self.calls = 0  # that were read so far
-        self.strips = False  # whether lines between the reasoning and the content are left out, as under a grammar
+        self.calls = 0  # Number of calls so far.
+        self.strips = False  # Drop blanks between reasoning and content; set under a grammar.
         self._reasoned = self._begun = False
         template = getattr(tokenizer, "response_template", None)
         if template is not None:
@@ -190,7 +190,7 @@ class MessageReader:
 
     @property
     def begun(self) -> str | None:
-        """The field of the answer that the prompt has begun; None for none."""
+        """Return the field of the answer that the prompt has begun; None for none."""
         open_now = None
         for event in [] if self._parser is None else self._parser.initial_events:
             if event["type"] == "region_open":
@@ -201,17 +201,16 @@ class MessageReader:
 
     @property
     def raw(self) -> bool:
-        """Whether it wants the text with its special tokens."""
+        """Return True if `feed` needs the text with its special tokens."""
         return self._parser is not None
 
     def feed(self, text: str, *, last: bool = False, end_token: str = "") -> Read:
-        """What a piece of text adds.
+        """Return the parts of the message that a piece of text adds.
 
         Args:
-            text: of the answer, with its special tokens where the reader wants them.
-            last: whether the answer ends with it.
-            end_token: the text of the special token that ended it, "" for none. It is no content, whether or not the
-                template names it as the end of some part.
+            text: next text, with special tokens if `raw`.
+            last: the output ends with this text.
+            end_token: text of the special token that ended the output, "" for none; it is never content.
         """
         if self._parser is None:
             return Read(text)
@@ -234,7 +233,10 @@ class MessageReader:
             self.calls += len(calls)
             if not calls:
                 self._say(event["raw"], read)
-        elif event["type"] == "region_broken" and name not in ("content", *REASONING):  # whose text has been given
+        elif event["type"] == "region_broken" and name not in (
+            "content",
+            *REASONING,
+        ):
             self._say(event["raw"], read)
         elif event["type"] == "region_chunk" and not event.get("dirty"):
             text = event.get("text") or ""
@@ -245,7 +247,7 @@ class MessageReader:
                 self._say(text, read)
 
     def _say(self, text: str, read: Read) -> None:
-        """Add a text to the content."""
+        """Add text to the content."""
         if self.strips and self._reasoned and not self._begun:
             text = text.lstrip()
         self._begun = self._begun or bool(text)
@@ -258,7 +260,7 @@ def _valid(text: str) -> str:
 
 
 def _calls_of(value: Any) -> list[dict[str, Any]]:
-    """The calls of a region as the API has them; none where one of them is no call."""
+    """Return the calls of a region as API objects; none if one of them is malformed."""
     calls = []
     for one in value if isinstance(value, list) else [value]:
         function = one.get("function") if isinstance(one, dict) else None

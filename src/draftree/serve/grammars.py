@@ -1,6 +1,6 @@
-"""What an answer may say, as a grammar: `response_format`, vLLM's `structured_outputs`, and tools that must be called.
+"""Build grammars for `response_format`, vLLM's `structured_outputs` and forced or strict tool calls.
 
-A model with a response template may think before it speaks; the grammar is about what comes after that.
+A model with a response template may reason first; the grammar applies to the text after that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from draftree.serve.http import ApiError
 from draftree.serve.protocol import Chat, NamedTool, Sampling
 
 ANYTHING = "/(?s:.*)/"
-WHOLE_CALL = {"type": "function", "function": "{content}"}  # a template's word for calls written as one JSON object
+WHOLE_CALL = {"type": "function", "function": "{content}"}  # How templates describe calls that are one JSON object.
 FORMS: dict[str, Any] = {
     "json_": Grammar.json_schema,
     "json_object": lambda _: Grammar.json(),
@@ -30,7 +30,7 @@ FORMS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A grammar, and the field of the request that asked for it."""
+    """Hold a grammar and the field of the request that asked for it."""
 
     grammar: Grammar
     field: str
@@ -38,7 +38,7 @@ class Constraint:
 
 @contextmanager
 def refused(field: str) -> Iterator[None]:
-    """A grammar's error becomes the API's, about `field`."""
+    """Turn errors of grammars into API errors about `field`."""
     try:
         yield
     except GrammarBusyError as error:
@@ -50,27 +50,27 @@ def refused(field: str) -> Iterator[None]:
 def constraint_of(
     body: Sampling, tools: Sequence[dict[str, Any]], tokenizer: Any, begun: str | None = None
 ) -> Constraint | None:
-    """What the answer to a request may say; None for anything.
+    """Return the grammar of a request; None for none.
 
     Args:
         body: the request.
-        tools: that the model was told of.
+        tools: see `tools_of`.
         tokenizer: the model's.
-        begun: the field of the answer that its prompt has begun, such as "reasoning_content"; None for none.
+        begun: the field of the answer that the prompt has begun, such as "reasoning_content"; None for none.
 
     Raises:
-        ApiError: fields that do not go together, no grammar, or tools that this model's calls cannot be held to.
+        ApiError: fields contradict each other, a grammar is invalid, or the model's calls are in no supported form.
     """
     form, chat = _form(body), isinstance(body, Chat)
     found = (isinstance(body, Chat) and _calls(body, tools, tokenizer, form)) or form
     if found is None:
         return None
     if body.ignore_eos:
-        raise ApiError("A grammar says where the answer ends: leave ignore_eos out.", "ignore_eos")
+        raise ApiError("A grammar decides where the answer ends: leave ignore_eos out.", "ignore_eos")
     content = _field(tokenizer, "content") or {}
     if chat and ("open" in content or "open_pattern" in content):
         raise ApiError(
-            "This model says what it answers between markers of its own, where no grammar can be laid yet: leave "
+            "This model's content stands between markers, which grammars do not support: leave "
             f"{found.field} out, or use /v1/completions.",
             found.field,
         )
@@ -81,11 +81,13 @@ def constraint_of(
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """A grammar in the making.
+    """Hold a grammar before it is composed.
 
     Attributes:
-        start: where it begins, in Lark, which names `rules` and `parts`.
-        field: that asked for it.
+        start: first rule, in Lark; names `rules` and `parts`.
+        rules: further rules.
+        parts: grammars by name.
+        field: the request's field that asked for it.
     """
 
     start: str
@@ -94,7 +96,7 @@ class _Rules:
     field: str
 
     def compose(self, thinking: tuple[str, str] | None) -> Grammar:
-        """The grammar; behind the model's thinking, where there is any (how that begins, and its rule)."""
+        """Return the grammar, after `thinking` (its beginning and its rule) if the model reasons."""
         if thinking is None and self.start == "@content":
             return self.parts["content"]
         start, rules = self.start, self.rules
@@ -104,7 +106,7 @@ class _Rules:
 
 
 def _form(body: Sampling) -> _Rules | None:
-    """What `response_format` or `structured_outputs` asks for."""
+    """Return the rules of `response_format` or `structured_outputs`."""
     form, more = body.response_format, body.structured_outputs
     if form is not None and (form.json_schema is None) == (form.type == "json_schema"):
         advice = "leave it out" if form.json_schema is not None else "give one with a schema in it"
@@ -166,7 +168,7 @@ def _calls(body: Chat, tools: Sequence[dict[str, Any]], tokenizer: Any, form: _R
         others = {} if forced or form is None else form.parts
         return _Rules("@content | calls" if others else "calls", rules, parts | others, "tools")
     often = "?" if single else "*"
-    if begin.startswith("<"):  # a token of its own is no part of any text
+    if begin.startswith("<"):  # A special token is no part of any text.
         return _Rules(f"({ANYTHING} {begin} {call}){often} {ANYTHING}", (), parts, "tools")
     without = re.escape(markers[0]).replace("/", r"\/")
     rules = f"before[suffix={begin}]: {ANYTHING}", f"REST: {ANYTHING} & ~/(?s:.*){without}(?s:.*)/"
@@ -174,34 +176,34 @@ def _calls(body: Chat, tools: Sequence[dict[str, Any]], tokenizer: Any, form: _R
 
 
 def _arguments_of(function: dict[str, Any], forced: bool) -> dict[str, Any]:
-    """The schema of a function's arguments, where it is asked for; it stays a root, to which its references lead."""
+    """Return the schema of a function's arguments if they are constrained; it stays a root for its references."""
     asked: dict[str, Any] = {}
     if forced or function.get("strict"):
         asked = function.get("parameters", {"type": "object", "properties": {}, "additionalProperties": False})
-    said = asked.keys() & {"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"}  # what kind of value it is
+    said = asked.keys() & {"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"}  # Keywords that fix the type.
     return asked if said else {"type": "object"} | asked
 
 
 def _thinking(tokenizer: Any, begun: str | None) -> tuple[str, str] | None:
-    """How an answer's reasoning begins, in Lark, and the rule for what it is; None where the model has none."""
+    """Return the beginning of the reasoning in Lark, and its rule; None if the model does not reason."""
     for name in REASONING:
         markers = _markers(tokenizer, name, "")
         if markers is None or begun not in (None, name):
             continue
         begin, end = (_lark(tokenizer, marker) for marker in markers)
         rule = f"thoughts: {ANYTHING} {end}" if end.startswith("<") else f"thoughts[suffix={end}]: {ANYTHING}"
-        # Templates leave a line or two behind the thoughts, which `MessageReader` takes off what follows.
+        # Templates leave up to two blanks after the reasoning; `MessageReader` strips them.
         return (r"thoughts /\s{0,2}/" if begun == name else rf"({begin} thoughts /\s{{0,2}}/)?"), rule
     return None
 
 
 def _markers(tokenizer: Any, name: str, before: str) -> tuple[str, str] | None:
-    """Between what an answer's field stands, by the response template; None where those are no plain texts.
+    """Return the markers around a field in the response template; None if they are no plain texts.
 
     Args:
         tokenizer: the model's.
-        name: of the field; calls have to be one JSON object as well.
-        before: a pattern that may stand before the first.
+        name: of the field; calls must also be one JSON object.
+        before: pattern that may precede the first marker.
     """
     field = _field(tokenizer, name)
     if field is None:
@@ -215,7 +217,7 @@ def _markers(tokenizer: Any, name: str, before: str) -> tuple[str, str] | None:
 
 
 def _field(tokenizer: Any, name: str) -> dict[str, Any] | None:
-    """A field of the response template; None where there is none."""
+    """Return a field of the response template; None for none."""
     template = getattr(tokenizer, "response_template", None) or {}
     found: dict[str, Any] | None = (template.get("fields") or {}).get(name)
     return found
@@ -225,7 +227,7 @@ def _literal(field: dict[str, Any], name: str, before: str) -> str | None:
     given = field.get(name)
     if given is not None:
         if name == "open" and not isinstance(given, str) and len(given) > 1:
-            return None  # what begins with another of them would escape
+            return None  # Text after another opening would escape the grammar.
         return str(given if isinstance(given, str) else given[0])
     pattern = field.get(f"{name}_pattern", "").removeprefix(before)
     text = re.sub(r"\\(\W)", r"\1", pattern)
@@ -233,7 +235,7 @@ def _literal(field: dict[str, Any], name: str, before: str) -> str | None:
 
 
 def _lark(tokenizer: Any, marker: str) -> str:
-    """A marker in llguidance's Lark: by its id, in angle brackets, where it is a special token, else as a text."""
+    """Return a marker in llguidance's Lark: special tokens by their id in angle brackets, others as text."""
     for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
         if token.special and token.content == marker:
             return f"<[{number}]>"

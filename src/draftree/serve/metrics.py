@@ -58,29 +58,29 @@ class Metrics(Collector):
         """Count an HTTP response."""
         self._responses.labels(str(status)).inc()
 
-    def added(self, parts: Sequence[RequestOutput]) -> None:
+    def added(self, outputs: Sequence[RequestOutput]) -> None:
         """Add answers that wait for slots."""
         with self._lock:
-            self._live |= {id(part): part for part in parts}
+            self._live |= {id(output): output for output in outputs}
 
-    def came(self, part: RequestOutput, count: int, before: float | None) -> None:
+    def came(self, output: RequestOutput, count: int, before: float | None) -> None:
         """Count new tokens of an answer; `before` is the time of the previous token, None for none."""
         if before is None:
-            self._first.observe(part.last - part.added)
-            count, before = count - 1, part.last  # others of the first step come with the first token
+            self._first.observe(output.last - output.added)
+            count, before = count - 1, output.last  # others of the first step come with the first token
         for _ in range(count):
-            self._between.observe((part.last - before) / count)
+            self._between.observe((output.last - before) / count)
 
-    def ended(self, part: RequestOutput) -> None:
+    def ended(self, output: RequestOutput) -> None:
         """Count a finished answer."""
         with self._lock:
-            del self._live[id(part)]
-            self._over.add(part)
-        self._requests.labels(part.finish or "error").inc()
-        if part.joined is not None:
-            self._queue.observe(part.joined - part.added)
-        if part.first is not None:
-            self._whole.observe(part.last - part.added)
+            del self._live[id(output)]
+            self._over.add(output)
+        self._requests.labels(output.finish or "error").inc()
+        if output.joined is not None:
+            self._queue.observe(output.joined - output.added)
+        if output.first is not None:
+            self._whole.observe(output.last - output.added)
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' format."""
@@ -95,8 +95,8 @@ class Metrics(Collector):
         """Return the sums of all answers until now."""
         with self._lock:
             found = replace(self._over, stats=self._over.stats.copy())
-            for part in self._live.values():
-                found.add(part)
+            for output in self._live.values():
+                found.add(output)
         return found
 
 
@@ -109,14 +109,14 @@ class _Sums:
     given: int = 0
     stats: RequestStats = field(default_factory=RequestStats)
 
-    def add(self, part: RequestOutput) -> None:
+    def add(self, output: RequestOutput) -> None:
         """Add the present counts of an answer."""
-        request = part.request
+        request = output.request
         assert request is not None
-        if part.joined is not None:
-            self.prompt += len(part.prompt)
+        if output.joined is not None:
+            self.prompt += len(output.prompt)
             self.reused += request.reused
-        self.given += part.given
+        self.given += output.given
         self.stats.add(request.stats.copy())
 
 

@@ -181,9 +181,9 @@ class OutputStream:
     """
 
     def __init__(
-        self, parts: list[RequestOutput], timeout: float, end: Callable[[OutputStream], None], *, whole: bool
+        self, outputs: list[RequestOutput], timeout: float, end: Callable[[OutputStream], None], *, whole: bool
     ) -> None:
-        self.parts, self.whole = parts, whole
+        self.outputs, self.whole = outputs, whole
         self.deadline = time.monotonic() + timeout
         self.abandoned = False
         self.begun: bool | None = None  # At the deadline: some output had left the queue.
@@ -202,7 +202,7 @@ class OutputStream:
         Raises:
             Exception: the error that ended one of the outputs.
         """
-        left = len(self.parts)
+        left = len(self.outputs)
         try:
             while left:
                 try:
@@ -248,12 +248,12 @@ class OutputReader:
 
     def __init__(self, answers: OutputStream, index: int, tokenizer: Any) -> None:
         self.answers, self.index = answers, index
-        self.part = answers.parts[index]
-        before = self.part.prompt if self.part.goes_on else ()
-        skip = self.part.skip_special_tokens
+        self.output = answers.outputs[index]
+        before = self.output.prompt if self.output.goes_on else ()
+        skip = self.output.skip_special_tokens
         self.detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip, before=before)
         self._tokenizer = tokenizer
-        self.stops = StopStrings(self.part.stops, include=self.part.include_stop)
+        self.stops = StopStrings(self.output.stops, include=self.output.include_stop)
         self.held: Delta | None = None  # All deltas so far of an output that is not streamed.
         self.tokens = 0
 
@@ -261,46 +261,46 @@ class OutputReader:
         """Read the next token; return its text, and the text that can be passed on now."""
         self.tokens += 1
         piece = self.detokenizer.feed(token)
-        return piece, self.stops.feed(piece, may_end=self.tokens > self.part.min_tokens)
+        return piece, self.stops.feed(piece, may_end=self.tokens > self.output.min_tokens)
 
     def news(self, now: float) -> Delta | None:
         """Return the tokens and text since the last call; None for none."""
-        part = self.part
-        request = part.request
+        output = self.output
+        request = output.request
         assert request is not None
-        if part.joined is None and (request.state is State.RUNNING or request.stats.steps):
-            part.joined = now
+        if output.joined is None and (request.state is State.RUNNING or request.stats.steps):
+            output.joined = now
         over = request.state is State.FINISHED
-        if len(request.output) == part.given and not over:
+        if len(request.output) == output.given and not over:
             return None
         delta, texts = Delta(self.index), []
-        for emitted in request.output[part.given :]:
+        for emitted in request.output[output.given :]:
             delta.emitted.append(emitted)
             piece, text = self.read(emitted.token)
             texts.append(text)
-            if part.params.keep_trees or part.params.logprobs is not None:
+            if output.params.keep_trees or output.params.logprobs is not None:
                 delta.pieces.append(piece)
             if self.stops.found is not None:
                 break
-        part.given += len(delta.emitted)
+        output.given += len(delta.emitted)
         delta.trees, request.trees = request.trees, []
         if delta.emitted:
-            part.first = now if part.first is None else part.first
-            part.last = now
+            output.first = now if output.first is None else output.first
+            output.last = now
         if self.stops.found is not None:
             delta.finish = "stop"
         elif over:
-            last = self.stops.feed(self.detokenizer.rest(), may_end=self.tokens > part.min_tokens)
+            last = self.stops.feed(self.detokenizer.rest(), may_end=self.tokens > output.min_tokens)
             texts += [last, self.stops.rest()]
             cancelled = "cancelled" if self.answers.abandoned else "length"
             ends = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": cancelled}
-            if request.finish_reason == "eos" and not part.skip_special_tokens and request.output:
+            if request.finish_reason == "eos" and not output.skip_special_tokens and request.output:
                 delta.end_token = self._special(request.output[-1].token)
             own = isinstance(request.error, ApiError)
             ended = "error" if own else str(request.finish_reason)
             delta.finish = "stop" if self.stops.found is not None else ends.get(ended, "error")
         delta.text = "".join(texts)
-        part.finish = delta.finish
+        output.finish = delta.finish
         if not self.answers.whole:
             return delta
         if self.held is None:

@@ -1,6 +1,6 @@
-"""The page at `/`: it asks this server over the API and shows how each answer came about.
+"""Serve the page at `/`, which shows the draft trees of each output.
 
-It is one file and fetches nothing but answers: a policy in its headers lets no other script, style or address in.
+The page is one file; the content security policy in its headers allows no other script, style or address.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from draftree.pages import fill
 
 
 def add_page(app: FastAPI) -> None:
-    """Put the page onto `app`."""
+    """Add the page to `app`."""
     page = fill("draftree.serve")
     headers = {"Content-Security-Policy": policy(page), "X-Content-Type-Options": "nosniff"}
     headers |= {"Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
@@ -26,7 +26,7 @@ def add_page(app: FastAPI) -> None:
 
 
 def policy(page: str) -> str:
-    """The content security policy of a page: its own style and script, by their digests, and this server."""
+    """Return the content security policy of a page: its own style and script, by digest, and this server."""
     allowed = {"connect-src": "'self'", "img-src": "data:"}
     for element in ("style", "script"):
         found = re.search(rf"<{element}>(.*?)</{element}>", page, re.S)

@@ -1,4 +1,4 @@
-"""Bodies of requests: every field is checked here, and unknown fields are refused by name."""
+"""Define the bodies of requests; unknown fields are refused by name."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=
 
 
 class Strict(BaseModel):
-    """A part of a request; types as in JSON, no field besides its own, no infinite numbers."""
+    """Check JSON types, refuse unknown fields and infinite numbers."""
 
-    # Texts of clients are not kept in the parser's cache of strings.
+    # The parser's cache must not hold texts of clients.
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, cache_strings="keys")
 
 
 class StreamOptions(Strict):
-    """How a stream tells usage: once at the end, or with every chunk."""
+    """Request usage once at the end of a stream, or with every chunk."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class DraftreeOptions(Strict):
-    """What is draftree's own: who drafts for this request, how much, and what the answer tells of it."""
+    """Set drafting, statistics and the timeout of one request."""
 
     drafter: str | None = None
     node_budget: Annotated[int, Field(ge=0, le=4096)] | None = None
@@ -39,7 +39,7 @@ class DraftreeOptions(Strict):
 
 
 class JsonSchema(Strict):
-    """A schema as the API names it; `strict` or not, the answer fits it."""
+    """Name a schema; the output fits it, `strict` or not."""
 
     name: str | None = None
     description: str | None = None
@@ -48,14 +48,14 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """What the answer is: any text, a JSON object, or JSON by a schema."""
+    """Choose the form of the output: text, a JSON object, or JSON by a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(Strict):
-    """vLLM's field for the same and more; one of these."""
+    """Choose one form of the output, by vLLM's names."""
 
     json_: dict[str, Any] | bool | str | None = Field(default=None, alias="json")
     json_object: Literal[True] | None = None
@@ -64,11 +64,11 @@ class StructuredOutputs(Strict):
     grammar: str | None = None
 
 
-_NOTHING = DraftreeOptions()  # of requests that set none
+_NOTHING = DraftreeOptions()
 
 
 class Sampling(Strict):
-    """What completions and chat completions have in common.
+    """Define the fields of both completions and chats.
 
     Fields of the API whose only supported value is its default are typed as that value.
     """
@@ -102,22 +102,22 @@ class Sampling(Strict):
 
     @property
     def own(self) -> DraftreeOptions:
-        """draftree's own fields, all unset where there are none."""
+        """Return draftree's own fields, all unset by default."""
         return self.draftree or _NOTHING
 
     @property
     def tries(self) -> int:
-        """Answers to generate for each prompt."""
+        """Return the number of outputs to generate for each prompt."""
         return self.n or 1
 
     @property
     def stops(self) -> list[str]:
-        """Strings that end the text."""
+        """Return the stop strings."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
 class Completion(Sampling):
-    """Body of /v1/completions."""
+    """Define the body of /v1/completions."""
 
     prompt: str | Tokens | list[str] | list[Tokens]
     echo: bool | None = None
@@ -128,12 +128,12 @@ class Completion(Sampling):
 
     @property
     def tries(self) -> int:
-        """Answers to generate for each prompt, also those that `best_of` leaves out."""
+        """Return the number of outputs to generate for each prompt, before `best_of` chooses."""
         return self.best_of or self.n or 1
 
 
 class TextPart(Strict):
-    """A part of a message."""
+    """Hold a text part of a message."""
 
     type: Literal["text"]
     text: str
@@ -143,7 +143,7 @@ Content = str | list[TextPart]
 
 
 class Function(Strict):
-    """The function of a tool, or the one that a message called."""
+    """Describe the function of a tool."""
 
     name: str
     description: str | None = None
@@ -152,31 +152,31 @@ class Function(Strict):
 
 
 class Tool(Strict):
-    """A tool that the model may call."""
+    """Describe a tool that the model may call."""
 
     type: Literal["function"]
     function: Function
 
 
 class CalledFunction(Strict):
-    """A function, and the arguments that the model gave it, as JSON."""
+    """Hold the name and the JSON arguments of a call."""
 
     name: str
     arguments: str
-    parsed_arguments: Any = None  # what the official client has read of them; left out of the prompt
+    parsed_arguments: Any = None  # Added by the official client; ignored.
 
 
 class ToolCall(Strict):
-    """A call in the history of a chat."""
+    """Hold a call in the history of a chat."""
 
     id: str
     type: Literal["function"]
     function: CalledFunction
-    index: int | None = None  # in a streamed answer, as the official client holds it; the order says the same
+    index: int | None = None  # Added by the official client; ignored.
 
 
 class Message(Strict):
-    """One message of a chat."""
+    """Hold one message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
@@ -184,36 +184,36 @@ class Message(Strict):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    # Fields that clients hold of an answer and send back with it; they are empty in every answer of this server.
+    # Clients send these fields of earlier answers back; this server leaves them empty.
     refusal: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
-    parsed: Any = None  # what the official client has read of the content
+    parsed: Any = None  # Added by the official client; ignored.
 
 
 class Prediction(Strict):
-    """What the answer is likely to say in parts, such as the file that is to be edited."""
+    """Hold text that the output is likely to repeat, such as a file to edit."""
 
     type: Literal["content"]
     content: Content
 
 
 class NamedFunction(Strict):
-    """The function that the answer is to call."""
+    """Name the function to call."""
 
     name: str
 
 
 class NamedTool(Strict):
-    """The tool that the answer is to call."""
+    """Name the tool to call."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class Chat(Sampling):
-    """Body of /v1/chat/completions."""
+    """Define the body of /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -228,7 +228,7 @@ class Chat(Sampling):
     modalities: list[Literal["text"]] | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    # Of the API's, what is not here: some clients send null for all that they do not use.
+    # Unsupported fields, which some clients send as null.
     audio: None = None
     function_call: None = None
     functions: None = None
@@ -241,7 +241,7 @@ class Chat(Sampling):
 
 
 class Tokenize(Strict):
-    """Body of /tokenize: a text, or the messages of a chat."""
+    """Define the body of /tokenize: a text, or the messages of a chat."""
 
     model: str | None = None
     prompt: str | None = None
@@ -251,21 +251,21 @@ class Tokenize(Strict):
 
 
 class Detokenize(Strict):
-    """Body of /detokenize."""
+    """Define the body of /detokenize."""
 
     model: str | None = None
     tokens: Tokens
 
 
 class Corpus(Strict):
-    """Body of /v1/corpus: texts that the trie is to draft from."""
+    """Define the body of /v1/corpus: texts to draft from."""
 
     texts: Annotated[list[str], Field(min_length=1)]
     user: Annotated[str, Field(max_length=512)] | None = None
 
 
 def plain(content: str | list[TextPart] | None) -> str:
-    """The text of a message's content."""
+    """Return the text of a message's content."""
     if isinstance(content, list):
         return "".join(part.text for part in content)
     return content or ""

@@ -1,4 +1,4 @@
-"""Objects of the OpenAI API, made from the worker's outputs: whole answers, and streams of chunks."""
+"""Build objects of the OpenAI API from outputs: whole responses, and streams of chunks."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from draftree.serve.output import Delta, OutputStream, RequestOutput, TokenBytes
 from draftree.serve.protocol import Chat, Completion, StreamOptions
 from draftree.trace.labels import label, pieces
 
-# Seconds of silence after which a stream says that it waits, as proxies and clients give up on silent ones.
-KEEP_ALIVE = 15.0
+KEEP_ALIVE = 15.0  # Seconds of silence after which a stream sends a comment, because proxies close silent ones.
 STATISTICS = ("steps", "drafted", "accepted", "emitted", "acceptance_length", "accepted_by_depth", "accepted_by_source")
 
 
 @dataclass(slots=True)
 class Call:
-    """One HTTP request as the API's objects name it.
+    """Hold what the responses to one HTTP request need.
 
     Attributes:
-        body: the request's fields.
-        model: its name.
-        tokenizer: for the texts of single tokens, and `bytes` for what they are parts of.
-        logprobs: likeliest tokens to report with each; None for no log-probabilities.
-        echo: text of the prompts that stands before completions, and `scores` of their tokens; "" for none.
-        prediction: its token ids.
-        readers: of each answer of a chat.
+        body: of the request.
+        model: name of the model.
+        tokenizer: the model's.
+        logprobs: likeliest tokens to report for each position; None for no log-probabilities.
+        echo: text of the prompt before each completion; empty without `echo`.
+        scores: of the prompts' tokens, with `echo` and `logprobs`.
+        prediction: token ids.
+        readers: one for each output of a chat.
+        bytes: returns the bytes of tokens.
     """
 
     body: Chat | Completion
@@ -58,11 +59,11 @@ class Call:
 
     @property
     def chat(self) -> bool:
-        """Whether it came to /v1/chat/completions."""
+        """Return True for /v1/chat/completions."""
         return isinstance(self.body, Chat)
 
     def envelope(self, *, chunk: bool) -> dict[str, Any]:
-        """The fields of every object of this request."""
+        """Return the fields that all objects of this request share."""
         if self.chat:
             found = {"id": f"chatcmpl-{self.id}", "object": "chat.completion.chunk" if chunk else "chat.completion"}
         else:
@@ -70,27 +71,27 @@ class Call:
         return found | {"created": self.created, "model": self.model}
 
     def token_text(self, token: int) -> str:
-        """The text of a token alone."""
+        """Return the text of a token alone."""
         return token_text(self.tokenizer, token)
 
 
 def usage(
-    parts: Sequence[RequestOutput], prompts: int, prediction: Sequence[int] = (), new: int | None = None
+    outputs: Sequence[RequestOutput], prompts: int, prediction: Sequence[int] = (), new: int | None = None
 ) -> dict[str, Any]:
-    """The API's usage object.
+    """Return the API's usage object.
 
     Accepted prediction tokens are accepted draft tokens that follow the same token in the prediction as in the answer;
     the rest of the prediction counts as rejected.
 
     Args:
-        parts: the answers so far, also those that `best_of` leaves out.
+        outputs: all outputs, also the ones that `best_of` leaves out.
         prompts: tokens of all prompts.
         prediction: token ids.
-        new: tokens of the answers that count; None for all that have come.
+        new: completion tokens; None for all tokens of `outputs` so far.
     """
-    new = sum(part.given for part in parts) if new is None else new
-    tries = sum(len(part.prompt) for part in parts) // prompts  # of each prompt, which counts once
-    reused = sum(0 if part.request is None else part.request.reused for part in parts) // tries
+    new = sum(output.given for output in outputs) if new is None else new
+    tries = sum(len(output.prompt) for output in outputs) // prompts  # Each prompt counts once.
+    reused = sum(0 if output.request is None else output.request.reused for output in outputs) // tries
     found: dict[str, Any] = {
         "prompt_tokens": prompts,
         "completion_tokens": new,
@@ -99,7 +100,7 @@ def usage(
     }
     if prediction:
         pairs = set(itertools.pairwise(prediction))
-        accepted = sum(_from_prediction(part, pairs) for part in parts)
+        accepted = sum(_from_prediction(output, pairs) for output in outputs)
         rejected = max(0, len(prediction) - accepted)
         found["completion_tokens_details"] = {
             "accepted_prediction_tokens": accepted,
@@ -108,37 +109,37 @@ def usage(
     return found
 
 
-def _from_prediction(part: RequestOutput, pairs: set[tuple[int, int]]) -> int:
-    if part.request is None:
+def _from_prediction(output: RequestOutput, pairs: set[tuple[int, int]]) -> int:
+    if output.request is None:
         return 0
-    following = itertools.pairwise(part.request.output[: part.given])
+    following = itertools.pairwise(output.request.output[: output.given])
     return sum(after.source is not None and (one.token, after.token) in pairs for one, after in following)
 
 
-def statistics(parts: Sequence[RequestOutput]) -> dict[str, Any]:
-    """draftree's own statistics of some answers."""
+def statistics(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """Return draftree's own statistics of outputs."""
     answers = []
-    for part in parts:
-        if part.request is None:  # the prompt alone was wanted
+    for output in outputs:
+        if output.request is None:  # The client wanted the prompt alone.
             continue
-        counts = part.request.stats.as_dict()
+        counts = output.request.stats.as_dict()
         times = {
-            "reused_prompt_tokens": part.request.reused,
-            "time_to_first_token": None if part.first is None else part.first - part.added,
-            "seconds": None if part.first is None else part.last - part.added,
+            "reused_prompt_tokens": output.request.reused,
+            "time_to_first_token": None if output.first is None else output.first - output.added,
+            "seconds": None if output.first is None else output.last - output.added,
         }
         answers.append({name: counts[name] for name in STATISTICS} | times)
     return {"answers": answers}
 
 
-def _logprobs(call: Call, delta: Delta, part: RequestOutput) -> dict[str, Any] | None:
-    """`logprobs` of a choice that got this delta; a token without scores (a prompt's first) has null."""
+def _logprobs(call: Call, delta: Delta, output: RequestOutput) -> dict[str, Any] | None:
+    """Return `logprobs` of a choice; tokens without scores (the first of a prompt) get null."""
     if call.logprobs is None:
         return None
     emitted = delta.emitted
     if call.chat:
         return {"content": [_chat_token(call, e.token, e.scores) for e in emitted], "refusal": None}
-    *places, part.offset = itertools.accumulate(map(len, delta.pieces), initial=part.offset)
+    *places, output.offset = itertools.accumulate(map(len, delta.pieces), initial=output.offset)
     return {
         "tokens": [call.token_text(e.token) for e in emitted],
         "token_logprobs": [None if e.scores is None else _finite(e.scores.chosen) for e in emitted],
@@ -162,70 +163,70 @@ def _tops(call: Call, token: int, scores: TokenScores | None) -> dict[str, float
         return None
     own = call.token_text(token)
     found = {call.token_text(other): _finite(logprob) for other, logprob in reversed(scores.likeliest)}
-    return {own: 0.0} | found | {own: _finite(scores.chosen)}  # first, and its own where another token has its text
+    return {own: 0.0} | found | {own: _finite(scores.chosen)}  # Comes first; its score wins over equal texts.
 
 
 def _finite(logprob: float) -> float:
-    return max(logprob, -9999.0)  # JSON has no infinity; the API's own stand-in
+    return max(logprob, -9999.0)  # JSON has no infinity; OpenAI uses -9999 too.
 
 
 def sse(payload: dict[str, Any]) -> bytes:
-    """One server-sent event."""
+    """Return a server-sent event."""
     return b"data: %b\n\n" % to_json(payload)
 
 
 async def stream(call: Call, answers: OutputStream, prompts: int) -> AsyncIterator[bytes]:
-    """The events of a streamed answer, from the first chunk to [DONE]; an error is an event as well.
+    """Yield the events of a streamed response up to [DONE]; an error is an event as well.
 
     Args:
         call: the request.
-        answers: what comes.
+        answers: its outputs.
         prompts: tokens of all prompts.
     """
-    envelope, parts = call.envelope(chunk=True), answers.parts
+    envelope, outputs = call.envelope(chunk=True), answers.outputs
     options = call.body.stream_options or StreamOptions()
-    brought, begun = 0, set[int]()  # tokens in chunks so far, and which answers have had one
+    brought, begun = 0, set[int]()  # Tokens in chunks so far; outputs with a chunk.
 
     def event(choice: dict[str, Any]) -> bytes:
         used: dict[str, Any] = {"usage": None} if options.include_usage else {}
         if options.continuous_usage_stats:
-            used = {"usage": usage(parts, prompts, new=brought)}
+            used = {"usage": usage(outputs, prompts, new=brought)}
         return sse(envelope | {"choices": [choice]} | used)
 
     try:
-        for index, part in enumerate(parts):
-            if not call.chat and call.echo:  # whose log-probabilities take long, and nobody else must wait for them
-                yield event(await asyncio.to_thread(_echoed, call, part, index))
+        for index, output in enumerate(outputs):
+            if not call.chat and call.echo:  # Log-probabilities take long, so that a thread formats them.
+                yield event(await asyncio.to_thread(_echoed, call, output, index))
         async for delta in answers.deltas(KEEP_ALIVE):
             if delta is None:
                 yield b": waiting\n\n"
                 continue
-            part, details = parts[delta.index], _details(call, delta)
+            output, details = outputs[delta.index], _details(call, delta)
             if delta.index not in begun:
                 begun.add(delta.index)
                 if call.body.return_token_ids:
-                    details["prompt_token_ids"] = list(part.prompt)
-                if call.chat:  # not while it waits: clients take this chunk for the first token
+                    details["prompt_token_ids"] = list(output.prompt)
+                if call.chat:  # Clients take this chunk for the first token, so that it must not precede it.
                     yield event(_chat_choice(delta.index, {"role": "assistant", "content": ""}, None, None))
             brought += len(delta.emitted)
             if call.chat:
                 message, finish = _read(call, delta)
-                choice = _chat_choice(delta.index, message, finish, _logprobs(call, delta, part))
+                choice = _chat_choice(delta.index, message, finish, _logprobs(call, delta, output))
                 news = message or finish
             else:
-                choice = _completion_choice(call, delta, part)
+                choice = _completion_choice(call, delta, output)
                 news = delta.text or delta.finish
             if news or choice["logprobs"] or details:
                 yield event(choice | details)
         last: dict[str, Any] = {}
         if options.include_usage:
-            last["usage"] = usage(parts, prompts, call.prediction)
+            last["usage"] = usage(outputs, prompts, call.prediction)
         if call.body.own.stats:
-            last["draftree"] = statistics(parts)
+            last["draftree"] = statistics(outputs)
         if last:
             yield sse(envelope | {"choices": []} | last)
     except BaseException as error:
-        answers.cancel()  # also where the client goes away before the first of them is waited for
+        answers.cancel()  # The client may leave before the first delta.
         if not isinstance(error, Exception):
             raise
         yield sse(api_error(error).body())
@@ -233,7 +234,7 @@ async def stream(call: Call, answers: OutputStream, prompts: int) -> AsyncIterat
 
 
 def api_error(error: BaseException) -> ApiError:
-    """What the client is told of an error that has ended its answer; one that is the server's own is logged."""
+    """Return the API error for an error that ended an output; log unexpected ones."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, GrammarBusyError):
@@ -247,7 +248,7 @@ def api_error(error: BaseException) -> ApiError:
 
 
 def _details(call: Call, delta: Delta) -> dict[str, Any]:
-    """What the request wants besides: ids of a choice's tokens, and the trees they came from."""
+    """Return the token ids and draft trees of a choice, if the request wants them."""
     found: dict[str, Any] = {}
     if call.body.return_token_ids:
         found["token_ids"] = [emitted.token for emitted in delta.emitted]
@@ -267,7 +268,7 @@ def _tree(call: Call, tree: StepTree) -> dict[str, Any]:
 
 
 def _read(call: Call, delta: Delta) -> tuple[dict[str, Any], str | None]:
-    """What a delta adds to a message, and how the message ends."""
+    """Return the parts that a delta adds to a message, and its finish reason."""
     reader = call.readers[delta.index]
     read = reader.feed(delta.text, last=delta.finish is not None, end_token=delta.end_token)
     found: dict[str, Any] = {}
@@ -286,30 +287,30 @@ def _chat_choice(
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
 
-def _completion_choice(call: Call, delta: Delta, part: RequestOutput) -> dict[str, Any]:
-    logprobs = _logprobs(call, delta, part)
+def _completion_choice(call: Call, delta: Delta, output: RequestOutput) -> dict[str, Any]:
+    logprobs = _logprobs(call, delta, output)
     return {"index": delta.index, "text": delta.text, "logprobs": logprobs, "finish_reason": delta.finish}
 
 
-def _echoed(call: Call, part: RequestOutput, index: int) -> dict[str, Any]:
-    return _completion_choice(call, _echo(call, part, index), part)
+def _echoed(call: Call, output: RequestOutput, index: int) -> dict[str, Any]:
+    return _completion_choice(call, _echo(call, output, index), output)
 
 
-def _echo(call: Call, part: RequestOutput, index: int) -> Delta:
-    """The prompt of a completion, as if it had come as the answer's beginning."""
+def _echo(call: Call, output: RequestOutput, index: int) -> Delta:
+    """Return the prompt of a completion as a delta before the output."""
     text = call.echo[index]
     if not call.scores:
         return Delta(index, text)
-    cut = pieces(call.tokenizer, list(part.prompt))
-    added = max(0, "".join(cut).find(text))  # by the tokenizer, a BOS for one
+    cut = pieces(call.tokenizer, list(output.prompt))
+    added = max(0, "".join(cut).find(text))  # Characters that the tokenizer added, such as a BOS.
     ends = [min(max(0, end - added), len(text)) for end in itertools.accumulate(map(len, cut))]
     places = itertools.pairwise([0, *ends[:-1], len(text)])
-    emitted = [Emitted(t, None, s) for t, s in zip(part.prompt, [None, *call.scores[index]], strict=True)]
+    emitted = [Emitted(t, None, s) for t, s in zip(output.prompt, [None, *call.scores[index]], strict=True)]
     return Delta(index, text, emitted, [text[begin:end] for begin, end in places])
 
 
 def best(whole: Sequence[Delta], keep: int) -> list[Delta]:
-    """The `keep` answers with the best mean log-probability, the best first (`best_of`)."""
+    """Return the `keep` outputs with the best mean log-probability, best first (`best_of`)."""
 
     def mean(delta: Delta) -> float:
         scored = [e.scores.chosen for e in delta.emitted if e.scores is not None]
@@ -318,27 +319,27 @@ def best(whole: Sequence[Delta], keep: int) -> list[Delta]:
     return sorted(whole, key=mean, reverse=True)[:keep]
 
 
-def whole_choice(call: Call, delta: Delta, index: int, part: RequestOutput) -> dict[str, Any]:
-    """A choice of an answer that is not streamed.
+def whole_choice(call: Call, delta: Delta, index: int, output: RequestOutput) -> dict[str, Any]:
+    """Return a choice of a response that is not streamed.
 
     Args:
         call: the request.
-        delta: all of the answer.
+        delta: the whole output.
         index: of the choice.
-        part: the answer.
+        output: the output's request.
     """
     own = _details(call, delta)
     if call.body.return_token_ids:
-        own["prompt_token_ids"] = list(part.prompt)
+        own["prompt_token_ids"] = list(output.prompt)
     if call.chat:
         found, finish = _read(call, delta)
         message = {"role": "assistant", "content": None if "tool_calls" in found else "", "refusal": None} | found
         for one in message.get("tool_calls", ()):
             del one["index"]
-        logprobs = _logprobs(call, delta, part)
+        logprobs = _logprobs(call, delta, output)
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish} | own
     if call.echo:
-        prompt = _echo(call, part, delta.index)
+        prompt = _echo(call, output, delta.index)
         prompt.add(delta)
         delta = prompt
-    return _completion_choice(call, delta, part) | {"index": index} | own
+    return _completion_choice(call, delta, output) | {"index": index} | own

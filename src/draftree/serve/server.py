@@ -224,9 +224,9 @@ class Server:
         Raises:
             ApiError: the queue is full, the server is stopping, or the engine refuses a prompt.
         """
-        cache_salt = answers.parts[0].params.cache_salt
+        cache_salt = answers.outputs[0].params.cache_salt
         try:
-            self.worker.check_queue(len(answers.parts))
+            self.worker.check_queue(len(answers.outputs))
             for drafter in self._tries:
                 if not drafter.has_trie(cache_salt):  # Making one must not hold up the engine's thread.
                     await asyncio.to_thread(drafter.trie_of, cache_salt)
@@ -237,12 +237,12 @@ class Server:
             raise ApiError(str(error)) from None
 
     async def score(
-        self, parts: list[RequestOutput], count: int, tries: int, timeout: float
+        self, outputs: list[RequestOutput], count: int, tries: int, timeout: float
     ) -> list[list[TokenScores]]:
         """Return the scores of each output's prompt.
 
         Args:
-            parts: `tries` for each prompt.
+            outputs: `tries` for each prompt.
             count: likeliest tokens to report for each position.
             tries: outputs of each prompt, which is scored once.
             timeout: seconds after which the request is refused.
@@ -250,22 +250,22 @@ class Server:
         Raises:
             ApiError: the queue is full, the server is stopping, or scoring timed out.
         """
-        found = await self.worker.score([part.prompt for part in parts[::tries]], count, timeout)
+        found = await self.worker.score([output.prompt for output in outputs[::tries]], count, timeout)
         return [scores for scores in found for _ in range(tries)]
 
-    async def answer(self, request: Request, call: Call, parts: list[RequestOutput]) -> Response:
+    async def answer(self, request: Request, call: Call, outputs: list[RequestOutput]) -> Response:
         """Return the response to a call, streamed or whole."""
         body, n, tries = call.body, call.body.n or 1, call.body.tries
-        prompts = sum(len(part.prompt) for part in parts) // tries
+        prompts = sum(len(output.prompt) for output in outputs) // tries
         deadline = time.monotonic() + min(self.settings.timeout, body.own.timeout or math.inf)
         if call.echo and call.logprobs is not None:
-            scoring = self.score(parts, call.logprobs, tries, deadline - time.monotonic())
+            scoring = self.score(outputs, call.logprobs, tries, deadline - time.monotonic())
             call.scores = await while_there(request, scoring)
-        answers = OutputStream(parts, deadline - time.monotonic(), self.worker.cancel, whole=not body.stream)
+        answers = OutputStream(outputs, deadline - time.monotonic(), self.worker.cancel, whole=not body.stream)
         if body.max_tokens != 0:
             await self.start(answers)
         else:  # The client wants the prompts alone.
-            for index in range(len(parts)):
+            for index in range(len(outputs)):
                 answers.deliver(Delta(index, finish="length"))
         if body.stream:
             return EventSourceResponse(stream(call, answers, prompts), headers=UNBUFFERED)
@@ -275,14 +275,14 @@ class Server:
             kept = [delta for i in range(0, len(whole), tries) for delta in best(whole[i : i + tries], n)]
 
         def chosen() -> list[dict[str, Any]]:
-            return [whole_choice(call, delta, number, parts[delta.index]) for number, delta in enumerate(kept)]
+            return [whole_choice(call, delta, number, outputs[delta.index]) for number, delta in enumerate(kept)]
 
         # Decoding single tokens takes long, so that a thread does it.
         slow = call.logprobs is not None or body.own.trees
         choices = await asyncio.to_thread(chosen) if slow else chosen()
-        found = call.envelope(chunk=False) | {"choices": choices, "usage": usage(parts, prompts, call.prediction)}
+        found = call.envelope(chunk=False) | {"choices": choices, "usage": usage(outputs, prompts, call.prediction)}
         if body.own.stats:
-            found["draftree"] = statistics(parts)
+            found["draftree"] = statistics(outputs)
         return Response(to_json(found), media_type="application/json")
 
     async def _whole(self, request: Request, answers: OutputStream) -> list[Delta]:

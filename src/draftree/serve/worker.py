@@ -43,7 +43,7 @@ class Health:
 
     @property
     def failing(self) -> bool:
-        """Is true after `FAILURES` failed steps in a row."""
+        """Return True after `FAILURES` failed steps in a row."""
         return self.failures >= FAILURES
 
     def stepped(self, error: Exception | None) -> None:
@@ -93,12 +93,12 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Is true while the thread takes requests."""
+        """Return True while the thread takes requests."""
         return self._thread.is_alive() and not self._health.stopping
 
     @property
     def failing(self) -> bool:
-        """Is true while steps fail. Then each read queues a one-token request, whose success restores the worker."""
+        """Return True while steps fail; then queue a one-token request, whose success restores the worker."""
         if self._health.failing:
             self._tasks.put(self._try_token)
         return self._health.failing
@@ -208,11 +208,11 @@ class Worker:
             return
         now = time.monotonic()
         try:
-            self.check_queue(len(answers.parts))
-            for part in answers.parts:
-                part.added = now
-                part.request = self.engine.add(part.prompt, part.params)
-            live = [OutputReader(answers, i, self.tokenizer) for i in range(len(answers.parts))]
+            self.check_queue(len(answers.outputs))
+            for output in answers.outputs:
+                output.added = now
+                output.request = self.engine.add(output.prompt, output.params)
+            live = [OutputReader(answers, i, self.tokenizer) for i in range(len(answers.outputs))]
         except Exception as error:
             self._drop(answers)
             added.set_exception(error)
@@ -220,7 +220,7 @@ class Worker:
             return
         self._live += live
         for listener in self.on_add:
-            listener(answers.parts)
+            listener(answers.outputs)
         added.set_result(None)
 
     def _add_scoring(self, scoring: Scoring) -> None:
@@ -256,8 +256,8 @@ class Worker:
     def _end_all(self) -> None:
         """End all unfinished outputs because the server stops."""
         for live in self._live:
-            assert live.part.request is not None
-            live.part.request.error = StoppingError()
+            assert live.output.request is not None
+            live.output.request.error = StoppingError()
             self._drop(live.answers)
         self._deliver()
         self._scorer.end(StoppingError())
@@ -280,20 +280,20 @@ class Worker:
         news: dict[asyncio.AbstractEventLoop, list[tuple[OutputStream, Delta]]] = {}
         left = []
         for live in self._live:
-            part, given, before = live.part, live.part.given, live.part.last
+            output, given, before = live.output, live.output.given, live.output.last
             delta = self._news_of(live, now)
-            if part.given > given:
+            if output.given > given:
                 for on_tokens in self.on_tokens:
-                    on_tokens(part, part.given - given, before if given else None)
+                    on_tokens(output, output.given - given, before if given else None)
             if delta is not None:
                 news.setdefault(live.answers.loop, []).append((live.answers, delta))
             if delta is None or delta.finish is None:
                 left.append(live)
             else:
-                if part.joined is not None:
-                    self._usual += 0.1 * (now - part.joined - self._usual)
+                if output.joined is not None:
+                    self._usual += 0.1 * (now - output.joined - self._usual)
                 for listener in self.on_end:
-                    listener(part)
+                    listener(output)
         self._live = left
         for loop, deltas in news.items():
             try:
@@ -304,11 +304,11 @@ class Worker:
 
     def _news_of(self, live: OutputReader, now: float) -> Delta | None:
         """Return the new tokens and text of an output; end it at its deadline or at the end of its text."""
-        request = live.part.request
+        request = live.output.request
         assert request is not None
         if now > live.answers.deadline:
             if live.answers.begun is None:
-                requests = [part.request for part in live.answers.parts if part.request is not None]
+                requests = [output.request for output in live.answers.outputs if output.request is not None]
                 live.answers.begun = any(one.state is not State.WAITING for one in requests)
             if not live.answers.begun:
                 request.error = QueuedError()
@@ -316,7 +316,7 @@ class Worker:
         try:
             delta = live.news(now)
         except Exception as raised:  # The tokenizer failed.
-            request.error, live.part.finish = raised, "error"
+            request.error, live.output.finish = raised, "error"
             delta = Delta(live.index, finish="error")
         if delta is not None and delta.finish is not None:
             self._leave(request)  # The engine does not know stop strings.
@@ -325,9 +325,9 @@ class Worker:
         return delta
 
     def _drop(self, answers: OutputStream) -> None:
-        for part in answers.parts:
-            if part.request is not None:
-                self._leave(part.request)
+        for output in answers.outputs:
+            if output.request is not None:
+                self._leave(output.request)
 
     def _leave(self, request: Request) -> None:
         """End a request; the engine fails the other running ones if it cannot move them up."""
