@@ -44,11 +44,11 @@ def serve(
         int | None, typer.Option(min=1, help="Longest prompt.", show_default="the model's context")
     ] = None,
     max_output_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of an answer.", show_default="the model's context")
+        int | None, typer.Option(min=1, help="Most tokens of an output.", show_default="the model's context")
     ] = None,
-    max_choices: Annotated[int, typer.Option(min=1, help="Most answers of one request (n, best_of, prompts).")] = 64,
+    max_choices: Annotated[int, typer.Option(min=1, help="Most outputs of one request (n, best_of, prompts).")] = 64,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Longest body of a request.")] = 4 << 20,
-    timeout: Annotated[float, "Seconds after which an answer ends as it is."] = 600.0,
+    timeout: Annotated[float, "Seconds after which an output ends."] = 600.0,
     keep_alive: Annotated[
         int, typer.Option(min=1, help="Seconds after which a connection that is idle is closed.")
     ] = 75,
@@ -115,7 +115,7 @@ def serve(
     start_logging()
     with listening(host, port) as opened:
         report(host, opened.getsockname()[1], settings.model_name, app.state.server.engine)
-        quiet: dict[str, Any] = {"log_level": "warning", "log_config": None}  # uvicorn logs as all else does
+        quiet: dict[str, Any] = {"log_level": "warning", "log_config": None}  # uvicorn uses the root logger.
         GracefulServer(app.state.server.worker, app=app, keep_alive=keep_alive, **quiet).run(sockets=[opened])
 
 
@@ -129,7 +129,7 @@ def hosts_for(host: str, allowed: Sequence[str], keys: Sequence[str]) -> tuple[s
 
 
 def scale_out(launch: Launch, replicas: int, host: str, port: int, **options: Any) -> None:
-    """Serve by so many replicas on this machine, each with its share of the cores; `options` of `deployment`.
+    """Serve with replicas on this machine that share its cores; see `deployment` for `options`.
 
     Raises:
         ValueError: Ray is not installed, the model cannot be loaded, or the port is in use.
@@ -138,19 +138,19 @@ def scale_out(launch: Launch, replicas: int, host: str, port: int, **options: An
 
     cores, most = os.cpu_count() or 1, options.get("most_replicas") or replicas
     launch = replace(launch, threads=launch.threads or max(1, cores // most))
-    if not options.get("gpus") and launch.placement.device == "auto":  # what replicas see
+    if not options.get("gpus") and launch.placement.device == "auto":  # Ray shows replicas no GPU.
         launch = replace(launch, placement=replace(launch.placement, device="cpu"))
     application = ray_serve.deployment(launch, replicas=replicas, **options)
     listening(host, port).close()
-    launch.check()  # a replica that cannot start is tried again and again
+    launch.check()  # Ray restarts a failing replica again and again.
     ray_serve.run(application, host, port, max(cores, most * (launch.threads or 1)))
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens, so that a port in use is told before clients are.
+    """Return a listening socket.
 
     Raises:
-        ValueError: it cannot listen there.
+        ValueError: the address or the port cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -160,7 +160,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def report(host: str, port: int, name: str, engine: Engine) -> None:
-    """Say where the server is, and what it serves."""
+    """Print the address, the model and the drafter."""
     drafter = engine.config.drafter
     drafts = "no drafter" if drafter is None else f"drafter {drafter.name}"
     where = f"http://{'localhost' if host in ('127.0.0.1', '0.0.0.0') else host}:{port}"

@@ -131,7 +131,7 @@ def _form(body: Sampling) -> _Rules | None:
 
 
 def _calls(body: Chat, tools: Sequence[dict[str, Any]], tokenizer: Any, form: _Rules | None) -> _Rules | None:
-    """How the calls of an answer are written, and what may stand beside them; None leaves that to the model."""
+    """Return the rules of tool calls and the text beside them; None leaves both to the model."""
     choice, single = body.tool_choice, body.parallel_tool_calls is False
     forced = choice == "required" or isinstance(choice, NamedTool)
     if not tools:

@@ -26,9 +26,9 @@ from draftree.serve.worker import Worker
 
 log = logging.getLogger("draftree.serve")
 SWITCH = 0.0005  # Seconds that the engine's thread may delay the event loop.
-GRACE = 10.0  # seconds that running answers have when the server is told to stop
-KEEP_ALIVE = 75  # more than the minute after which common balancers close a connection that is idle
-SENDING = 5  # seconds more, in which what has been answered by then is sent
+GRACE = 10.0  # Seconds that running requests have when the server stops.
+KEEP_ALIVE = 75  # Common load balancers close idle connections after 60 seconds.
+SENDING = 5  # Seconds more to send finished responses.
 
 
 class GracefulServer(uvicorn.Server):
@@ -49,13 +49,13 @@ class GracefulServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop the worker, then the server; a second Ctrl-C ends running answers at once."""
         closing = Thread(target=self._worker.close, args=(self._grace,), name="draftree-closing", daemon=True)
-        closing.start()  # not in asyncio's own threads, which may all be at work
+        closing.start()  # asyncio's threads may all be busy.
         while closing.is_alive() and not self.force_exit:
             await asyncio.sleep(0.05)
         if closing.is_alive():
             self._worker.close()
         await super().shutdown(sockets)
-        if self.force_exit:  # uvicorn does not end the application then, and the loop's end would log a traceback
+        if self.force_exit:  # uvicorn skips this then, and the loop's end would log a traceback.
             await self.lifespan.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""The worker: one thread that owns the engine, steps it and delivers outputs to the event loop."""
+"""Step the engine in one thread, and deliver outputs to event loops."""
 
 from __future__ import annotations
 

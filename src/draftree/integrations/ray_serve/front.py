@@ -1,4 +1,4 @@
-"""The front of the replicas: route requests by the beginnings of their texts, and report failed replicas."""
+"""Route requests to replicas by the beginnings of their texts, and report failed replicas."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("draftree.ray")
 FAILED = ApiError(
-    "The replica that answered this request has failed: send the request again.",
+    "The replica of this request has failed: send the request again.",
     status=503,
     code="replica_failed",
     retry_after=1,
@@ -42,7 +42,7 @@ MOST_KNOWN = 100_000  # Hashes that are remembered, over all texts.
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """A request on its way from the front to a replica; fields as in ASGI's scope."""
+    """Carry a request from the front to a replica; fields as in ASGI's scope."""
 
     method: str
     path: str
@@ -52,11 +52,11 @@ class HttpRequest:
 
 
 class Front:
-    """An ASGI application over a handle of replicas.
+    """Pass requests on to replicas, as an ASGI application.
 
     Args:
         replicas: their handle.
-        settings: of each replica; those about bodies apply here.
+        settings: of each replica; the limits of bodies apply here.
     """
 
     def __init__(self, replicas: DeploymentHandle, settings: ServerSettings) -> None:
@@ -86,7 +86,7 @@ class Front:
     async def _from_one(
         self, request: HttpRequest, text: Beginnings | None, replica: int | None = None
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield the response of one replica; if it fails before its first word, of another one."""
+        """Yield the response of one replica; if that fails before its first message, of another one."""
         for last in (False, True):
             started = stream = False
             response: Any = self._replicas.options(stream=True).answer.remote(request, text=text, replica=replica)
@@ -197,7 +197,7 @@ class Beginnings(NamedTuple):
 
 
 class Prefixes:
-    """The replica that has seen each beginning; the oldest ones are dropped."""
+    """Remember the replica of each beginning; drop the oldest ones."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[int, Any] = OrderedDict()

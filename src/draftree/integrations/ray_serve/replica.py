@@ -1,4 +1,4 @@
-"""A replica, which is the application of `draftree serve` in a Ray actor, and the router that chooses one.
+"""Run the application of `draftree serve` in a Ray actor, and route requests to such replicas.
 
 A dialogue goes to the replica that has the keys and values of its earlier turns, unless that one is too busy.
 """
@@ -33,7 +33,7 @@ class Replica:
     async def answer(
         self, request: HttpRequest, text: Beginnings | None = None, replica: int | None = None
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield the messages of the response, as in ASGI. A caller that stops reading ends the answer.
+        """Yield the ASGI messages of the response; a caller that stops reading ends the request.
 
         Args:
             request: from the front.
