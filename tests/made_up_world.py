@@ -17,13 +17,13 @@ from draftree.tree import TokenTree
 
 
 class Chain(Drafter):
-    """Draws chains whose draft tokens each hold with one probability, and says so; at most `most` of them.
+    """Drafts chains of at most `most` tokens, each accepted with one probability, which it states.
 
     Args:
-        holds: that probability, by request.
-        claims: what it says instead; None for the truth.
+        holds: the probability, by request.
+        claims: the probability that it states; None for the true one.
         most: draft tokens of a chain.
-        attaches: rows that it attaches for each node that it prepares drafts at; 0 for an outside drafter.
+        attaches: rows attached to each node with prepared drafts; 0 for an outside drafter.
     """
 
     def __init__(
@@ -75,22 +75,22 @@ class World:
         self.ready = False
 
     def run(self, ids: Sequence[int], steps: int, *, closed: bool = False, rooms: Sequence[int] = ()) -> float:
-        """So many steps of these requests together; tokens a second of them."""
-        contexts = [RequestState(i, [1, 5], 2, room) for i, room in zip(ids, rooms or [10**6] * len(ids), strict=True)]
+        """Run `steps` steps of these requests together and return their tokens per second."""
+        states = [RequestState(i, [1, 5], 2, room) for i, room in zip(ids, rooms or [10**6] * len(ids), strict=True)]
         before = self.tokens, self.time
         for _ in range(steps):
-            plan = self.sizer.plan(contexts, 64, closed=closed)
+            plan = self.sizer.plan(states, 64, closed=closed)
             asked = any(plan.budgets)
             can = asked and (self.ready or not self.drafter.attaches)
-            drafted = self.drafter.draft(contexts, plan.budgets if can else [0] * len(ids))
+            drafted = self.drafter.draft(states, plan.budgets if can else [0] * len(ids))
             plan = self.sizer.trim(plan, drafted)
             trees = plan.trees
             assert trees is not None
             accepted = []
-            for context, size in zip(contexts, trees.sizes, strict=True):
-                held = self.drafter.rng.random(size - 1) < self.drafter.holds(context.id)
+            for state, size in zip(states, trees.sizes, strict=True):
+                held = self.drafter.rng.random(size - 1) < self.drafter.holds(state.id)
                 accepted.append(list(range(1 + int(np.cumprod(held).sum()))))
-                context.remaining -= len(accepted[-1])
+                state.remaining -= len(accepted[-1])
                 self.tokens += len(accepted[-1])
             rows = sum(trees.sizes)
             if plan.prepares_any:
@@ -103,6 +103,6 @@ class World:
             self.prepared.append(plan.prepares_any)
             self.ready = plan.prepares_any
             self.sizer.observe(plan, Outcome(accepted, sum(trees.sizes), took, drafting, attached=plan.prepares_any))
-        for context in contexts:
-            self.sizer.end(context)
+        for state in states:
+            self.sizer.end(state)
         return (self.tokens - before[0]) / (self.time - before[1])
