@@ -1,18 +1,279 @@
-"""`draftree train`: data made by the model itself, and the trainers of what drafts inside it."""
+"""Declare `draftree train`: make data with the model itself, and train the drafters inside it."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
 import typer
 
-from draftree.cli import train_align, train_data, train_methods
+from draftree.cli.options import DataSet, Longest, MaxNewTokens, Model, check_folder, grouped
+from draftree.cli.where import Where
+from draftree.errors import install
+from draftree.training.options import EPOCHS, Inputs, TrainOptions, check_out
 
 app = typer.Typer(name="train", help="Make training data and train drafters inside the model.", no_args_is_help=True)
-for verb in (
-    train_data.data,
-    train_methods.bita,
-    train_methods.hidden_transfer,
-    train_methods.medusa,
-    train_methods.early_head,
-    train_align.align,
-):
-    app.command(verb.__name__.replace("_", "-"))(verb)
+
+
+@dataclass(frozen=True)
+class Material:
+    """Name the data, the model and the folder of the result."""
+
+    data: DataSet
+    out: Annotated[Path, "Folder for what is trained, its recipe, curve and checkpoints."]
+    model: Model = None
+
+
+@dataclass(frozen=True)
+class Run(TrainOptions):
+    """Declare the options of a training run as the terminal shows them."""
+
+    epochs: Annotated[float | None, typer.Option(help="Passes over the data.", show_default=f"{EPOCHS:g}")] = None
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Peak learning rate.", show_default="the method's own")
+    ] = None
+    max_length: Longest = None
+    bf16: Annotated[
+        bool | None, typer.Option("--bf16/--fp32", help="Mixed precision.", show_default="where the device has it")
+    ] = None
+
+    def begin(self, out: Path, method: str) -> None:
+        """Check accelerate and the folder `out` before anything is loaded.
+
+        Raises:
+            ValueError: accelerate is missing, or `out` is not writable or holds a finished result.
+        """
+        if find_spec("accelerate") is None:
+            raise ValueError(f"Training needs accelerate: {install('train')}.")
+        check_folder(out)
+        if not self.resume:
+            check_out(out, method, force=self.force)
+
+
+@dataclass(frozen=True)
+class MethodRun(Run):
+    """Declare the options of a run for drafters inside the model."""
+
+    splits: Annotated[
+        int | None, typer.Option(help="Split points of a row and pass; 0 for all.", show_default="the method's")
+    ] = None
+    half: Annotated[bool, "Store the weights in fp16."] = False
+
+
+@app.command("data")
+@grouped
+def data(
+    *,
+    questions: Annotated[list[Path], typer.Argument(help="JSON lines with questions, or folders of them.")],
+    out: Annotated[Path, "Folder for the data set; an unfinished one is finished."],
+    model: Model = None,
+    where: Where,
+    template: Annotated[str, "full, short, or a text with {question} in it."] = "short",
+    system: Annotated[
+        str | None, typer.Option(help="System message of the full template.", show_default="a plain one")
+    ] = None,
+    max_new_tokens: MaxNewTokens = 256,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most questions, taken evenly from the files.")] = None,
+    per_set: Annotated[int | None, typer.Option(min=1, help="Most questions of a file.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Questions answered together.")] = 8,
+    workers: Annotated[int, typer.Option(min=1, help="Processes, by Ray Data; 1 does without Ray.")] = 1,
+    skip_long: Annotated[bool, "Leave out questions beyond the context."] = False,
+) -> None:
+    """Let the model answer QUESTIONS greedily; the answers are what its drafters train on."""
+    from draftree.training.questions import SYSTEM, Template, read_questions
+
+    if system is not None and template != "full":
+        raise ValueError("--system belongs to the template 'full': add --template full, or leave --system out.")
+    asked = read_questions(questions, limit, per_set)
+    check_folder(out)
+    from draftree.cli.screen import DataBar, line_console
+    from draftree.training.answers import AnswerOptions, make_data  # This import of torch takes seconds.
+
+    target, tokenizer = where.load(model)
+    how = Template(template, tokenizer, SYSTEM if system is None else system)
+    options = AnswerOptions(max_new_tokens=max_new_tokens, slots=batch, skip_long=skip_long)
+    answer = None
+    if workers > 1:
+        from draftree.training.ray_answers import RayAnswers
+
+        answer = RayAnswers(model, how, options, workers, where.threads, where.placement)
+    console = line_console()
+    with DataBar(console, f"{out} holds the answers so far: the same command continues") as bar:
+        about = make_data(
+            target,
+            tokenizer,
+            asked,
+            out,
+            template=how,
+            options=options,
+            progress=bar,
+            answer=answer,
+        )
+    skipped = f", {about['skipped']} questions left out as too long" if about["skipped"] else ""
+    console.print(f"{about['rows']} rows, {about['answer_tokens']} answer tokens in {out}{skipped}")
+
+
+@app.command("bita")
+@grouped
+def bita(
+    *,
+    material: Material,
+    where: Where,
+    masks: Annotated[int, "M, tokens drafted ahead."] = 3,
+    prompts: Annotated[int, "P, prompts that masks alone see; 0 for none."] = 16,
+    prompting: Annotated[
+        str, "What prompts are: deep (keys and values of each layer), shallow (embeddings), first-layer."
+    ] = "deep",
+    prefix_dropout: Annotated[float, "Dropout of the prompts."] = 0.1,
+    run: MethodRun,
+) -> None:
+    """Mask embeddings and prompts (BiTA)."""
+    settings = {"masks": masks, "prompts": prompts, "prompting": prompting}
+    _train("bita", material, where, run, settings, {"prefix_dropout": prefix_dropout})
+
+
+@app.command("hidden-transfer")
+@grouped
+def hidden_transfer(
+    *,
+    material: Material,
+    where: Where,
+    layers: Annotated[
+        list[int] | None,
+        typer.Option("--layer", help="t_i; once for each step.", show_default="those of the paper, scaled"),
+    ] = None,
+    masked: Annotated[bool, "Pseudo states do not see each other (ablation)."] = False,
+    on_pseudo: Annotated[bool, "Train later steps on earlier pseudo states, as inference has them."] = False,
+    run: MethodRun,
+) -> None:
+    """Transfer matrices in mid-stack (Hidden Transfer)."""
+    settings = {"transfer_layers": layers or None, "masked": masked}
+    _train("hidden-transfer", material, where, run, settings, {"on_pseudo": on_pseudo})
+
+
+@app.command("medusa")
+@grouped
+def medusa(
+    *,
+    material: Material,
+    where: Where,
+    heads: Annotated[int, "Tokens drafted ahead."] = 4,
+    layers: Annotated[int, "Residual blocks of a head."] = 1,
+    own_head: Annotated[
+        bool, typer.Option("--own-head/--shared-head", help="A vocabulary projection for each head, or the model's.")
+    ] = False,
+    decay: Annotated[float, "Weight of a head's loss relative to the one before."] = 1.0,
+    run: MethodRun,
+) -> None:
+    """Heads on the last hidden state (Medusa, BPD)."""
+    settings = {"heads": heads, "layers": layers, "own_head": own_head}
+    _train("medusa", material, where, run, settings, {"decay": decay})
+
+
+@app.command("early-head")
+@grouped
+def early_head(
+    *,
+    material: Material,
+    where: Where,
+    layer: Annotated[int, "n, layers that have run."] = 4,
+    rank: Annotated[int, "Of the projection; 0 for a full one."] = 0,
+    places: Annotated[int, "Tokens predicted, the next one first; pruning needs that alone."] = 1,
+    run: MethodRun,
+) -> None:
+    """A head after an early layer, for pruning (ProPD)."""
+    _train("early-head", material, where, run, {"layer": layer, "rank": rank, "places": places}, {})
+
+
+def _train(
+    method: str, material: Material, where: Where, run: MethodRun, settings: dict[str, Any], training: dict[str, Any]
+) -> None:
+    run.begin(material.out, method)
+    import torch
+
+    from draftree.cli.screen import resumable
+    from draftree.training.run import train
+
+    target, _ = where.load(material.model)
+    with resumable(material.out) as report:
+        recipe = train(
+            method,
+            target,
+            material.data,
+            material.out,
+            settings=settings,
+            training=training,
+            options=run,
+            splits=run.splits,
+            dtype=torch.float16 if run.half else None,
+            report=report,
+        )
+    if int(os.environ.get("RANK", "0")):  # Under accelerate launch, the first process alone reports.
+        return
+    top = ", ".join(f"{depth} {shares[0]:.1%}" for depth, shares in recipe["accuracy"].items())
+    report(
+        f"{recipe['parameters']:,} parameters, {recipe['steps']} steps in {recipe['seconds'] / 60:.1f} min; top-1 on "
+        f"the dev rows: {top}. Written to {material.out}."
+    )
+
+
+@dataclass(frozen=True)
+class AlignRun(Run):
+    """Declare the options of a run for a whole small model."""
+
+    batch: Annotated[int, "Rows of a pass, on each device."] = 32
+    learning_rate: Annotated[
+        float | None, typer.Option(help="From first to last.", show_default="1e-3; adamw 3e-4")
+    ] = None
+
+
+@app.command("align")
+@grouped
+def align(
+    *,
+    small: Annotated[str, "The small model: folder or hub name."],
+    inputs: Inputs,
+    out: Annotated[Path, "Folder for the aligned model, its recipe, curve and checkpoints."],
+    model: Model = None,
+    where: Where,
+    max_new_tokens: MaxNewTokens = 256,
+    answer_batch: Annotated[int, typer.Option(min=1, help="Inputs that the large model answers together.")] = 16,
+    optimizer: Annotated[str, "adafactor or adamw."] = "adafactor",
+    run: AlignRun,
+) -> None:
+    """Fine-tune a small model on a large one's greedy outputs (BiLD); the result is a stock Hugging Face model."""
+    run.begin(out, "align")
+    where.check()
+    from draftree.checkpoints import known_folder
+    from draftree.cli.screen import DataBar, line_console
+    from draftree.drafting import DraftModel
+    from draftree.training.align import align_on_inputs
+    from draftree.training.answers import AnswerOptions
+
+    console = line_console()
+    resuming = f"{out} holds the work so far: the same command continues the answers, --resume the training"
+    with DataBar(console, resuming) as bar:
+        large, tokenizer = where.load(model)
+        recipe = align_on_inputs(
+            large,
+            tokenizer,
+            DraftModel.from_pretrained(known_folder(small), tokenizer).model,
+            inputs,
+            out,
+            answers=AnswerOptions(max_new_tokens, answer_batch, skip_long=True),
+            optimizer=optimizer,
+            options=run,
+            progress=bar,
+            report=console.print,
+        )
+    loss, agreement, bleu = recipe["loss"], recipe["agreement"], recipe["bleu"]
+    console.print(
+        f"{recipe['parameters']:,} parameters, {recipe['steps']} steps in {recipe['seconds'] / 60:.1f} min; dev loss "
+        f"{loss['before']:.3f} -> {loss['after']:.3f}, agreement with the large model {agreement['before']:.1%} -> "
+        f"{agreement['after']:.1%}"
+        + (f", BLEU {bleu['before']} -> {bleu['after']} (large model {bleu['large']})" if bleu else "")
+        + f". Written to {out}."
+    )

@@ -1,7 +1,7 @@
-"""Options of trainings; the command line takes its options from here.
+"""Declare the options of a training; the command line takes its options from here.
 
-What an option means is said where it is declared, as `Annotated[type, meaning]`. Nothing here imports torch, so that
-`draftree train --help` answers at once.
+Each field is declared as `Annotated[type, meaning]`. This file does not import torch, so that `draftree train --help`
+answers at once.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Annotated, Any
 from draftree.errors import check_least
 from draftree.files import read_json
 
-RECIPE = "recipe.json"  # written last: the result is whole then
-CHECKPOINTS = "checkpoints"  # the folder of Hugging Face's checkpoints
-OTHERS = ("config.json", "draftree_config.json")  # of models and drafters
-WHOLE = ("align",)  # methods whose result is a whole model; of the others it is a drafter
+RECIPE = "recipe.json"  # This file is written last and marks a finished result.
+CHECKPOINTS = "checkpoints"  # Hugging Face's checkpoints lie in this folder.
+OTHERS = ("config.json", "draftree_config.json")  # Models and drafters have these files.
+WHOLE = ("align",)  # The result of these methods is a whole model; of all others, a drafter.
 EPOCHS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """Options of a run, the same for everything that is trained.
+    """Hold the options that every run has.
 
     Raises:
         ValueError: a value out of range.
@@ -48,7 +48,7 @@ class TrainOptions:
         check_positive(self, "steps", "learning_rate", "max_length")
         check_least(0, 2**32 - 1, seed=self.seed)
         if self.passes == math.inf:
-            raise ValueError("epochs is inf: say how many passes over the data a training makes.")
+            raise ValueError("epochs is inf: give a finite number of passes over the data.")
         if self.epochs is not None and self.steps is not None:
             raise ValueError("steps and epochs both say how long a training is: give one of them.")
         if self.resume and self.force:
@@ -56,17 +56,18 @@ class TrainOptions:
 
     @property
     def passes(self) -> float:
-        """Passes over the data, where there are no steps."""
+        """Return the passes over the data; used if `steps` is None."""
         return EPOCHS if self.epochs is None else self.epochs
 
     def recorded(self) -> dict[str, Any]:
-        """All of them but `resume` and `force`, which change nothing in the result."""
-        return _values(self, TrainOptions)
+        """Return all options but `resume` and `force`, which do not change the result."""
+        names = (one.name for one in fields(TrainOptions))
+        return {name: getattr(self, name) for name in names if name not in ("resume", "force")}
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a large model answers for a small one to learn, and on what BLEU is found.
+    """Name the inputs that a large model answers for a small one, and the rows for BLEU.
 
     Raises:
         ValueError: a limit out of range.
@@ -86,26 +87,21 @@ class Inputs:
         check_positive(self, "limit")
 
     def refuse_for_answers(self) -> None:
-        """Refuse what says how inputs are read where `data` is a data set with answers.
+        """Refuse options for reading inputs if `data` is a data set with answers.
 
         Raises:
-            ValueError: names the first such option.
+            ValueError: one of them is given.
         """
         for name in ("limit", "field", "template"):
             if getattr(self, name) is not None and (self.dev is None or name == "limit"):
                 raise ValueError(f"--{name} is for inputs, and {str(self.data)!r} holds answers: leave it out.")
 
 
-def _values(options: Any, kind: type) -> dict[str, Any]:
-    """The options that `kind` declares, whatever the command line adds, but `resume` and `force`."""
-    return {one.name: getattr(options, one.name) for one in fields(kind) if one.name not in ("resume", "force")}
-
-
 def check_out(out: Path, method: str, *, force: bool) -> None:
     """Refuse a folder with a finished result, unless `force` replaces it by one of the same kind.
 
     Raises:
-        ValueError: there is one, or the folder holds a model or drafter of another source.
+        ValueError: the folder holds a finished result, or a model or drafter of another source.
     """
     if (out / RECIPE).is_file():
         if not force:
@@ -121,10 +117,10 @@ def check_out(out: Path, method: str, *, force: bool) -> None:
 
 
 def check_positive(options: Any, *names: str) -> None:
-    """Refuse the first of these options that is given and not more than 0.
+    """Refuse options that are given and not more than 0.
 
     Raises:
-        ValueError: names it.
+        ValueError: names the first such option.
     """
     for name in names:
         value = getattr(options, name)

@@ -1,4 +1,4 @@
-"""One training run from a data set to a drafter folder, the same for every method."""
+"""Train a drafter: one run from a data set to a drafter folder, the same for every method."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ METHODS: dict[str, type[DrafterObjective]] = {
 def prepare(
     method: str, model: Any, settings: dict[str, Any], training: dict[str, Any]
 ) -> tuple[Trained, DrafterObjective]:
-    """An untrained drafter of `method` for `model`, and the objective that will train it.
+    """Return an untrained drafter of `method` for `model`, and the objective that will train it.
 
     Args:
         method: one of `METHODS`.
-        model: the model; it is moved nowhere.
-        settings: of the drafter, as its `fresh` takes them.
-        training: of the objective, such as `prefix_dropout`.
+        model: the model; it stays on its device.
+        settings: settings of the drafter, as its `fresh` takes them.
+        training: options of the objective, such as `prefix_dropout`.
 
     Raises:
-        ValueError: an unknown method, or settings outside what the model can have.
-        TypeError: a setting that the method does not have.
+        ValueError: an unknown method, or a setting out of range for the model.
+        TypeError: an unknown setting.
     """
     trained = method_class(method).fresh(model, **settings)
     objective = METHODS[method]
@@ -67,26 +67,26 @@ def train(
     dtype: torch.dtype | None = None,
     report: Report = print,
 ) -> dict[str, Any]:
-    """Train `method` for `model` on the answers in `data`, and save the drafter into `out`; returns its recipe.
+    """Train `method` for `model` on the answers in `data`, and save the drafter into `out`; return its recipe.
 
-    `out` gets the drafter folder, recipe.json (everything that made it, and its dev accuracies), curve.json and
-    curve.png, and the checkpoints. Under `accelerate launch` every process calls this, and the first one writes.
+    `out` gets the drafter folder, recipe.json (options, data and dev accuracies), curve.json, curve.png and the
+    checkpoints. Under `accelerate launch` every process calls this, and the first one writes.
 
     Args:
         method: "bita", "hidden-transfer", "medusa" or "early-head".
         model: the target, frozen; it is moved to the training device.
         data: a data set of `draftree train data`, made by this model.
         out: folder to write.
-        settings: of the drafter, as its `fresh` takes them.
-        training: of the objective, such as `prefix_dropout`, `on_pseudo` or `decay`.
-        options: of the run.
+        settings: settings of the drafter, as its `fresh` takes them.
+        training: options of the objective, such as `prefix_dropout`, `on_pseudo` or `decay`.
+        options: options of the run.
         splits: split points of a row and pass; None for the method's own, 0 for all.
         dtype: type to store the weights in; None for fp32.
-        report: gets lines of progress.
+        report: called with lines of progress.
 
     Raises:
-        ValueError: bad data or options, a loss that is no number any more, a base model that has changed.
-        TypeError: a setting that the method does not have.
+        ValueError: bad data or options, a loss that is not finite, or a changed base model.
+        TypeError: an unknown setting.
     """
     if splits is not None and splits < 0:
         raise ValueError(f"splits is {splits}: give 0 for all split points, or more.")
@@ -99,7 +99,7 @@ def train(
     trained.base = base_of(target.model)
     session = Session(out, method, rows, options, target.device, objective.learning_rate)
     with _frozen(target.model):
-        if target.device != session.args.device:  # a quantised or spread model cannot be moved, and need not be
+        if target.device != session.args.device:  # A quantised or spread model cannot be moved.
             target.model.to(session.args.device)
         final = session.fit(objective, splits, report)[-1]
     if model_hash(target.model) != trained.base.hash:
@@ -127,7 +127,7 @@ def train(
 
 @contextmanager
 def _frozen(model: nn.Module) -> Iterator[None]:
-    """No gradients for the model's own weights meanwhile."""
+    """Turn off gradients of the model's own weights meanwhile."""
     before = {name: p.requires_grad for name, p in model.named_parameters()}
     model.requires_grad_(False)
     try:

@@ -1,11 +1,11 @@
-"""One training run in its folder: the folder is taken, the trainer runs, the result, a recipe and a curve are left.
+"""Run one training in its folder: claim the folder, train, write the result, the recipe and the curve.
 
-Drafters and aligned small models are trained by such a run; they differ in what is trained and
-in how it is saved.
+Drafters and aligned small models share this run. They differ in their objective and in how they are saved.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shlex
@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,35 +22,34 @@ import transformers
 from transformers import TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
-from draftree.files import write_json
+from draftree.files import replacing, write_json, write_text
 from draftree.runner.step_cost import chip_name
-from draftree.training.curve import write_curve
 from draftree.training.objective import Objective
 from draftree.training.options import CHECKPOINTS, RECIPE, TrainOptions, check_out
 from draftree.training.rows import Data, spread
 from draftree.training.trainer import DrafterTrainer, Report
 
-WARMUP = 0.03  # share of the steps in which the learning rate rises
+WARMUP = 0.03  # The learning rate rises in this share of the steps.
 
 
 class Session:
-    """A run of the trainer in a folder.
+    """Run the trainer in a folder.
 
     Args:
-        out: the folder; taken for this run at once.
-        method: the name of what is trained, by which a finished result of another kind is refused.
-        data: rows to train on and to report on, made by the model that is trained for.
+        out: the folder; claimed for this run at once.
+        method: name of the method; a finished result of another kind is refused.
+        data: training rows and dev rows, made by the target.
         options: of the run.
-        device: of the model that made the data; where that is the processor, the run stays there.
-        learning_rate: where the options name none.
-        more: of Hugging Face's arguments, which win over those of the options.
+        device: device of the target; on a CPU the run stays there.
+        learning_rate: peak learning rate if the options name none.
+        more: arguments of Hugging Face's `TrainingArguments`; they override the options.
 
     Attributes:
         args: Hugging Face's arguments.
 
     Raises:
-        ValueError: a folder with an unfinished run and no word of resuming, or the other way round; or one with a
-            finished run that is not to be replaced.
+        ValueError: the folder holds an unfinished run without `resume`, no checkpoint with `resume`, or a finished
+            run without `force`.
     """
 
     def __init__(
@@ -91,15 +91,15 @@ class Session:
         return None
 
     def fit(self, objective: Objective, splits: int | None, report: Report) -> list[dict[str, Any]]:
-        """Train; the log's entries with scores of the dev rows, in order.
+        """Train; return the log's entries with scores of the dev rows, in order.
 
         Args:
-            objective: what is trained.
+            objective: the weights to train and their loss.
             splits: split points of a row and pass; None for all.
             report: gets lines of progress.
 
         Raises:
-            BadLossError: a loss or weight is no number any more.
+            BadLossError: a loss or weight is not finite.
         """
         begin, worked = time.perf_counter(), time.process_time()
         dev = spread(self.data.dev, self.options.dev_rows)
@@ -110,12 +110,12 @@ class Session:
         return scored
 
     def finish(self, own: dict[str, Any], title: str, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-        """Save the result and write recipe.json and the curve, in the first process; returns the recipe.
+        """Save the result and write recipe.json and the curve, in the first process; return the recipe.
 
         Args:
-            own: what the recipe has besides the facts of every run.
-            title: of the curve.
-            save: gets the recipe, and writes the result. The recipe is written after it: then the run is whole.
+            own: entries of the recipe beside those of every run.
+            title: title of the curve.
+            save: writes the result; takes the recipe. The recipe is written last and marks a finished run.
         """
         data, args, trainer = self.data, self.args, self.trainer
         recipe = own | {
@@ -142,13 +142,13 @@ class Session:
 
 
 def arguments(out: Path, rows: int, options: TrainOptions, device: torch.device, **more: Any) -> TrainingArguments:
-    """Hugging Face's arguments of a run on so many rows; `more` wins over all.
+    """Return Hugging Face's arguments of a run on `rows` rows; `more` overrides all.
 
     Raises:
         ValueError: another GPU than the first one.
     """
     gpu = torch.cuda.is_available() and device.type != "cpu"
-    if gpu and device.index and "RANK" not in os.environ:  # Hugging Face's trainer takes the first
+    if gpu and device.index and "RANK" not in os.environ:  # Hugging Face's trainer takes the first GPU.
         raise ValueError(
             f"Training runs on the first GPU that it sees: set CUDA_VISIBLE_DEVICES={device.index} and leave "
             f"--device {device} out."
@@ -179,8 +179,8 @@ def arguments(out: Path, rows: int, options: TrainOptions, device: torch.device,
         "dataloader_pin_memory": gpu,
     }
     args = TrainingArguments(**(fixed | more))
-    args.mixed_precision = "bf16" if args.bf16 else "no"  # else the environment's, which is accelerate's default
-    args._n_gpu = min(args.n_gpu, 1)  # several devices are for accelerate launch: one process each
+    args.mixed_precision = "bf16" if args.bf16 else "no"  # Accelerate would take the environment's setting.
+    args._n_gpu = min(args.n_gpu, 1)  # Accelerate launch runs one process for each device.
     per_step = options.batch * options.accumulate * args.world_size
     steps = options.steps or math.ceil(rows / per_step * options.passes)
     args.warmup_steps = max(1, round(WARMUP * steps))
@@ -190,6 +190,53 @@ def arguments(out: Path, rows: int, options: TrainOptions, device: torch.device,
 
 
 def command() -> str | None:
-    """The command line of this process, for the recipe; None where another program called."""
+    """Return the command line of this process for the recipe; None if another program called."""
     own = Path(sys.argv[0]).stem in ("draftree", "__main__")
     return shlex.join(["draftree", *sys.argv[1:]]) if own else None
+
+
+def write_curve(history: list[dict[str, Any]], folder: Path, title: str) -> list[Path]:
+    """Write curve.json, and curve.png where matplotlib is installed; return the paths.
+
+    Args:
+        history: Hugging Face's log: entries with `step` and `loss`, or with `eval_loss` and `eval_accuracy`.
+        folder: folder of the result.
+        title: title of the picture.
+    """
+    curve = {
+        "loss": [[entry["step"], entry["loss"]] for entry in history if "loss" in entry],
+        "dev_loss": [[entry["step"], entry["eval_loss"]] for entry in history if "eval_loss" in entry],
+        "dev_accuracy": [[entry["step"], entry["eval_accuracy"]] for entry in history if "eval_accuracy" in entry],
+    }
+    written = [folder / "curve.json"]
+    write_text(written[0], json.dumps(curve) + "\n")
+    if find_spec("matplotlib") is not None:
+        written.append(_draw(curve, folder / "curve.png", title))
+    return written
+
+
+def _draw(curve: dict[str, Any], path: Path, title: str) -> Path:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    losses, shares = figure.subplots(1, 2)
+    if curve["loss"]:
+        losses.plot(*zip(*curve["loss"], strict=True), color="0.7", linewidth=1, label="training")
+    losses.plot(*zip(*curve["dev_loss"], strict=True), color="C0", marker=".", label="dev")
+    losses.set_ylim(0, 1.3 * max(loss for _, loss in curve["dev_loss"]))
+    losses.set_title("Loss", loc="left", fontsize=11)
+    steps = [step for step, _ in curve["dev_accuracy"]]
+    for depth, _ in enumerate(curve["dev_accuracy"][-1][1]):
+        top = [100 * scores[depth][0] for _, scores in curve["dev_accuracy"]]
+        shares.plot(steps, top, color=f"C{depth}", marker=".", label=f"depth {depth + 1}")
+    shares.set_title("Truth is the likeliest token, % of dev cases", loc="left", fontsize=11)
+    for axis in (losses, shares):
+        axis.set_xlabel("step")
+        axis.legend(frameon=False)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=9, color="0.35", parse_math=False)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=110)
+    return path
