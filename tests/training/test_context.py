@@ -1,4 +1,4 @@
-"""BiTA's real rows pass without gradients: what is trained gets the gradients of one pass that holds all rows."""
+"""Test that BiTA's gradients equal those of one pass over real rows and masks."""
 
 import copy
 from dataclasses import replace
@@ -15,7 +15,7 @@ from draftree.training.run import prepare
 
 
 def whole_pass_loss(objective, batch):
-    """The loss of real rows and masks side by side in one plan, gradients followed through all of them."""
+    """Return the loss of real rows and masks in one plan, with gradients through all rows."""
     masks, real = objective.packed(batch), objective.plan(batch)
     count, width = batch.tokens.shape
     attached = masks.tokens.shape[1]
@@ -43,7 +43,7 @@ SETTINGS = [{"prompts": 5}, *({"prompts": 5, "prompting": kind} for kind in ("fi
 @pytest.mark.parametrize("family", ["llama", "gpt2", "t5"])
 def test_gradients_are_those_of_one_pass(family, settings):
     if family == "t5" and settings.get("prompting") == "shallow":
-        pytest.skip("refused, see test_training_passes.py")
+        pytest.skip("refused, see test_passes.py")
     model = copy.deepcopy(build(family)).requires_grad_(False)
     _, objective = prepare("bita", model, settings, {"prefix_dropout": 0.0})
     randomise(objective.weights)

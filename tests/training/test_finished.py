@@ -1,18 +1,16 @@
-"""What a training has finished stays, unless it is to be replaced."""
+"""Test that a finished result is replaced on request only, and the options that begin a run."""
 
 import json
 
 import pytest
 import torch
-from training_driver import run, same, weights_of, zoo_data
+from training_driver import run, same, weights_of
 from typer.testing import CliRunner
 
 from draftree.cli import app
 from draftree.training.objectives import MedusaObjective
 from draftree.training.options import TrainOptions, check_out
 from draftree.training.rows import spread
-
-__all__ = ["zoo_data"]
 
 
 def test_a_finished_run_is_replaced_on_request_alone(zoo_data, tmp_path):

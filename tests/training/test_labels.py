@@ -1,4 +1,4 @@
-"""What training counts: which tokens of an answer are labels, and which of two equal predictions is the better one."""
+"""Test the labels of an answer and the ranks of equal predictions."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ ROWS = [Row(tuple(range(5, 17)), 4), Row(tuple(range(20, 27)), 3)]
     [("early-head", {"layer": 2, "places": 2}, 1), ("medusa", {"heads": 2}, 2), ("bita", {"masks": 2}, 2)],
 )
 def test_every_token_of_an_answer_is_a_label_of_the_nearest_place(tmp_path, method, settings, nearest):
-    """Its last one included, as that is mostly the end of the answer."""
+    """Include the last token, which mostly ends the answer."""
     _, objective = prepare(method, construct(MEMBERS["llama"]), settings, {})
     args = arguments(tmp_path, len(ROWS), TrainOptions(steps=1), torch.device("cpu"), learning_rate=1e-3)
     trainer = DrafterTrainer(objective, args, ROWS, ROWS, None, lambda line: None)
@@ -30,7 +30,7 @@ def test_every_token_of_an_answer_is_a_label_of_the_nearest_place(tmp_path, meth
 
 
 def test_the_lower_of_two_tokens_with_equal_logits_is_the_better_one():
-    """As where tokens are chosen: a flat prediction is right about token 0 alone."""
+    """Rank as decoding does: a flat prediction is right about token 0 only."""
     logits = torch.zeros(1, 4, 30, dtype=torch.bfloat16)
     logits[0, 3, 9] = 1.0
     hits, seen = hits_of(logits, torch.tensor([[0, 1, 20, 9]]), torch.ones(1, 4, dtype=torch.bool))

@@ -1,6 +1,4 @@
-"""Hugging Face's Trainer with four additions: what a batch is, how dev rows are scored, when a loss has gone bad, and
-that only the drafter's weights are the model.
-"""
+"""Extend Hugging Face's Trainer: collate rows, score dev rows, stop at a bad loss, train only the drafter's weights."""
 
 from __future__ import annotations
 
@@ -20,19 +18,19 @@ from transformers.trainer_utils import get_last_checkpoint
 from draftree.training.objective import RANKS, Objective
 from draftree.training.rows import ByLength, Row, RowSet, collate
 
-TELL_EVERY = 20.0  # seconds between lines of progress
+TELL_EVERY = 20.0  # These seconds lie between two lines of progress.
 
 Report = Callable[[str], None]
 
 
 class BadLossError(ValueError):
-    """The loss or a weight is no number any more; names the last good checkpoint."""
+    """Report a loss or weight that is not finite; name the last good checkpoint."""
 
 
 class DrafterTrainer(Trainer):
-    """Trains a drafter's weights, or a small model, on `train` rows, and scores it on `dev` rows.
+    """Train a drafter's weights, or a small model, on `train` rows; score it on `dev` rows.
 
-    `splits` are split points of a row and pass, None for all; `report` gets a line of progress now and then.
+    `splits` are split points of a row and pass, None for all; `report` is called with lines of progress.
     """
 
     def __init__(
