@@ -109,7 +109,7 @@ class StepPlan:
         trees: the trees to verify; None before `trim`.
         attach_to: nodes of each tree that get rows of the drafter's own; None leaves that to the drafter.
         gains: accepted draft tokens that the shape expects of each request; empty for none.
-        ways: the shape's own numbers for how each request drafts.
+        decisions: the pause policy's decision for each request, a number of the shape's own; empty without a policy.
     """
 
     requests: Sequence[RequestState]
@@ -118,7 +118,7 @@ class StepPlan:
     trees: TokenTree | None = None
     attach_to: int | None = None
     gains: Sequence[float] = ()
-    ways: Sequence[int] = ()
+    decisions: Sequence[int] = ()
 
     @property
     def prepares_any(self) -> bool:

@@ -111,7 +111,7 @@ class DynamicSizer(Sizer):
                 min(int(self._budget(state, way, len(states))), most) if take and way != PLAIN else 0
                 for state, way, take in zip(states, ways, takes, strict=True)
             ]
-            return StepPlan(requests, budgets, [take and next_way == PREPARED for take in takes], ways=ways)
+            return StepPlan(requests, budgets, [take and next_way == PREPARED for take in takes], decisions=ways)
 
     def trim(self, plan: StepPlan, trees: TokenTree) -> StepPlan:
         attached = plan.prepares_any
@@ -263,7 +263,7 @@ class DynamicSizer(Sizer):
         token = plain / batch  # seconds that a token is worth
         drafting = self._drafting(plan)
         advantages: dict[int, float] = {}
-        for b, (request, way) in enumerate(zip(plan.requests, plan.ways, strict=True)):
+        for b, (request, way) in enumerate(zip(plan.requests, plan.decisions, strict=True)):
             state = self._states[request.id]
             if not plan.budgets[b]:
                 continue
@@ -293,8 +293,8 @@ class DynamicSizer(Sizer):
 
 
 def _ways_used(plan: StepPlan) -> set[int]:
-    """Return the ways in which requests draft."""
-    return {way for way, budget in zip(plan.ways, plan.budgets, strict=True) if budget}
+    """Return the decisions under which requests draft."""
+    return {way for way, budget in zip(plan.decisions, plan.budgets, strict=True) if budget}
 
 
 def _draft_tokens(trees: TokenTree) -> list[list[float]]:
