@@ -1,7 +1,7 @@
-"""Self-generated training data: the target answers questions greedily through the engine.
+"""Make training data: the target answers questions greedily through the engine.
 
-Answers come out in the order in which they are ready. `make_data` writes each into a journal as soon as it is whole,
-so a run that was killed goes on where it stopped, and no row is lost or there twice.
+Answers are yielded as they finish. `make_data` writes each finished answer into a journal, so that a stopped run
+continues without lost or repeated rows.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from draftree.runner.target import Target, inspect_model
 from draftree.training.journal import Journal, fingerprint
 from draftree.training.questions import Question, Template
 
-QUEUE = 2  # requests kept in the engine, in units of its slots
+QUEUE = 2  # The engine holds this many requests per slot.
 Answered = tuple[int, list[dict[str, Any]]]  # a question's number, one row for each of its turns
 Progress = Callable[[int, int, int], None]  # questions answered, of how many, tokens made in this run
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """How questions are answered."""
+    """Set the limits of answering questions."""
 
     max_new_tokens: int = 256  # most tokens of an answer; less where the context ends before
     slots: int = 8  # requests decoded together
@@ -49,7 +49,7 @@ def make_data(
     answer: Callable[[list[Question]], Iterable[Answered]] | None = None,
     replace: bool = False,
 ) -> dict[str, Any]:
-    """Answer `questions` and write the data set into the folder `out`; returns the contents of its meta.json.
+    """Answer `questions` and write the data set into the folder `out`; return the contents of its meta.json.
 
     Args:
         model: the target.

@@ -19,11 +19,11 @@ from draftree.placement import Placement
 from draftree.training.answers import Answered, AnswerOptions, answer_all
 from draftree.training.questions import SYSTEM, Question, Template
 
-BLOCK = 2  # questions of a block, in units of the engine's slots
+BLOCK = 2  # A block has this many questions per slot of the engine.
 
 
 class RayAnswers:
-    """Answers questions as `answer_all` does, in `workers` processes.
+    """Answer questions as `answer_all` does, in `workers` processes.
 
     Args:
         model: folder or hub name that every worker can load; None for the embedded model.
