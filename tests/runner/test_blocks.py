@@ -139,26 +139,6 @@ def test_the_text_is_that_of_hugging_face(kind: str, tied: bool, demo: Any, tmp_
     same(draftree.generate(ours, ids, mask, drafter=draftree.Lookahead(), **sampled).sequences, plain)
 
 
-def test_a_running_answer_goes_on_where_memory_moves(demo: Any, tmp_path: Path) -> None:
-    """As where a model is given to another process."""
-    ours, _ = written(tmp_path, demo, "Q5_0")
-    answers = []
-    for move in (False, True):
-        engine = draftree.Engine(ours, slots=1, runner="cpu")
-        request = engine.add([5, 6, 7], max_new_tokens=20, eos_token_id=None)
-        for _ in range(4):
-            engine.step()
-        if move:
-            ours.share_memory()
-            freed = [
-                torch.full((m.panels.numel(),), 7, dtype=torch.uint8) for m in ours.modules() if hasattr(m, "panels")
-            ]
-        engine.run()
-        answers.append(request.tokens)
-    assert answers[0] == answers[1]
-    del freed
-
-
 def test_a_layer_of_several_formats(demo: Any, tmp_path: Path) -> None:
     """As in files of mixed kinds: queries of 4 bits beside values of 6."""
     ours, _ = written(tmp_path, demo, "Q4_K")

@@ -21,7 +21,7 @@ import draftree
 from draftree.native import load_library
 from draftree.runner import open_runner, pack_weights, unpack_weights
 from draftree.runner.weights import packed as packed_weights
-from draftree.runner.weights.packed import PackedLinear, from_panels, in_16_bits, to_panels
+from draftree.runner.weights.packed import PackedLinear, from_packed, in_16_bits, to_packed
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="not built: python hatch_build.py")
 HELD = [torch.bfloat16, torch.float16]
@@ -59,8 +59,8 @@ def test_every_finite_number_of_16_bits_is_held(dtype: torch.dtype) -> None:
     assert found.dtype == dtype
     assert torch.equal(found.float(), weight)
     x = torch.randn(70, 64)
-    linear = PackedLinear(to_panels(found), len(weight), None, torch.float32)
-    plain = PackedLinear(to_panels(weight), len(weight), None, torch.float32)
+    linear = PackedLinear(to_packed(found), len(weight), None, torch.float32)
+    plain = PackedLinear(to_packed(weight), len(weight), None, torch.float32)
     for rows in (1, 5, 12, 13, 70):
         with torch.no_grad():
             assert torch.equal(linear(x[:rows]), plain(x[:rows])), rows
@@ -166,9 +166,9 @@ def test_a_packed_model_is_cast_as_any_other(dtype: torch.dtype, then: torch.dty
 
 def test_a_linear_that_fills_no_words_is_cast_too() -> None:
     weight = torch.randn(20, 33)
-    linear = PackedLinear(to_panels(weight), 20, None, torch.float32).to(torch.bfloat16)
+    linear = PackedLinear(to_packed(weight), 20, None, torch.float32).to(torch.bfloat16)
     assert not linear.readable
     assert torch.equal(linear.weight, weight.bfloat16())
-    assert torch.equal(from_panels(linear.panels, 20), weight.bfloat16())
+    assert torch.equal(from_packed(linear.panels, 20), weight.bfloat16())
     x = torch.randn(3, 33).bfloat16()
     assert torch.equal(linear(x), torch.nn.functional.linear(x, weight.bfloat16()))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
-import weakref
 from typing import Any
 
 import pytest
@@ -123,15 +121,6 @@ def test_classes_of_the_users_own(kind: type) -> None:
     assert torch.equal(inside, expected)
 
 
-def test_a_model_that_is_its_own_decoder_is_let_go() -> None:
-    model = of_class(Flat)
-    answer(model)
-    gone = weakref.ref(model)
-    del model
-    gc.collect()
-    assert gone() is None
-
-
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "t5"])
 def test_layers_inside_of_others_that_name_no_argument(name: str) -> None:
     model = copy.deepcopy(build(name))
@@ -146,20 +135,6 @@ def test_layers_inside_of_others_that_name_no_argument(name: str) -> None:
     pruner = EarlyPruning(EarlyHead.fresh(model, layer=3), keep=3, top_k=10, always=True)
     for options in ({}, {"pruner": pruner}):
         assert torch.equal(answer(model, expected=text, **options), expected)
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_layers_in_another_order(name: str) -> None:
-    """Text without rows that leave is right; with them it would not be."""
-    model = copy.deepcopy(build(name))
-    layers = inspect_model(model).layers
-    places = next(m for m in model.get_decoder().modules() if isinstance(m, nn.ModuleList) and m[0] is layers[0])
-    places[0], places[3] = layers[3], layers[0]
-    expected = hf(model, IDS)
-    assert torch.equal(answer(model, expected=expected), expected)
-    head = EarlyHead.fresh(build(name), layer=2)
-    with pytest.raises(ValueError, match="do not stand in the order of their numbers"):
-        answer(model, expected=expected, pruner=EarlyPruning(head))
 
 
 @pytest.mark.parametrize("rows", ["one", "several"])
@@ -178,35 +153,12 @@ def test_what_acts_by_the_number_of_rows_is_refused(rows: str) -> None:
         answer(model, drafter=draftree.PromptLookup())
 
 
-@pytest.mark.parametrize("part", ["head", "embedding"])
-def test_a_head_or_embedding_of_several_modules(part: str) -> None:
-    model = copy.deepcopy(build("gpt2" if part == "head" else "llama"))
-    width, generator = model.config.hidden_size, torch.Generator().manual_seed(0)
-    turn = nn.Linear(width, width, bias=False)
-    with torch.no_grad():
-        turn.weight.copy_(torch.eye(width) + 0.01 * torch.randn(width, width, generator=generator))
-    if part == "head":
-        model.set_output_embeddings(nn.Sequential(turn, model.get_output_embeddings()))
-    else:
-        model.set_input_embeddings(nn.Sequential(model.get_input_embeddings(), turn))
-    expected = hf(model, IDS)
-    assert torch.equal(answer(model, expected=expected), expected)
-    assert torch.equal(answer(model), expected)
-
-
 def test_a_model_whose_config_wants_tuples() -> None:
     model = copy.deepcopy(build("t5"))
     expected = hf(model, IDS)
     model.config.return_dict = False
     for runner in ("auto", "hooked"):
         assert torch.equal(answer(model, runner=runner), expected)
-
-
-def test_a_compiled_forward() -> None:
-    model = copy.deepcopy(build("llama"))
-    expected = answer(model)
-    model.forward = torch.compile(model.forward, backend="eager")
-    assert torch.equal(answer(model), expected)
 
 
 @pytest.mark.parametrize("setting", ["sliding_window", "attention_chunk_size"])

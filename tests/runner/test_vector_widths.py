@@ -15,7 +15,7 @@ from limited_library import limited_to
 import draftree
 from draftree.native import load_library
 from draftree.runner import open_runner
-from draftree.runner.weights.packed import PackedLinear, to_panels
+from draftree.runner.weights.packed import PackedLinear, to_packed
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="the library is not built")
 PROMPT = torch.tensor([[5, 9, 20, 30, 5, 9, 20]])
@@ -32,12 +32,12 @@ def test_products(widest: int) -> None:
     torch.manual_seed(0)
     for outputs, inputs in ((48, 33), (130, 64)):
         weight, bias = torch.randn(outputs, inputs, dtype=torch.float32), torch.randn(outputs, dtype=torch.float32)
-        linear = PackedLinear(to_panels(weight), outputs, torch.nn.Parameter(bias), weight.dtype)
+        linear = PackedLinear(to_packed(weight), outputs, torch.nn.Parameter(bias), weight.dtype)
         if inputs % 2 == 0:  # of 16 bits, the same to the last bit; in bfloat16 matrix registers sum in another order
             for dtype in (torch.bfloat16, torch.float16)[widest == 256 :]:
                 held = weight.to(dtype)
-                of_16 = PackedLinear(to_panels(held), outputs, None, torch.float32)
-                of_32 = PackedLinear(to_panels(held.float()), outputs, None, torch.float32)
+                of_16 = PackedLinear(to_packed(held), outputs, None, torch.float32)
+                of_32 = PackedLinear(to_packed(held.float()), outputs, None, torch.float32)
                 for rows in (1, 3, 8, 25, 60):
                     x = torch.randn(rows, inputs, dtype=torch.float32)
                     with torch.no_grad():
@@ -56,7 +56,7 @@ def test_every_number_of_16_bits(widest: int, flush: bool) -> None:
     numbers = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16).float()
     numbers[~numbers.isfinite()] = 1.0
     weight, x = numbers.view(-1, 64), torch.eye(64, dtype=torch.float32)
-    linear = PackedLinear(to_panels(weight.half()), len(weight), None, torch.float32)
+    linear = PackedLinear(to_packed(weight.half()), len(weight), None, torch.float32)
     torch.set_flush_denormal(flush)
     try:
         with torch.no_grad():
@@ -94,7 +94,7 @@ def seconds(work: Callable[[], Any]) -> float:
 def test_a_row_takes_no_longer_than_torch_does(widest: int) -> None:
     """Vectors that a processor does not have stay in memory, at a tenth of the speed."""
     weight, x = torch.randn(4096, 1024, dtype=torch.float32), torch.randn(1, 1024, dtype=torch.float32)
-    linear = PackedLinear(to_panels(weight), 4096, None, weight.dtype)
+    linear = PackedLinear(to_packed(weight), 4096, None, weight.dtype)
     with torch.no_grad():
         own = [(seconds(lambda: linear(x)), seconds(lambda: x @ weight.T)) for _ in range(30)]
     ours, theirs = map(min, zip(*own, strict=True))

@@ -35,7 +35,10 @@ def check_family(source: str | Path, quantize: str) -> None:
             "leave it out, or give int8."
         )
     if load_library() is None:
-        raise ValueError(f"--quantize {quantize} needs the compiled functions: install draftree beside a C compiler.")
+        raise ValueError(
+            f"--quantize {quantize} needs the compiled functions, which are missing or stale: install a C compiler and "
+            "reinstall draftree; in a clone of it, run python hatch_build.py."
+        )
 
 
 @torch.no_grad()

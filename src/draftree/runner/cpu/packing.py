@@ -32,7 +32,7 @@ from draftree.runner.weights.packed import (
     linear_bytes,
     misfit,
     side_by_side,
-    to_panels,
+    to_packed,
 )
 
 NOT_NEEDED = 4  # MADV_DONTNEED of Linux
@@ -69,7 +69,10 @@ def _pack(model: Any, forget: Callable[[Tensor], None]) -> None:
     if reason is not None:
         raise ValueError(f"This model's weights cannot be packed, as {reason}: leave it as it is.")
     if load_library() is None:
-        raise ValueError("Packed weights need the compiled layers, which were not built: install a C compiler first.")
+        raise ValueError(
+            "Packed weights need the compiled layers, which are missing or stale: install a C compiler and reinstall "
+            "draftree; in a clone of it, run python hatch_build.py."
+        )
     for layer in target.layers:
         for linears in Parts.of(layer, target.config).linears():
             _replace(layer, linears, forget)
@@ -118,7 +121,7 @@ def _replace(parent: nn.Module, linears: Sequence[Any], forget: Callable[[Tensor
         for linear in linears:
             _replace(parent, [linear], forget)
         return
-    panels, dtype = to_panels(in_16_bits(side_by_side(linears))), linears[0].weight.dtype
+    panels, dtype = to_packed(in_16_bits(side_by_side(linears))), linears[0].weight.dtype
     for linear in linears:
         forget(linear.weight.detach())
     counts = [-(-linear.out_features // LANES) for linear in linears]

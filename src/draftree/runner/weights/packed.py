@@ -41,7 +41,7 @@ def in_16_bits(weight: Tensor) -> Tensor:
     return weight
 
 
-def to_panels(weight: Tensor) -> Tensor:
+def to_packed(weight: Tensor) -> Tensor:
     """Pack weights, with zeros behind the last output.
 
     Args:
@@ -60,7 +60,7 @@ def to_panels(weight: Tensor) -> Tensor:
     return made if some > 1 else made.squeeze(3)
 
 
-def from_panels(panels: Tensor, outputs: int) -> Tensor:
+def from_packed(panels: Tensor, outputs: int) -> Tensor:
     """Unpack weights to [outputs, inputs], a copy."""
     return panels.transpose(1, 2).reshape(-1, inputs_of(panels))[:outputs].contiguous()
 
@@ -131,7 +131,7 @@ class Packed:
             if small:
                 self._scales = torch.cat([scales for _, scales in small]).float()
             weight = torch.cat([values for values, _ in small]) if small else in_16_bits(side_by_side(linears))
-            panels, self.nbytes = to_panels(weight), weight.nbytes
+            panels, self.nbytes = to_packed(weight), weight.nbytes
         self._bias = None if linears[0].bias is None else torch.cat([m.bias.detach() for m in linears]).float()
         self._described = matrix_of(panels, self._bias, outputs, dtype, self._scales)
         self._parts = [(self._described, panels)]
@@ -263,7 +263,7 @@ class PackedLinear(nn.Module):
     needs gradients of the weight needs `unpack_weights` first.
 
     Attributes:
-        panels: see `to_panels`, perhaps `in_16_bits`, or `pack_blocks`; a buffer, as the layout is not the model's.
+        panels: see `to_packed`, perhaps `in_16_bits`, or `pack_blocks`; a buffer, as the layout is not the model's.
         form: of the blocks of a GGUF file that the panels hold; None for numbers.
         dtype: of the weight, of which panels may hold less.
         bias: parameter [out_features], or None.
@@ -295,7 +295,7 @@ class PackedLinear(nn.Module):
         """[out_features, in_features] in `dtype`, a copy."""
         if self.form is not None:
             return all_floats(self.panels, self.form, self.in_features, self.out_features).to(self.dtype)
-        return from_panels(self.panels, self.out_features).to(self.dtype)
+        return from_packed(self.panels, self.out_features).to(self.dtype)
 
     @property
     def readable(self) -> bool:
@@ -337,7 +337,7 @@ class PackedLinear(nn.Module):
             moved = fn(bits)
             panels = moved.view(self.panels.dtype) if moved.dtype == bits.dtype else self.panels
         else:
-            panels = to_panels(in_16_bits(fn(self.weight)))
+            panels = to_packed(in_16_bits(fn(self.weight)))
             self.form = None
         self._buffers["panels"] = None
         try:
@@ -373,7 +373,7 @@ class PackedLinear(nn.Module):
             )
         else:
             with torch.no_grad():
-                panels = to_panels(in_16_bits(state_dict[name].to(self.panels.device, self.dtype)))
+                panels = to_packed(in_16_bits(state_dict[name].to(self.panels.device, self.dtype)))
                 if panels.dtype == self.panels.dtype and self.form is None:
                     self.panels.copy_(panels)  # which may lie behind those of another linear
                 else:
