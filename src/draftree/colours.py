@@ -25,7 +25,7 @@ OTHER, THEIRS, PLAIN = "#848484", "#9aa5b1", "#5b6875"  # drafters without a col
 
 
 def drafter_of(name: str) -> str | None:
-    """The drafter in `COLOURS` that a name stands for; None for another one.
+    """Return the drafter in `COLOURS` that a name stands for; None for another name.
 
     Args:
         name: of a drafter, of a source of draft tokens ("lookahead/output"), of one of several drafters of a kind
@@ -39,6 +39,6 @@ def drafter_of(name: str) -> str | None:
 
 
 def colour_of(name: str) -> str:
-    """The colour, "#rrggbb", of whatever `drafter_of` knows; grey for others."""
+    """Return the colour, "#rrggbb", of any name that `drafter_of` knows; grey for others."""
     drafter = drafter_of(name)
     return OTHER if drafter is None else COLOURS[drafter]

@@ -34,7 +34,7 @@ class Detokenizer:
         self._given = len(self._ids)  # how many of these are of the last piece
 
     def feed(self, token: int) -> str:
-        """What the token adds; "" while a character is not complete."""
+        """Return the text that the token adds; "" while a character is incomplete."""
         self._ids.append(token)
         text = self._decode(self._ids)
         if len(text) > len(self._text) and not text.endswith("\ufffd"):
@@ -45,7 +45,7 @@ class Detokenizer:
         return ""
 
     def rest(self) -> str:
-        """What is left at the end, an incomplete character for one."""
+        """Return the rest of the text at the end, such as an incomplete character."""
         return self._give(self._decode(self._ids), len(self._ids))
 
     def _give(self, text: str, count: int) -> str:

@@ -130,7 +130,7 @@ class Placement:
 
 
 def best_device() -> str:
-    """The device that "auto" stands for."""
+    """Return the device that "auto" stands for."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"

@@ -30,7 +30,7 @@ class Prompt:
 
 
 def embedded_prompts() -> list[Prompt]:
-    """The prompts of the package, in the order of its file."""
+    """Return the prompts of the package, in the order of its file."""
     with as_file(files("draftree") / "data" / "prompts.jsonl") as file:
         return [prompt for _, prompt, _ in jsonl_prompts(file)]
 
@@ -117,7 +117,7 @@ def _texts(given: Any) -> tuple[str, ...]:
 
 
 def take_per_set(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """The first `count` of every set, one of each set in turn, so that a stopped run has seen them all."""
+    """Return the first `count` prompts of every set, one of each set in turn, so that a stopped run covers all."""
     by_set: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         by_set.setdefault(prompt.set, []).append(prompt)

@@ -1,8 +1,7 @@
 """Acceptance: from scored trees to tokens."""
 
-from draftree.acceptance.base import AcceptedPath, ScoredTree, lazy_walk
+from draftree.acceptance.base import AcceptedPath, LossyRule, ScoredTree, lazy_walk
 from draftree.acceptance.bild import LossyBiLD
-from draftree.acceptance.lossy import LossyRule
 from draftree.acceptance.sampled import PrefixChooser
 from draftree.acceptance.typical import LossyTypical
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from draftree.acceptance.sampled import PrefixChooser
+from draftree.tree import TokenTree
 
 Choice = tuple[int, int, int | None]
 """A node, the token chosen after it, and the child that drafted that token, if any."""
@@ -47,7 +49,7 @@ class ScoredTree:
     rows: dict[int, int] | None = None
 
     def row(self, node: int) -> int:
-        """The row of `logits` that follows a node."""
+        """Return the row of `logits` that follows a node."""
         return node if self.rows is None else self.rows[node]
 
     def after(self, node: int) -> Tensor:
@@ -55,7 +57,7 @@ class ScoredTree:
         return self.logits[self.row(node)]
 
     def children(self) -> dict[int, list[int]]:
-        """The surviving children of each node that has some."""
+        """Map each inner node to its surviving children."""
         found: dict[int, list[int]] = {}
         for node, parent in enumerate(self.parents):
             if node and (self.rows is None or node in self.rows):
@@ -64,7 +66,7 @@ class ScoredTree:
 
 
 def best_tokens(logits: Tensor) -> list[Any]:
-    """The first of the best tokens of logits [.., V], as nested lists [..]."""
+    """Return the first of the best tokens of logits [.., V], as nested lists [..]."""
     if logits.is_cpu and logits.dtype == torch.float32:
         return logits.numpy(force=True).argmax(-1).tolist()  # a tenth of torch's time
     return logits.argmax(-1).cpu().tolist()
@@ -92,3 +94,41 @@ def lazy_walk(scored: ScoredTree, chooser: PrefixChooser | None, best: Sequence[
         yield node, token, frontier[0] if frontier else None
         if chooser is not None:
             chooser.push(token)
+
+
+# Processors of Hugging Face that count on seeing each position once, in order.
+STATEFUL = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
+
+
+class LossyRule(ABC):
+    """The base class of rules that change the output; they are off by default and have `Lossy` in their names."""
+
+    @abstractmethod
+    def walk(self, scored: ScoredTree, chooser: PrefixChooser | None, request: int | None = None) -> Iterator[Choice]:
+        """Walk a tree as the rule would.
+
+        Args:
+            scored: the tree.
+            chooser: the request's processors and choice behind the path; None for the best of the raw scores.
+            request: id of the request.
+
+        Yields:
+            (node, token, drafted_by) as `lazy_walk` does; the last token is the model's own.
+        """
+
+    def closes(self, tree: TokenTree, b: int, ends: Iterable[int]) -> int | None:
+        """Return the node of tree `b` that ends the text without a pass of the model; None if a pass is needed."""
+        return None
+
+    def check(self, processors: Sequence[object]) -> None:
+        """Refuse logits processors that cannot score draft tokens.
+
+        Raises:
+            ValueError: one that keeps a state from position to position.
+        """
+        for processor in processors:
+            if type(processor).__name__ in STATEFUL:
+                raise ValueError(
+                    f"{type(processor).__name__} keeps a state from token to token, and a lossy rule looks at "
+                    "several draft tokens of a place: leave its option out, or use the lossless rule."
+                )

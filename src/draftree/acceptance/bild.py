@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftree.acceptance.base import Choice, ScoredTree, best_tokens
-from draftree.acceptance.lossy import LossyRule
+from draftree.acceptance.base import Choice, LossyRule, ScoredTree, best_tokens
 from draftree.acceptance.sampled import PrefixChooser
 from draftree.tree import TokenTree
 
@@ -44,7 +43,7 @@ class LossyBiLD(LossyRule):
     drafted_logp: Callable[[int], Tensor] | None = None
 
     def distances(self, logits: Tensor, chain: list[int], drafted_logp: Tensor | None = None) -> Tensor:
-        """How far the tokens of `chain` are from the large model's distribution: [n] of raw logits [n, V]."""
+        """Return the distances [n] of the tokens of `chain` from the large model's, given its raw logits [n, V]."""
         logp = logits.float().log_softmax(-1)
         if self.distance == "kl":
             assert drafted_logp is not None
@@ -73,7 +72,7 @@ class LossyBiLD(LossyRule):
                 return
 
     def _beyond(self, logits: Tensor, node: int, draft_token: int, request: int | None) -> bool:
-        """Whether the token behind `node` is too far from the large model's distribution."""
+        """Return True if the token after `node` is too far from the large model's distribution."""
         if draft_token < 0 or self.threshold == math.inf:
             return draft_token < 0  # -1 is no token, and never kept
         drafted = None if self.drafted_logp is None or request is None else self.drafted_logp(request)[node : node + 1]

@@ -58,7 +58,7 @@ class PrefixChooser:
             return self._processors(ids, raw)  # type: ignore[arg-type]
 
     def choose(self, logits: Tensor) -> int:
-        """The next token given raw `logits` [V] at the true prefix; called once per emitted token, in order.
+        """Choose the next token given raw `logits` [V] at the true prefix; called once per emitted token, in order.
 
         Raises:
             NoTokenError: nothing can be drawn, where Hugging Face's `generate` raises one as well.
@@ -90,7 +90,7 @@ class PrefixChooser:
         return scores.softmax(-1) / self._noise[ahead]
 
     def push(self, token: int) -> None:
-        """The token became part of the prefix."""
+        """Add a token to the prefix."""
         with self._mode():
             self._ids = torch.nn.functional.pad(self._ids, (0, 1), value=token)
         if self._noise:

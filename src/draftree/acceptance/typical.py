@@ -15,8 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from draftree.acceptance.base import Choice, ScoredTree
-from draftree.acceptance.lossy import LossyRule
+from draftree.acceptance.base import Choice, LossyRule, ScoredTree
 from draftree.acceptance.sampled import PrefixChooser
 
 

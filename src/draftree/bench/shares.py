@@ -18,7 +18,7 @@ RESAMPLES, LEVEL = 2000, 0.95
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value with its 95 % bootstrap interval; None if a single prompt leaves nothing to resample."""
+    """Return a value with its 95 % bootstrap interval; None for a single prompt, which cannot be resampled."""
 
     value: float
     low: float | None = None

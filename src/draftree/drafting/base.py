@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from draftree.acceptance.lossy import LossyRule
+from draftree.acceptance.base import LossyRule
 from draftree.acceptance.sampled import PrefixChooser
 from draftree.grammar import GrammarState
 from draftree.runner.plan import PassResult, Surgery

@@ -31,7 +31,7 @@ class CompiledGrammar:
         self._full = False  # whether the store of states that the original's copies share has met its limit
 
     def begin(self) -> GrammarState:
-        """A state at the beginning of an answer."""
+        """Return a state at the beginning of an answer."""
         if self._full:
             self._original, self._full = self._build(), False
         return GrammarState(self._matcher(self._original.deep_copy()), self._private_matcher)

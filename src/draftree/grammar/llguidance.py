@@ -70,7 +70,7 @@ class GrammarSlowError(GrammarError):
 
 
 def library() -> Any:
-    """The module, or one sentence."""
+    """Return the llguidance module, or raise a GrammarError that says how to install it."""
     try:
         import llguidance
     except ImportError:
@@ -79,7 +79,7 @@ def library() -> Any:
 
 
 def read_tokenizer(tokenizer: Any, vocabulary: int, end_tokens: tuple[int, ...]) -> LLTokenizer:
-    """The bytes of a tokenizer's tokens; takes about a second for 128,000 of them.
+    """Read the bytes of a tokenizer's tokens; takes about a second for 128,000 tokens.
 
     Raises:
         GrammarError: a tokenizer that is not a fast one.
@@ -97,7 +97,7 @@ def read_tokenizer(tokenizer: Any, vocabulary: int, end_tokens: tuple[int, ...])
 
 
 def translate(kind: str, text: str, whitespace: str) -> str:
-    """A grammar in the library's own language.
+    """Translate a grammar into llguidance's own language.
 
     Raises:
         GrammarError: a text that is no grammar of its kind.
@@ -160,7 +160,7 @@ def _from_gbnf(text: str) -> str:
 
 
 def compose(text: str, parts: Mapping[str, str]) -> str:
-    """A grammar in Lark that refers to others as @name, in the library's own language.
+    """Join a Lark grammar and the grammars that it refers to as @name, in llguidance's own language.
 
     Args:
         text: in Lark.
@@ -185,7 +185,7 @@ def check(kind: str, text: str, whitespace: str) -> None:
 
 
 def build(tokenizer: LLTokenizer, kind: str, text: str) -> LLMatcher:
-    """A matcher at the beginning of a translated grammar; others are copied from it.
+    """Build a matcher at the beginning of a translated grammar; others are copied from it.
 
     Raises:
         GrammarError: what the library cannot express, or a grammar beyond the limits of time and memory.
@@ -245,7 +245,7 @@ def _limits() -> Any:
 
 
 def _in_time(kind: str, text: str, work: Callable[[], Made]) -> Made:
-    """What `work` makes of a grammar of this kind and text, within `SECONDS`, on a stack that no text can overflow.
+    """Return the result of `work` within `SECONDS`, run on a stack that no grammar text can overflow.
 
     The library lets go of the interpreter's lock meanwhile. Nothing can end a thread of it that takes too long, minutes
     it may be, and none of its limits does: so while more than a few go on, nothing new is begun. They keep their
@@ -349,7 +349,7 @@ class Matcher:
         return words.view(np.bool_)
 
     def forced(self) -> list[int]:
-        """The tokens that the text goes on with whatever is chosen, as the tokenizer would write them; often none."""
+        """Return the tokens that the grammar forces next, as the tokenizer would write them; often none."""
         if self._ended:
             return []
         tokens = list(self._matcher.compute_ff_tokens())

@@ -20,7 +20,7 @@ Choices = Sequence[Sequence[int]]
 
 
 def ordered(choices: Choices) -> list[tuple[int, ...]]:
-    """The nodes of a choice list, each once, by depth and ranks.
+    """Return the nodes of a choice list, each once, by depth and ranks.
 
     Raises:
         ValueError: a node that is none, or one whose parent is missing.
@@ -84,7 +84,7 @@ def best_first(
 
 
 def _distinct(ids: list[int], scores: list[float]) -> list[tuple[int, float]]:
-    """The tokens of one depth that can be, the likeliest first, each once."""
+    """Return the possible tokens of one depth, likeliest first, each once."""
     best: dict[int, float] = {}
     for score, token in sorted(zip(scores, ids, strict=True), key=lambda each: -each[0]):
         if score > NOTHING:

@@ -25,7 +25,7 @@ Draft = tuple[Numbers, Numbers, Numbers | float, Numbers | int]
 
 
 def laid_out(root_tokens: Sequence[int], drafts: Sequence[Draft]) -> Fields:
-    """A tree for each root and draft, padded to the largest; parents come before their children."""
+    """Build a tree for each root and draft, padded to the largest; parents come before their children."""
     sizes = tuple(1 + len(draft[0]) for draft in drafts)
     shape = (len(sizes), max(sizes, default=1))
     kinds = (np.int64, np.int64, np.float32, np.int64)
@@ -40,7 +40,7 @@ def laid_out(root_tokens: Sequence[int], drafts: Sequence[Draft]) -> Fields:
 
 
 def likeliest(draft: Draft, budget: int) -> Draft:
-    """The `budget` likeliest draft tokens, in falling order."""
+    """Return the `budget` likeliest draft tokens, in falling order."""
     tokens, parents, logp, source = draft
     chances = np.asarray(logp)
     # Stable, so that a parent precedes a child of equal probability. What cannot be comes last, and is left out.

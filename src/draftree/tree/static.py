@@ -20,12 +20,12 @@ NAMES = "'best-first', 'chain', 'full-K', 'efficient-K' or 'efficient-code-K' (K
 
 
 def chain(depth: int) -> Choices:
-    """The best candidate of each depth: one branch (BPD; BiTA's straightforward decoding)."""
+    """Return the best candidate of each depth: one branch (BPD; BiTA's straightforward decoding)."""
     return [(0,) * d for d in range(1, depth + 1)]
 
 
 def full(k: int, depth: int) -> Choices:
-    """Every combination of the best `k` of each depth: k + k^2 + .. + k^depth nodes (BiTA, section 3.2)."""
+    """Return every combination of the best `k` of each depth: k + k^2 + .. + k^depth nodes (BiTA, section 3.2)."""
     return [node for d in range(1, depth + 1) for node in itertools.product(range(k), repeat=d)]
 
 
@@ -42,7 +42,7 @@ def efficient(k: int, depth: int, *, fewer: bool = False) -> Choices:
 
 
 def best_choices(accuracies: Sequence[Sequence[float]], node_budget: int) -> Choices:
-    """The tree of `node_budget` draft tokens of which most are accepted on average (Medusa, section 2.3.3).
+    """Return the tree of `node_budget` draft tokens with most accepted on average (Medusa, section 2.3.3).
 
     Args:
         accuracies: accuracies[d][r], measured share of cases where rank r at depth d + 1 is the truth. A path's
@@ -65,7 +65,7 @@ def best_choices(accuracies: Sequence[Sequence[float]], node_budget: int) -> Cho
 
 
 def choices_named(tree: str | Sequence[Sequence[int]], depth: int) -> Choices:
-    """The choice list that an option names, or the list itself, checked.
+    """Return the choice list that an option names, or the list itself, checked.
 
     Args:
         tree: "chain", "full-K", "efficient-K", "efficient-code-K", or a choice list.

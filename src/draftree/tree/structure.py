@@ -86,7 +86,7 @@ def check_parents(parents: np.ndarray) -> None:
 
 
 def any_above(structure: Structure, flags: Tensor) -> Tensor:
-    """Whether a node or one above it is flagged; flags and the result are BoolTensors [B, N]."""
+    """Flag each node that is flagged or has a flagged ancestor; flags and the result are BoolTensors [B, N]."""
     if flags.is_cpu:
         # numpy's boolean product stops at the first hit; torch's `any` over rows is 10 to 40 times slower.
         return torch.from_numpy(np.matmul(structure.ancestors.numpy(), flags.numpy()[:, :, None])[:, :, 0])

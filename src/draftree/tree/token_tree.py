@@ -58,7 +58,7 @@ class TokenTree:
 
     @classmethod
     def from_drafts(cls, roots: Sequence[int], drafts: Sequence[Draft], budgets: Sequence[int]) -> TokenTree:
-        """A tree for each request, of its `budgets[b]` likeliest draft tokens in falling order of probability.
+        """Build a tree for each request, of its `budgets[b]` likeliest draft tokens in falling order of probability.
 
         roots: the requests' newest tokens. drafts: for each the tokens [n], parents [n] (-1: the root), path
         log-probabilities [n] and sources ([n], or one mask for all) of its draft tokens, in which a parent comes before
@@ -70,7 +70,7 @@ class TokenTree:
     def from_paths(
         cls, root: int, paths: Sequence[Sequence[int]], logp: Sequence[Sequence[float]] | None = None, source: int = 1
     ) -> TokenTree:
-        """One tree of token paths below `root`, equal prefixes merged; nodes in order of appearance.
+        """Build one tree of token paths below `root`, equal prefixes merged; nodes in order of appearance.
 
         logp: log-probability of each token given those before it, shaped like `paths` (None: 0.0); where
         paths share a node it keeps its best value. source: the bit mask of all nodes.
@@ -98,7 +98,7 @@ class TokenTree:
     def from_choices(
         cls, roots: Tensor, candidates: Tensor, choices: Choices, logp: Tensor, source: int = 1
     ) -> TokenTree:
-        """The Medusa / EAGLE choice list `choices` filled from per-depth candidates, all on the CPU.
+        """Fill the Medusa / EAGLE choice list `choices` from per-depth candidates, all on the CPU.
 
         roots: LongTensor [B]; candidates: LongTensor [B, D, K], best first, those of one depth all different, as `topk`
         gives them; choices: tuples of child ranks from the root, of depth at most D and ranks below K; logp:
@@ -134,7 +134,7 @@ class TokenTree:
         source: int = 1,
         off_path: float = 1.0,
     ) -> TokenTree:
-        """The most probable subtree of the full product tree of per-depth candidates, best node first, on the CPU.
+        """Return the most probable subtree of the product of per-depth candidates, best node first, on the CPU.
 
         roots: LongTensor [B]; candidates: int64 [B, D, K]; logp: float32 [B, D, K], taken as independent of the path
         and capped at 0; node_budget: nodes besides the root, one number or one a request; off_path: factor on the
@@ -148,7 +148,7 @@ class TokenTree:
 
     @classmethod
     def stack(cls, trees: Sequence[TokenTree]) -> TokenTree:
-        """One ragged batch of all the trees, in order, padded to the widest. ValueError when empty."""
+        """Join all the trees into one ragged batch, in order, padded to the widest. ValueError when empty."""
         if not trees:
             raise ValueError("There are no trees to stack: pass at least one.")
         if len(trees) == 1:
@@ -176,7 +176,7 @@ class TokenTree:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors live."""
+        """Return the device of the tensors."""
         return self.tokens.device
 
     @property
@@ -199,7 +199,7 @@ class TokenTree:
 
     @property
     def height(self) -> int:
-        """The largest depth in the batch."""
+        """Return the largest depth in the batch."""
         return self.structure.height
 
     @property
@@ -211,7 +211,7 @@ class TokenTree:
         return real
 
     def to(self, device: torch.device | str) -> TokenTree:
-        """The same trees on `device`; the structure goes along through the cache (no rebuild there)."""
+        """Copy the trees to `device`; the structure goes along through the cache (no rebuild there)."""
         if device == self.tokens.device:  # no string is: called every step, with a device
             return self
         # An index makes "cuda" mean one device also in the cache, whatever becomes current later.
@@ -225,7 +225,7 @@ class TokenTree:
     # ---- cutting
 
     def best(self, n: int | Sequence[int]) -> TokenTree:
-        """The n most probable draft tokens of each tree (fewer where it has fewer) and the root, connected.
+        """Keep the n most probable draft tokens of each tree (fewer where it has fewer) and the root, connected.
 
         n: draft tokens of a tree, one number or one for each request. A child counts for no more than its parent (and
         keeps that capped logp); on a tie the lower index wins. Order of the nodes is kept.
@@ -246,7 +246,7 @@ class TokenTree:
         return self._compact(capped, keep, sizes)[0]
 
     def first(self, n: Sequence[int]) -> TokenTree:
-        """The root and the first n[b] draft tokens of each tree; the best ones where logp falls from node to node."""
+        """Keep the root and the first n[b] draft tokens of each tree; the best ones if logp falls by node."""
         sizes = self._sizes_with(n)
         width = max(sizes, default=1)
         # Connected, since parents come before their children.
@@ -275,7 +275,7 @@ class TokenTree:
         return self._compact(self.logp, keep, tuple(keep.sum(1).tolist()))
 
     def _compact(self, logp: Tensor, keep: Tensor, sizes: tuple[int, ...]) -> tuple[TokenTree, Tensor]:
-        """The nodes of `keep`, closed upwards, in their order, and their old ids; `sizes` are its row sums."""
+        """Return the nodes of `keep`, closed upwards, in their order, and their old ids; `sizes` are its row sums."""
         width = max(sizes, default=1)
         place = keep.cumsum(1) - 1
         ids = torch.arange(self.width, device=self.device).expand(self.batch, -1)
@@ -296,7 +296,7 @@ class TokenTree:
         return tree, index
 
     def walk(self, b: int, tokens: Sequence[int]) -> list[int]:
-        """The longest path (node ids, root first) of tree b that the continuation `tokens` confirms."""
+        """Return the longest path (node ids, root first) of tree b that the continuation `tokens` confirms."""
         known, parents = self.tokens[b, : self.sizes[b]].tolist(), self.parents[b, : self.sizes[b]].tolist()
         last = 0
         for _, found in follow(known, parents, tokens):
