@@ -81,6 +81,24 @@ def test_an_engine_does_not_answer_with_old_weights(change: Callable[[Any], None
     assert Engine(model).add([5, 9, 3]) is not None
 
 
+def test_what_compiled_layers_read_lives_as_long_as_they() -> None:
+    """Also where the model gets other tensors of the same numbers in the middle of an answer."""
+    found = []
+    for moved in (False, True):
+        model = construct(MEMBERS["t5"])
+        engine = Engine(model)
+        assert engine.runner.name == "cpu"
+        request = engine.add([0], max_new_tokens=20, encoder_input=PROMPT[0])
+        engine.step()
+        if moved:
+            for parameter in model.parameters():
+                parameter.data = parameter.data.clone()
+            held = [torch.full((n,), 7.0) for n in (8, 16, 32, 64, 128) for _ in range(2000)]  # in the freed memory
+        engine.run()
+        found.append(request.tokens)
+    assert found[0] == found[1], len(held)
+
+
 def test_a_change_before_the_first_request_shows() -> None:
     model = construct(MEMBERS["llama"])
     engine = Engine(model)
