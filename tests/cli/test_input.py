@@ -109,7 +109,7 @@ def places(tmp_path: Path) -> dict[str, str]:
         ("train medusa --data EMPTY --out FILE/x", "is a file: name a folder"),
         ("train medusa --data EMPTY --out EMPTY --splits -1", "splits is -1: give 0 for all"),
         ("train medusa --data EMPTY --out EMPTY --max-length 0", "--max-length"),
-        ("train medusa --data EMPTY --out EMPTY --epochs inf", "epochs is inf: say how many"),
+        ("train medusa --data EMPTY --out EMPTY --epochs inf", "epochs is inf: give a finite number"),
         ("train medusa --data EMPTY --out EMPTY --seed -1", "seed is -1: give at least 0"),
         ("train align --small BARE --data EMPTY --out BARE", "holds a model or drafter that no training"),
     ],

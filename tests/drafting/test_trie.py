@@ -250,7 +250,7 @@ def test_threads_do_not_break_it(make):
     assert 0 < trie.nodes <= 500
 
 
-@pytest.mark.skipif(load_library() is None, reason="no compiled trie")
+@pytest.mark.skipif(Trie not in STORES, reason="the compiled trie is not built")
 def test_a_cut_branch_does_not_lead_through_all_that_lies_behind() -> None:
     """For the last place of the budget every branch begins with a token that is there already."""
     rng = np.random.default_rng(0)

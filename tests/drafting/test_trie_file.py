@@ -85,8 +85,9 @@ def test_other_and_damaged_files_are_refused(saved):
     save_file({"tokens": np.zeros(3, np.int32)}, path)
     with pytest.raises(ValueError, match="not a trie that draftree saved"):
         Trie.load(path, "tokenizer-a")
-    with pytest.raises(FileNotFoundError):
-        Trie.load(path.with_name("missing.trie"), "tokenizer-a")
+    for missing in (path.with_name("missing.trie"), path.parent):
+        with pytest.raises(ValueError, match="There is no trie file"):
+            Trie.load(missing, "tokenizer-a")
 
 
 def test_a_loaded_drafter_has_the_options_of_its_trie(demo: Any, tmp_path: Path) -> None:

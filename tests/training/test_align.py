@@ -317,7 +317,7 @@ def test_ctrl_c_says_how_it_goes_on(tmp_path, monkeypatch):
     with embedded("chat_600k") as folder:
         words = f"train align --small {folder} --data {asked} --out {tmp_path / 'out'} --field ask"
         result = CliRunner().invoke(app, words.split())
-    said = f"kept in {tmp_path / 'out'}: the same command goes on with the answers, and --resume from a checkpoint."
+    said = f"{tmp_path / 'out'} holds the work so far: the same command continues the answers, --resume the training."
     assert said in result.stderr
 
 

@@ -52,7 +52,7 @@ from draftree.drafting.lookahead.options import (
     checked_ids,
     chosen,
 )
-from draftree.errors import check_least
+from draftree.errors import brief, check_least
 from draftree.files import replacing
 from draftree.native import LIBRARY, library
 from draftree.native.structures import array_address
@@ -202,17 +202,18 @@ class Trie:
         """Read a trie that `save` wrote; it gives the same drafts.
 
         Raises:
-            ValueError: the file is not a trie, is damaged, or belongs to another tokenizer.
+            ValueError: there is no such file, it is not a trie, is damaged, or belongs to another tokenizer.
         """
+        if not os.path.isfile(path):
+            raise ValueError(f"There is no trie file {os.fspath(path)!r}: give one that Lookahead.save wrote.")
         try:
             with safe_open(path, framework="np") as file:
-                header = json.loads((file.metadata() or {})[HEADER])
+                header = json.loads((file.metadata() or {}).get(HEADER, "null"))
                 columns = [file.get_tensor(name) for name in ("tokens", "parents", "counts", "stamps")]
             options = TrieOptions(**header["options"])
-        except FileNotFoundError:
-            raise
-        except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-            raise ValueError(f"{path} is not a trie that draftree saved ({error}): save the trie again.") from None
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            reason = "it has no header of one" if isinstance(error, TypeError | KeyError) else brief(error)
+            raise ValueError(f"{path} is not a trie that draftree saved ({reason}): save the trie again.") from None
         if header["tokenizer"] != tokenizer_fingerprint:
             raise ValueError(
                 f"{path} was saved with tokenizer {header['tokenizer']!r}, not {tokenizer_fingerprint!r}: "
