@@ -83,8 +83,3 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text[:20]} is no number")
     return value
-
-
-def is_whole(value: Any, low: int = 0, high: int = 2**63 - 1) -> bool:
-    """Return whether a value of a JSON file is an integer from `low` to `high`."""
-    return type(value) is int and low <= value <= high

@@ -14,7 +14,6 @@ import torch
 
 from draftree.bench.samples import Answer
 from draftree.drafting import Drafter
-from draftree.drafting.base import RequestState
 from draftree.engine import Engine, Request
 from draftree.engine.limits import decoder_start, eos_token_ids
 from draftree.shaping import Shape
@@ -174,11 +173,3 @@ class Draftree(Method):
             for b, (start, source) in enumerate(zip(starts, sources, strict=True))
         ]
         return engine, requests
-
-
-def teach(drafter: Drafter, ids: Sequence[int], answer: Sequence[int]) -> None:
-    """Let a bound drafter learn the answer to a prompt (both token ids), as if it had drafted for it."""
-    request = RequestState(-1, list(ids), len(ids), len(answer))
-    drafter.begin(request)
-    request.tokens += answer
-    drafter.end(request)

@@ -46,8 +46,6 @@ PerSet = Annotated[int, typer.Option(min=1, help="Prompts of each set to measure
 DrafterWarm = Annotated[int, typer.Option(min=0, help="Prompts of each set that fill the trie first.")]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Token limit of an answer.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Repetitions of each prompt.")]
-StepRounds = Annotated[int, typer.Option(min=1, help="Repetitions of each timed step.")]
-RequestState = Annotated[int, typer.Option(min=1, help="Context length of the timed steps.")]
 Assistant = Annotated[
     str | None,
     typer.Option(help="Small model for assisted generation: folder or hub name.", show_default="the embedded model's"),

@@ -19,7 +19,6 @@ from torch.utils.data import Dataset, Sampler
 from draftree.drafting.folder import model_hash
 from draftree.engine.limits import decoder_start
 from draftree.errors import brief
-from draftree.files import is_whole
 from draftree.prompts import jsonl_rows
 from draftree.runner.target import Target
 from draftree.training.journal import META, ROWS, read_meta
@@ -115,7 +114,7 @@ def _row(entry: dict[str, Any], where: str, target: Target) -> Row:
     for ids in (prompt, answer):
         outside = [ids]
         if isinstance(ids, Sequence):
-            outside = [token for token in ids if not is_whole(token, 0, target.vocab_size - 1)]
+            outside = [token for token in ids if type(token) is not int or not 0 <= token < target.vocab_size]
         if outside:
             raise ValueError(
                 f"{where} holds token {brief(repr(outside[0]))}, outside the model's vocabulary: make the data anew "
