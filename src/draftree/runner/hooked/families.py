@@ -11,11 +11,11 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from draftree.runner.masks import LayerKind, PassMasks
 from draftree.runner.target import Target
@@ -36,10 +36,10 @@ POSITIONS = 1 << 30  # more KV positions than any cache has
 
 
 @contextmanager
-def replaced(module: nn.Module, name: str, method: Callable[..., Any]) -> Iterator[None]:
-    """Replace `module.name` by `method` inside this context."""
-    held = module.__dict__.get(name)  # of a wrapper, such as accelerate's
-    module.__dict__[name] = method
+def replaced(module: nn.Module, name: str, value: Any) -> Iterator[None]:
+    """Replace the attribute `module.name` inside this context."""
+    held = module.__dict__.get(name)  # an instance's own, such as accelerate's `forward`
+    module.__dict__[name] = value
     try:
         yield
     finally:
@@ -118,21 +118,16 @@ class FalconAlibi(Family):
 class _PerRequest:
     """A position bias [B, heads, 1, K] that passes MPT's check for one without a batch axis.
 
-    Of what it is given, MPT's attention reads the shape, slices its own KV positions, and adds that.
+    MPT's attention reads the shape, slices its own KV positions out of the bias, and adds them to the scores.
     """
 
     def __init__(self, bias: Tensor) -> None:
-        self._bias = bias
-        self.shape = (bias.shape[1], 1, bias.shape[3])
-
-    def size(self, axis: int) -> int:
-        return self.shape[axis]
+        self._bias, self.shape, self.size = bias, bias.shape[1:], bias[0].size
 
     def __getitem__(self, positions: Any) -> Tensor:
-        return self._bias  # it covers the KV positions of this pass only
+        return self._bias
 
-    def to(self, *given: Any, **options: Any) -> _PerRequest:
-        """Return the bias on another device; accelerate's hooks move a layer's arguments to its device."""
+    def to(self, *given: Any, **options: Any) -> _PerRequest:  # accelerate moves a layer's arguments to its device
         return _PerRequest(self._bias.to(*given, **options))
 
 
@@ -145,9 +140,9 @@ class Mpt(Family):
         """Replace `position_bias` and invert the mask."""
         keys = masks.key_positions.clamp(min=0)
         table = self.target.decoder.build_mpt_alibi_tensor(self.target.config.n_heads, 2, device=keys.device)
-        slopes = table[:, 0, 1] - table[:, 0, 0]
-        bias = (slopes[:, None] * keys[:, None].float())[:, :, None].to(masks.dtype)
-        return {"position_bias": _PerRequest(bias), "attention_mask": ~masks.boolean(kind)[:, None]}
+        bias = (table[:, 0, 1] - table[:, 0, 0])[:, None] * keys[:, None].float()
+        shaped = bias[:, :, None].to(masks.dtype)
+        return {"position_bias": _PerRequest(shaped), "attention_mask": ~masks.boolean(kind)[:, None]}
 
 
 class GptNeo(ViewsFinalRows):
@@ -169,8 +164,15 @@ class GptNeo(ViewsFinalRows):
             yield
 
 
+def _relative_bias(attention: Any, masks: PassMasks, **buckets: Any) -> Tensor:
+    """Return T5's position bias [B, heads, n, K] from the positions of rows and keys."""
+    distance = masks.key_positions[:, None, :] - masks.segment.positions[:, :, None]
+    bias: Tensor = attention.relative_attention_bias(attention._relative_position_bucket(distance, **buckets))
+    return bias.permute(0, 3, 1, 2)
+
+
 class T5(Family):
-    """T5 and mT5: the relative position bias from explicit positions."""
+    """T5 and mT5: the first layer's relative position bias serves all layers."""
 
     layer_arguments_needed = True
 
@@ -178,13 +180,8 @@ class T5(Family):
         """Replace `position_bias` [B, heads, n, K]; let the layer rebuild its cross bias for its rows."""
         first: Any = self.target.layers[0]
         attention = first.layer[0].SelfAttention
-        bucket = attention._relative_position_bucket(
-            _relative_positions(masks),
-            bidirectional=False,
-            num_buckets=attention.relative_attention_num_buckets,
-            max_distance=attention.relative_attention_max_distance,
-        )
-        bias = attention.relative_attention_bias(bucket).permute(0, 3, 1, 2)
+        most, buckets = attention.relative_attention_max_distance, attention.relative_attention_num_buckets
+        bias = _relative_bias(attention, masks, bidirectional=False, num_buckets=buckets, max_distance=most)
         return {"position_bias": bias, "encoder_decoder_position_bias": None}
 
 
@@ -195,89 +192,45 @@ class Umt5(Family):
 
     @contextmanager
     def patched(self, masks: Callable[[], PassMasks]) -> Iterator[None]:
-        """Answer each layer's `compute_bias` from explicit positions."""
+        """Answer each layer's `compute_bias` from the positions."""
         layers: list[Any] = self.target.layers
-        attentions = [layer.layer[0].SelfAttention for layer in layers]
-
-        def by_position(attention: Any) -> Callable[..., Tensor]:
-            def compute_bias(*args: Any, **kwargs: Any) -> Tensor:
-                bucket = attention._relative_position_bucket(_relative_positions(masks()))
-                bias: Tensor = attention.relative_attention_bias(bucket)
-                return bias.permute(0, 3, 1, 2)
-
-            return compute_bias
-
         with ExitStack() as stack:
-            for attention in attentions:
-                stack.enter_context(replaced(attention, "compute_bias", by_position(attention)))
+            for attention in (layer.layer[0].SelfAttention for layer in layers):
+                by_position = partial(lambda own, *args, **kwargs: _relative_bias(own, masks()), attention)
+                stack.enter_context(replaced(attention, "compute_bias", by_position))
             yield
 
 
-def _relative_positions(masks: PassMasks) -> Tensor:
-    """LongTensor [B, n, K]: key position minus row position."""
-    return masks.key_positions[:, None, :] - masks.segment.positions[:, :, None]
-
-
-class LearnedByColumn(Family):
-    """The bart family: decoder positions are counted by KV position; look them up by the rows' own positions."""
+class Bart(Family):
+    """The bart family counts decoder positions by KV position: look up the rows' own positions instead."""
 
     @contextmanager
     def patched(self, masks: Callable[[], PassMasks]) -> Iterator[None]:
-        """Answer the positional embedding's forward from the rows' positions."""
-        module = self.target.decoder.embed_positions
+        """Call the positional embedding with the rows' positions."""
+        module, positions = self.target.decoder.embed_positions, masks().segment.positions
+        own = module.forward
+
+        def look_up(*args: Any, **kwargs: Any) -> Tensor:
+            rows: Tensor = own(*args, **kwargs | {"position_ids": positions})
+            return rows.reshape(*positions.shape, -1)
+
+        with replaced(module, "forward", look_up):
+            yield
+
+
+class M2M100(Family):
+    """M2M-100 counts positions from its padding index, and gives padding tokens the padding row anywhere."""
+
+    @contextmanager
+    def patched(self, masks: Callable[[], PassMasks]) -> Iterator[None]:
+        """Answer the positional embedding's count of positions."""
         positions = masks().segment.positions
 
-        def within(mod: nn.Module, args: Any, kwargs: Any) -> Any:
-            # The model's own look-up counts KV positions, of which trees have more than the table.
-            if "position_ids" in kwargs:
-                kwargs = kwargs | {"position_ids": torch.zeros_like(positions[0])}
-            return args, kwargs
+        def count(tokens: Tensor, padding: int, *args: Any, **kwargs: Any) -> Tensor:
+            return (positions + padding + 1).masked_fill(tokens == padding, padding).contiguous()
 
-        def look_up(mod: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
-            tokens = kwargs.get("input_ids", args[0] if args else None)
-            return self.look_up(mod, positions, tokens).to(output)
-
-        before = module.register_forward_pre_hook(within, with_kwargs=True)
-        after = module.register_forward_hook(look_up, with_kwargs=True)
-        try:
+        with replaced(self.target.decoder.embed_positions, "create_position_ids_from_input_ids", count):
             yield
-        finally:
-            before.remove()
-            after.remove()
-
-    def look_up(self, module: Any, positions: Tensor, tokens: Tensor | None) -> Tensor:
-        """Positional embeddings [B, N, d] of rows with these positions and token ids."""
-        if module.weight.is_meta:  # offloaded: accelerate's own `forward` brings the weight
-            rows: Tensor = module.forward(tokens, position_ids=positions)
-            return rows.reshape(*positions.shape, -1)
-        return F.embedding(positions + getattr(module, "offset", 0), module.weight)
-
-
-class M2M100(LearnedByColumn):
-    """M2M-100: a sinusoidal table that starts behind its padding row and grows on demand.
-
-    The model gives the padding token the padding row wherever it stands, also in the middle of a text.
-    """
-
-    def look_up(self, module: Any, positions: Tensor, tokens: Tensor | None) -> Tensor:
-        """Rows of the table, which the model counts from its padding index."""
-        index = positions + module.padding_idx + 1
-        if tokens is not None:
-            index = index.masked_fill(tokens == module.padding_idx, module.padding_idx)
-        longest = int(index.max()) + 1
-        if longest > module.weights.shape[0]:
-            module.make_weights(longest + module.offset, module.embedding_dim, module.padding_idx)
-        return F.embedding(index, module.weights)
-
-
-class _Uncounted:
-    """A cache for a layer that counts its rows from `get_seq_length` on: to it they all stand before the first."""
-
-    def __init__(self, cache: Any, rows: Tensor) -> None:
-        self._rows, self.update = rows, cache.update
-
-    def get_seq_length(self, layer_idx: int = 0) -> Tensor:
-        return -1 - self._rows
 
 
 class Llama4(Family):
@@ -285,8 +238,8 @@ class Llama4(Family):
 
     @contextmanager
     def patched(self, masks: Callable[[], PassMasks]) -> Iterator[None]:
-        """Have the layers scale nothing, as before the first position, and scale the queries by the rows' positions."""
-        config, cache_argument = self.target.config, self.target.cache_argument
+        """Scale the queries by the rows' positions, in place of the layers' own scaling."""
+        config = self.target.config
         layers: list[Any] = self.target.layers
 
         def scale(module: nn.Module, args: Any, queries: Tensor) -> Tensor:
@@ -294,43 +247,31 @@ class Llama4(Family):
             scales = torch.log1p(torch.floor(position / config.floor_scale)) * config.attn_scale + 1.0
             return (queries * scales[..., None]).to(queries.dtype)
 
-        def uncount(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-            positions = masks().segment.positions
-            rows = torch.arange(positions.shape[1], dtype=torch.long, device=kwargs["hidden_states"].device)
-            return args, kwargs | {cache_argument: _Uncounted(kwargs[cache_argument], rows)}
-
         with ExitStack() as stack:
             for attention in (layer.self_attn for layer in layers if not layer.self_attn.use_rope):
-                hook = uncount
-                stack.callback(attention.register_forward_pre_hook(hook, with_kwargs=True).remove)
+                stack.enter_context(replaced(attention, "attn_temperature_tuning", False))
                 stack.callback(attention.q_proj.register_forward_hook(scale).remove)
             yield
 
 
+SPECIAL: dict[str, type[Family]] = {
+    "bloom": Bloom,
+    "mpt": Mpt,
+    "gpt_neo": GptNeo,
+    "t5": T5,
+    "mt5": T5,
+    "umt5": Umt5,
+    "m2m_100": M2M100,
+    **dict.fromkeys(("gpt2", "gptj", "codegen", "gpt_bigcode"), ViewsFinalRows),
+    **dict.fromkeys(("bart", "mbart", "pegasus", "marian", "blenderbot", "blenderbot-small"), Bart),
+}
+
+
 def family_of(target: Target) -> Family:
     """Return the provider for `target`'s family."""
-    name = target.model_type
-    if name == "falcon" and target.config.alibi:
+    name, config = target.model_type, target.config
+    if name == "falcon" and config.alibi:
         return FalconAlibi(target)
-    if name == "llama4_text" and target.config.attn_temperature_tuning:
+    if name == "llama4_text" and config.attn_temperature_tuning:
         return Llama4(target)
-    special: dict[str, type[Family]] = {
-        "bloom": Bloom,
-        "mpt": Mpt,
-        "gpt_neo": GptNeo,
-        "gpt2": ViewsFinalRows,
-        "gptj": ViewsFinalRows,
-        "codegen": ViewsFinalRows,
-        "gpt_bigcode": ViewsFinalRows,
-        "t5": T5,
-        "mt5": T5,
-        "umt5": Umt5,
-        "bart": LearnedByColumn,
-        "mbart": LearnedByColumn,
-        "pegasus": LearnedByColumn,
-        "marian": LearnedByColumn,
-        "m2m_100": M2M100,
-        "blenderbot": LearnedByColumn,
-        "blenderbot-small": LearnedByColumn,
-    }
-    return special.get(name, Family)(target)
+    return SPECIAL.get(name, Family)(target)

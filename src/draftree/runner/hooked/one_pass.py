@@ -12,16 +12,14 @@ join between two layers, its own rotary modules are called once more, for the ro
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from draftree.runner.hooked.families import Family, family_of, replaced
+from draftree.runner.hooked.families import family_of, replaced
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.masks import PassMasks
 from draftree.runner.plan import PassResult, Plan, Segment, Surgery
@@ -32,35 +30,26 @@ from draftree.runner.target import Target, arguments_of
 MASK_ARGUMENTS = ("attention_mask", "causal_mask")
 
 
-@dataclass(frozen=True, slots=True)
 class StockModel:
-    """Facts of a model that hooks need.
+    """Facts of a model that its hooked passes need.
 
     Attributes:
-        target: its facts.
-        family: what its family needs in addition to masks and positions.
+        target: its facts for every runner.
+        family: its needs in addition to masks and positions.
         takes_positions: whether its `forward` takes position ids.
-        layer_signatures: of the `forward` of each layer.
-        rotary: rotary modules that lie in no layer.
+        signatures: of the `forward` of each layer.
+        rotary: rotary modules of the decoder that lie in no layer.
+        length_dependent: whether their angles depend on the text's length.
     """
 
-    target: Target
-    family: Family
-    takes_positions: bool
-    layer_signatures: Sequence[inspect.Signature]
-    rotary: Sequence[nn.Module]
-
-    @classmethod
-    def of(cls, target: Target) -> StockModel:
-        """Read the facts of a model."""
-        takes_positions = "position_ids" in arguments_of(type(target.model)) and not target.encoder_decoder
-        signatures = [signature_of(layer) for layer in target.layers]
-        return cls(target, family_of(target), takes_positions, signatures, outer_rotary_modules(target))
-
-    @property
-    def length_dependent(self) -> bool:
-        """True if angles depend on the text's length."""
-        return any(is_length_dependent(module) for module in self.rotary)
+    def __init__(self, target: Target) -> None:
+        self.target, self.family = target, family_of(target)
+        self.takes_positions = "position_ids" in arguments_of(type(target.model)) and not target.encoder_decoder
+        self.signatures = [signature_of(layer) for layer in target.layers]
+        inside = {id(m) for layer in target.layers for m in layer.modules()}
+        modules = target.decoder.modules()
+        self.rotary = [m for m in modules if "rotary" in type(m).__name__.lower() and id(m) not in inside]
+        self.length_dependent = any(is_length_dependent(module) for module in self.rotary)
 
 
 class HookedPass:
@@ -72,24 +61,21 @@ class HookedPass:
     """
 
     def __init__(self, stock: StockModel, plan: Plan, cache: SlotCache, first: int, encoder: Any) -> None:
-        self.stock, self.plan, self.cache, self.first, self.encoder = stock, plan, cache, first, encoder
+        self.stock, self.target, self.family = stock, stock.target, stock.family
+        self.plan, self.cache, self.first, self.encoder = plan, cache, first, encoder
         self.segments = [Segment(0, None, plan.positions, plan.visible, plan.prefix_rows)]
-        self.masks = PassMasks(self.segments[0], cache, first, self.target.dtype, plain_row=self._may_go_unmasked())
+        self.masks = PassMasks(self.segments[0], cache, first, self.target.dtype, plain_row=self._unmasked)
         self.hidden: dict[int, Tensor] = {}
         self.final: Tensor | None = None
-        self.rotary = RotaryCalls()
+        self.rotary_calls: list[RotaryCall] = []
+        self.angles: dict[int, Any] = {}  # of the present rows, by the call that made those of the entering ones
         self.operating = False  # a surgery may run the model's head, which is not the end of the pass then
         self.cut = False  # whether the head got no more rows than there are logits for
 
     @property
-    def target(self) -> Target:
-        """The model's facts."""
-        return self.stock.target
-
-    @property
-    def family(self) -> Family:
-        """The family's needs beyond masks and positions."""
-        return self.stock.family
+    def _unmasked(self) -> bool:
+        """True if `forward` takes its own quick way for one row that sees everything, as in plain decoding."""
+        return not self.target.encoder_decoder and not self.family.layer_arguments_needed
 
     # ---------------------------------------------------------------- the call
 
@@ -120,10 +106,6 @@ class HookedPass:
             return self.masks.additive(self.target.kinds[0])
         return {kind.name: self.masks.additive(kind) for kind in set(self.target.kinds)}
 
-    def _may_go_unmasked(self) -> bool:
-        """One row that sees everything needs no mask; then `forward` takes its own quick way, as in plain decoding."""
-        return not self.target.encoder_decoder and not self.family.layer_arguments_needed
-
     # ---------------------------------------------------------------- hooks
 
     def _hook(self, stack: ExitStack) -> None:
@@ -136,16 +118,14 @@ class HookedPass:
             for module in self.stock.rotary:
                 if is_length_dependent(module):
                     stack.enter_context(replaced(module, "forward", partial(self._own_angles, module)))
-                self._add(stack, module.register_forward_hook, self.rotary.note, with_kwargs=True)
-        needed = range(len(target.layers))
-        if not self.family.layer_arguments_needed:
-            start = min((s.layer for s in plan.surgeries), default=len(target.layers))
-            needed = range(start, len(target.layers))
+                self._add(stack, module.register_forward_hook, self._note_angles, with_kwargs=True)
+        count = len(target.layers)
+        start = 0 if self.family.layer_arguments_needed else min((s.layer for s in plan.surgeries), default=count)
         for i, layer in enumerate(target.layers):
-            if i in needed or i in plan.taps:
-                hook = self._before_layer(i, rewrite=i in needed)
+            if i >= start or i in plan.taps:
+                hook = self._before_layer(i, rewrite=i >= start)
                 self._add(stack, layer.register_forward_pre_hook, hook, with_kwargs=True)
-        if len(target.layers) in plan.taps:
+        if count in plan.taps:
             self._add(stack, target.layers[-1].register_forward_hook, self._tap_last)
         if self.family.views_final_rows and plan.surgeries:
             self._add(stack, target.decoder.ln_f.register_forward_hook, self._view_final)
@@ -187,7 +167,7 @@ class HookedPass:
 
     def _before_layer(self, index: int, *, rewrite: bool) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-            named = named_arguments(self.stock.layer_signatures[index], module, args, kwargs)
+            named = named_arguments(self.stock.signatures[index], module, args, kwargs)
             first = next(iter(named))
             hidden = named[first]
             surgery = next((s for s in self.plan.surgeries if s.layer == index), None)
@@ -211,13 +191,13 @@ class HookedPass:
             self.operating = False
         self.segments.append(segment)
         self.masks = PassMasks(segment, self.cache, self.first, self.target.dtype)
-        self.rotary.rows_changed()
+        self.angles = {}
         return hidden
 
     def _rewrite(self, index: int, named: dict[str, Any]) -> None:
         """Give the layer the positions, angles and mask of the rows it now gets."""
         segment = self.segments[-1]
-        known = self.stock.layer_signatures[index].parameters
+        known = self.stock.signatures[index].parameters
         if len(self.segments) > 1 and named.get("position_embeddings") is not None:
             hidden = next(iter(named.values()))
             named["position_embeddings"] = self._angles(named["position_embeddings"], hidden)
@@ -233,79 +213,46 @@ class HookedPass:
             named["encoder_attention_mask"] = cross[:, :, :1].expand(-1, -1, segment.positions.shape[1], -1)
         named |= self.family.layer_arguments(index, kind, self.masks)
 
-    def _angles(self, stock: Any, hidden: Tensor) -> Any:
-        """The angles of the present rows, in place of `stock`."""
-        angles = self.rotary.repeated(stock, self.segments[-1].positions, hidden)
-        if angles is None:
+    def _note_angles(self, module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        self.rotary_calls.append(RotaryCall(module, args, kwargs, output))
+
+    def _angles(self, entering: Any, hidden: Tensor) -> Any:
+        """Repeat the rotary call that made the angles `entering`, for the present rows with states [B, n, d]."""
+        call = next((call for call in self.rotary_calls if call.made(entering)), None)
+        if call is None:
             raise RuntimeError(
                 f"Cannot re-position rows inside {self.target.model_type}: its position embeddings come from no "
                 "rotary module that draftree knows; please report this architecture."
             )
-        return angles
+        key = id(call.output)
+        if key not in self.angles:
+            self.angles[key] = call.repeated(self.segments[-1].positions, hidden)
+        return self.angles[key]
 
 
-class _Call(NamedTuple):
+class RotaryCall(NamedTuple):
     """A call of a rotary module in this pass, and what it returned."""
 
-    module: nn.Module
+    module: Any
     args: Any
     kwargs: dict[str, Any]
     output: Any
 
+    def made(self, angles: Any) -> bool:
+        """Return whether these are the call's angles, or a tuple that begins with the same."""
+        both = isinstance(self.output, tuple) and isinstance(angles, tuple)
+        return self.output is angles or (both and self.output[0] is angles[0])
 
-class RotaryCalls:
-    """The calls of a model's rotary modules in one pass, to be repeated for other rows."""
+    def repeated(self, positions: Tensor, hidden: Tensor) -> Any:
+        """Return the angles of other rows, without the hooks of the module."""
 
-    def __init__(self) -> None:
-        self._calls: list[_Call] = []
-        self._again: dict[int, Any] = {}
-        self._repeating = False
+        def swapped(argument: Any) -> Any:
+            if not torch.is_tensor(argument):
+                return argument
+            return (positions if argument.dtype == torch.long else hidden).to(argument.device)
 
-    def note(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """A forward hook of rotary modules."""
-        if not self._repeating:
-            self._calls.append(_Call(module, args, kwargs, output))
-
-    def rows_changed(self) -> None:
-        """Forget the angles of earlier rows."""
-        self._again = {}
-
-    def repeated(self, stock: Any, positions: Tensor, hidden: Tensor) -> Any:
-        """Repeat the call that made `stock` for rows at `positions` [B, n] with states [B, n, d].
-
-        Returns None if no rotary module made it.
-        """
-        call = next((call for call in self._calls if _made(stock, call.output)), None)
-        if call is None:
-            return None
-        if id(call.output) not in self._again:
-            kwargs = {k: positions if k == "position_ids" else v for k, v in call.kwargs.items()}
-            args = [_swapped(a, positions, hidden) for a in call.args]
-            self._repeating = True
-            try:
-                self._again[id(call.output)] = call.module(*args, **kwargs)
-            finally:
-                self._repeating = False
-        return self._again[id(call.output)]
-
-
-def _made(stock: Any, output: Any) -> bool:
-    """Return whether these are the same angles, or tuples that begin with the same."""
-    return output is stock or (isinstance(output, tuple) and isinstance(stock, tuple) and output[0] is stock[0])
-
-
-def _swapped(argument: Any, positions: Tensor, hidden: Tensor) -> Any:
-    """Positions and states in place of those of the earlier rows, on their device, which need not be this layer's."""
-    if not torch.is_tensor(argument):
-        return argument
-    return (positions if argument.dtype == torch.long else hidden).to(argument.device)
-
-
-def outer_rotary_modules(target: Target) -> Sequence[nn.Module]:
-    """Rotary modules of the decoder that lie in no layer."""
-    inside = {id(m) for layer in target.layers for m in layer.modules()}
-    modules = target.decoder.modules()
-    return [m for m in modules if "rotary" in type(m).__name__.lower() and id(m) not in inside]
+        kwargs = {name: swapped(value) if name == "position_ids" else value for name, value in self.kwargs.items()}
+        return self.module.forward(*map(swapped, self.args), **kwargs)
 
 
 def signature_of(module: nn.Module) -> inspect.Signature:

@@ -189,7 +189,7 @@ class HookedRunner(Runner):
     def __init__(self, target: Target) -> None:
         super().__init__(target)
         self.lock = lock_of(target.model)
-        self._stock = StockModel.of(target)
+        self._stock = StockModel(target)
 
     def _one_row(self, cache: SlotCache | None = None, taps: tuple[int, ...] = ()) -> PassResult:
         """Pass one row through the model."""
