@@ -70,7 +70,7 @@ def test_logits_that_cannot_be_followed_are_refused(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(model, "forward", squared)
     runner = HookedRunner(inspect_model(model))
-    with pytest.raises(ValueError, match="from its head to its logits"):
+    with pytest.raises(ValueError, match="from its last layer to its logits"):
         runner.logits(torch.zeros(1, 1, 64))
 
 

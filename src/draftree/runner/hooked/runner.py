@@ -77,18 +77,16 @@ class ModelLayout:
 
 
 class _Watched(SlotCache):
-    """Notes (key/value heads, width of a key, width of a value) of every layer, and by which numbers they keep them."""
+    """Notes the key/value heads, width of a key and width of a value of every layer."""
 
-    def __init__(self, layers: int, slots: int) -> None:
-        super().__init__(layers, slots)
+    def __init__(self, layers: int) -> None:
+        super().__init__(layers, 1)
         self.shapes: set[tuple[int, int, int]] = set()
-        self.numbers: list[int] = []
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         self.shapes.add((key_states.shape[1], key_states.shape[3], value_states.shape[3]))
-        self.numbers.append(layer_idx)
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
 
@@ -101,11 +99,10 @@ def layout_of(target: Target, one_row: OneRow) -> ModelLayout:
         one_row: passes a row through the stock model's own `forward`.
 
     Raises:
-        ValueError: layers differ in the shape of their keys or stand in no order, or what lies before the head is not
-            understood.
+        ValueError: layers differ in the shape of their keys, or the modules before the head are not understood.
     """
     with lock_of(target.model):
-        cache = _Watched(len(target.layers), 1)
+        cache = _Watched(len(target.layers))
         calls: list[tuple[nn.Module, Tensor]] = []  # behind the last layer, in order
         read: list[Tensor] = []
         outputs: list[Tensor] = []
@@ -132,52 +129,40 @@ def layout_of(target: Target, one_row: OneRow) -> ModelLayout:
             f"The layers of this '{target.model_type}' model differ in the shape of their keys and values, so "
             f"neither early pruning nor a drafter inside the model can be used with it: {INSTEAD}."
         )
-    if cache.numbers != sorted(cache.numbers):  # rows that join or leave between layers are counted by their places
-        raise ValueError(
-            "The layers of this model do not stand in the order of their numbers: number them anew (layer_idx of each "
-            f"layer's attention), or {INSTEAD}."
-        )
     kv_heads, head_dim, value_dim = cache.shapes.pop()
     closing = tuple(module for module, _ in calls if not isinstance(module, nn.Dropout))
-    scale = _scale(closing, result.hidden[len(target.layers)], read[-1] if read else None, target.model_type)
-    layout = ModelLayout(kv_heads, head_dim, value_dim, closing, scale, 1.0, None, target.reference)
-    return _finished(layout, target, outputs[-1], result.logits)
-
-
-def _finished(layout: ModelLayout, target: Target, output: Tensor, logits: Tensor) -> ModelLayout:
-    """The layout with what the model does to its head's output to make logits of it."""
-    output, logits = output.cpu(), logits.cpu()  # Macs' GPUs have no float64, and the two may lie on two devices
-    bias = getattr(target.model, "final_logits_bias", None)
-    given = logits if bias is None else logits - bias.to(logits)
-    ours, theirs = output.double().flatten(), given.double().flatten()
-    factor = float((ours @ theirs) / (ours @ ours))
-    made = [replace(layout, factor=1.0 if abs(factor - 1) < CLOSE else factor)]
-    cap = getattr(target.config, "final_logit_softcapping", None)
-    if cap is not None:  # which not every model applies that has it
-        made.append(replace(layout, cap=float(cap)))
-    layout = min(made, key=lambda way: float((way.finish(output) - logits).abs().max()))
-    if (layout.finish(output) - logits).abs().max() <= CLOSE * logits.abs().max():
-        return layout
+    layout = ModelLayout(kv_heads, head_dim, value_dim, closing, 1.0, 1.0, None, target.reference)
+    last, logits = result.hidden[len(target.layers)], result.logits
+    if read:  # else the model multiplies by the head's weight itself
+        layout = replace(layout, scale=_factor(layout.close(last), read[-1]))
+        bias = getattr(target.model, "final_logits_bias", None)
+        factor = _factor(outputs[-1], logits if bias is None else logits - bias.to(logits))
+        made = [replace(layout, factor=factor)]
+        cap = getattr(target.config, "final_logit_softcapping", None)
+        if cap is not None:  # some models have the setting and do not apply it
+            made.append(replace(layout, cap=float(cap)))
+        layout = min(made, key=lambda one: _difference(one.finish(outputs[-1]), logits))
+        if max(_difference(layout.close(last), read[-1]), _difference(layout.finish(outputs[-1]), logits)) <= CLOSE:
+            return layout
     raise ValueError(
-        f"Cannot follow a '{target.model_type}' model from its head to its logits, as early pruning and drafters "
+        f"Cannot follow a '{target.model_type}' model from its last layer to its logits, as early pruning and drafters "
         f"inside the model need: {INSTEAD}; and please report this architecture."
     )
 
 
-def _scale(closing: tuple[nn.Module, ...], last: Tensor, read: Tensor | None, family: str) -> float:
-    """The factor between what `closing` makes of the last layer's output and what the head read."""
-    made = last
-    for module in closing:
-        made = module(made)
-    if read is not None and read.shape == made.shape:
-        ours, theirs = made.cpu().double().flatten(), read.cpu().double().flatten()
-        scale = float((ours @ theirs) / (ours @ ours))
-        if (scale * ours - theirs).abs().max() <= CLOSE * theirs.abs().max():
-            return 1.0 if abs(scale - 1) < CLOSE else scale
-    raise ValueError(
-        f"Cannot follow a '{family}' model from its last layer to its head, as early pruning and drafters inside "
-        f"the model need: {INSTEAD}; and please report this architecture."
-    )
+def _factor(made: Tensor, wanted: Tensor) -> float:
+    """Return the number by which `made` has to be multiplied; 1 where it is near, or where shapes differ."""
+    if made.shape != wanted.shape:
+        return 1.0
+    ours, theirs = made.cpu().double().flatten(), wanted.cpu().double().flatten()  # Macs' GPUs have no float64
+    factor = float((ours @ theirs) / (ours @ ours))
+    return 1.0 if abs(factor - 1) < CLOSE else factor
+
+
+def _difference(made: Tensor, wanted: Tensor) -> float:
+    """Return the largest difference, relative to the largest number; infinity where shapes differ."""
+    made, wanted = made.cpu(), wanted.cpu()  # which may lie on two devices
+    return float((made - wanted).abs().max() / wanted.abs().max()) if made.shape == wanted.shape else torch.inf
 
 
 class HookedRunner(Runner):
