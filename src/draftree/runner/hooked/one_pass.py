@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import inspect
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ class StockModel:
     """
 
     def __init__(self, target: Target) -> None:
-        self.target, self.family = target, family_of(target)
+        self.target, self.stock.family = target, family_of(target)
         self.takes_positions = "position_ids" in arguments_of(type(target.model)) and not target.encoder_decoder
         self.signatures = [signature_of(layer) for layer in target.layers]
         inside = {id(m) for layer in target.layers for m in layer.modules()}
@@ -61,21 +62,24 @@ class HookedPass:
     """
 
     def __init__(self, stock: StockModel, plan: Plan, cache: SlotCache, first: int, encoder: Any) -> None:
-        self.stock, self.target, self.family = stock, stock.target, stock.family
-        self.plan, self.cache, self.first, self.encoder = plan, cache, first, encoder
+        self.stock, self.plan, self.cache, self.first, self.encoder = stock, plan, cache, first, encoder
         self.segments = [Segment(0, None, plan.positions, plan.visible, plan.prefix_rows)]
         self.masks = PassMasks(self.segments[0], cache, first, self.target.dtype, plain_row=self._unmasked)
         self.hidden: dict[int, Tensor] = {}
         self.final: Tensor | None = None
         self.rotary_calls: list[RotaryCall] = []
-        self.angles: dict[int, Any] = {}  # of the present rows, by the call that made those of the entering ones
         self.operating = False  # a surgery may run the model's head, which is not the end of the pass then
         self.cut = False  # whether the head got no more rows than there are logits for
 
     @property
+    def target(self) -> Target:
+        """The model's facts."""
+        return self.stock.target
+
+    @property
     def _unmasked(self) -> bool:
         """True if `forward` takes its own quick way for one row that sees everything, as in plain decoding."""
-        return not self.target.encoder_decoder and not self.family.layer_arguments_needed
+        return not self.target.encoder_decoder and not self.stock.family.layer_arguments_needed
 
     # ---------------------------------------------------------------- the call
 
@@ -100,7 +104,7 @@ class HookedPass:
         return PassResult(logits, self.segments, self.hidden)
 
     def _forward_mask(self) -> Any:
-        if self.family.layer_arguments_needed:
+        if self.stock.family.layer_arguments_needed:
             return None  # some of these families take no 4D mask in `forward`; every layer gets its own
         if len(set(self.target.kinds)) == 1:
             return self.masks.additive(self.target.kinds[0])
@@ -110,7 +114,7 @@ class HookedPass:
 
     def _hook(self, stack: ExitStack) -> None:
         plan, target = self.plan, self.target
-        stack.enter_context(self.family.patched(lambda: self.masks))
+        stack.enter_context(self.stock.family.patched(lambda: self.masks))
         if plan.embeddings is not None:
             module = target.decoder.get_input_embeddings() or target.model.get_input_embeddings()
             self._add(stack, module.register_forward_hook, self._replace_embeddings)
@@ -120,14 +124,14 @@ class HookedPass:
                     stack.enter_context(replaced(module, "forward", partial(self._own_angles, module)))
                 self._add(stack, module.register_forward_hook, self._note_angles, with_kwargs=True)
         count = len(target.layers)
-        start = 0 if self.family.layer_arguments_needed else min((s.layer for s in plan.surgeries), default=count)
+        start = 0 if self.stock.family.layer_arguments_needed else min((s.layer for s in plan.surgeries), default=count)
         for i, layer in enumerate(target.layers):
             if i >= start or i in plan.taps:
                 hook = self._before_layer(i, rewrite=i >= start)
                 self._add(stack, layer.register_forward_pre_hook, hook, with_kwargs=True)
         if count in plan.taps:
             self._add(stack, target.layers[-1].register_forward_hook, self._tap_last)
-        if self.family.views_final_rows and plan.surgeries:
+        if self.stock.family.views_final_rows and plan.surgeries:
             self._add(stack, target.decoder.ln_f.register_forward_hook, self._view_final)
         head = target.model.get_output_embeddings()
         self._add(stack, head.register_forward_pre_hook, self._before_head)
@@ -191,7 +195,8 @@ class HookedPass:
             self.operating = False
         self.segments.append(segment)
         self.masks = PassMasks(segment, self.cache, self.first, self.target.dtype)
-        self.angles = {}
+        for call in self.rotary_calls:
+            call.again = None
         return hidden
 
     def _rewrite(self, index: int, named: dict[str, Any]) -> None:
@@ -211,7 +216,7 @@ class HookedPass:
         cross = named.get("encoder_attention_mask")
         if cross is not None:  # the same for every row, but spelt out for the entering ones
             named["encoder_attention_mask"] = cross[:, :, :1].expand(-1, -1, segment.positions.shape[1], -1)
-        named |= self.family.layer_arguments(index, kind, self.masks)
+        named |= self.stock.family.layer_arguments(index, kind, self.masks)
 
     def _note_angles(self, module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         self.rotary_calls.append(RotaryCall(module, args, kwargs, output))
@@ -224,19 +229,20 @@ class HookedPass:
                 f"Cannot re-position rows inside {self.target.model_type}: its position embeddings come from no "
                 "rotary module that draftree knows; please report this architecture."
             )
-        key = id(call.output)
-        if key not in self.angles:
-            self.angles[key] = call.repeated(self.segments[-1].positions, hidden)
-        return self.angles[key]
+        if call.again is None:
+            call.again = call.repeated(self.segments[-1].positions, hidden)
+        return call.again
 
 
-class RotaryCall(NamedTuple):
-    """A call of a rotary module in this pass, and what it returned."""
+@dataclass(slots=True)
+class RotaryCall:
+    """A call of a rotary module in this pass, what it returned, and `again` the angles of the present rows."""
 
     module: Any
     args: Any
     kwargs: dict[str, Any]
     output: Any
+    again: Any = None
 
     def made(self, angles: Any) -> bool:
         """Return whether these are the call's angles, or a tuple that begins with the same."""
