@@ -44,7 +44,7 @@ class StockModel:
     """
 
     def __init__(self, target: Target) -> None:
-        self.target, self.stock.family = target, family_of(target)
+        self.target, self.family = target, family_of(target)
         self.takes_positions = "position_ids" in arguments_of(type(target.model)) and not target.encoder_decoder
         self.signatures = [signature_of(layer) for layer in target.layers]
         inside = {id(m) for layer in target.layers for m in layer.modules()}
