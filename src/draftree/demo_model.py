@@ -44,7 +44,7 @@ def demo_model() -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
 
 @contextmanager
 def embedded(name: str) -> Iterator[Path]:
-    """The folder of a model that ships with the package, and no progress bars meanwhile."""
+    """Yield the folder of a model of the package; progress bars are off meanwhile."""
     # as_file unpacks the folder where the package is imported from an archive.
     with without_bars(), as_file(files("draftree") / "data" / name) as folder:
         yield folder
@@ -52,7 +52,7 @@ def embedded(name: str) -> Iterator[Path]:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """No progress bars of transformers' meanwhile: over a file that is read or written at once they are noise."""
+    """Turn off the progress bars of transformers, which are noise for small files."""
     from transformers.utils import logging
 
     bars = logging.is_progress_bar_enabled()  # put back, as the setting is global

@@ -53,7 +53,7 @@ class ScoredTree:
         return node if self.rows is None else self.rows[node]
 
     def after(self, node: int) -> Tensor:
-        """Logits [V] of what follows a node."""
+        """Return the logits [V] after a node."""
         return self.logits[self.row(node)]
 
     def children(self) -> dict[int, list[int]]:

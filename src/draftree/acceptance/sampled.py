@@ -49,7 +49,7 @@ class PrefixChooser:
         self._noise: deque[Tensor] = deque()  # of the present position and those behind it, as far as it was drawn
 
     def scores(self, logits: Tensor, ahead: Sequence[int] = ()) -> Tensor:
-        """Processed scores [1, V] in float32 of raw `logits` [V] at the present prefix, `ahead` tokens behind it."""
+        """Return processed scores [1, V] in float32 of raw `logits` [V] after the prefix and the tokens `ahead`."""
         ids = self._ids  # where the processors' own tensors lie too, on another device than the logits perhaps
         with self._mode():  # a copy that is made here is a usual tensor, also of logits that are none
             raw = logits[None].to(device=ids.device, dtype=torch.float32, copy=True)
@@ -73,7 +73,7 @@ class PrefixChooser:
         return token
 
     def draft(self, logits: Tensor, ahead: Sequence[int]) -> int:
-        """The draft token that another model's raw `logits` [V] choose; `ahead` are the tokens after the prefix.
+        """Return the draft token that another model's raw `logits` [V] choose after the prefix and the tokens `ahead`.
 
         With the noise that the place will have for this model as well: each choice is a sample of its own model, and
         two models that agree choose alike. Noise is drawn ahead for it, so torch's default generator may move on
@@ -82,7 +82,7 @@ class PrefixChooser:
         return int(self._noisy(self.scores(logits, ahead), len(ahead)).argmax(-1))
 
     def _noisy(self, scores: Tensor, ahead: int) -> Tensor:
-        """`scores` [1, V] with the noise of the place `ahead` of the present one; as they are where none is drawn."""
+        """Return `scores` [1, V] with the noise of the place `ahead` of the present one; unchanged if greedy."""
         if not self._sample:
             return scores
         while len(self._noise) <= ahead:
@@ -98,7 +98,7 @@ class PrefixChooser:
 
 
 def _runs_callers_code(processor: object) -> bool:
-    """Whether a processor may run the caller's code or model: Hugging Face's own do where they hold what is called."""
+    """Return True if a processor may run the caller's code or model, as some of Hugging Face's do."""
     if type(processor).__module__ not in (stock.__name__, GrammarProcessor.__module__):
         return True
     return any(callable(held) for held in vars(processor).values())

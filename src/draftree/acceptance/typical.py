@@ -44,7 +44,7 @@ class LossyTypical(LossyRule):
                 raise ValueError(f"{name} is {value}: give a number from 0 to less than 1.")
 
     def keeps(self, scores: Tensor, tokens: Sequence[int]) -> list[float]:
-        """Probability of each of `tokens` under scores [V] where the rule keeps it, else 0 (-1 is no token)."""
+        """Return the probability of each of `tokens` under scores [V]; 0 if the rule rejects it or it is -1."""
         logp = scores.float().log_softmax(-1)
         p = logp.exp()
         entropy = -(p * logp).nansum()  # what processors rule out has p 0 and logp -inf
@@ -70,7 +70,7 @@ class LossyTypical(LossyRule):
             chooser.push(token)
 
     def _longest(self, scored: ScoredTree, tokens: list[int], chooser: PrefixChooser | None) -> list[int]:
-        """Nodes of the walk, root first."""
+        """Return the nodes of the walk, root first."""
         children = scored.children()
         best: tuple[int, float, list[int]] = (1, 1.0, [0])
         open_paths: list[tuple[float, list[int]]] = [(1.0, [0])]

@@ -283,7 +283,7 @@ class Drafter(ABC):
     def __call__(
         self, model: Any, input_ids: Tensor, *, inputs_tensor: Any = None, stop_strings: Any = None, **given: Any
     ) -> Any:
-        """`draftree.custom_generate(self)`, for `model.generate(..., custom_generate=drafter)`."""
+        """Run `draftree.custom_generate(self)`, for `model.generate(..., custom_generate=drafter)`."""
         if self.decoding_loop is None:
             raise TypeError("A drafter is no decoding loop: pass custom_generate=draftree.custom_generate(drafter).")
         loop = type(self).decoding_loop(self)  # type: ignore[misc]

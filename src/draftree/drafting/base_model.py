@@ -29,7 +29,7 @@ _hashes: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictio
 
 
 def model_hash(model: Any) -> str:
-    """SHA-256 (hexadecimal) over the names, shapes, dtypes and bytes of a model's parameters, sorted by name.
+    """Return the SHA-256 (hexadecimal) of the names, shapes, dtypes and bytes of a model's parameters, sorted by name.
 
     Parameters of 16 bits count as float32, which holds them exactly: a drafter belongs to the model in either type.
     Computed once per model object, and again when its weights have changed.
@@ -66,7 +66,7 @@ def model_hash(model: Any) -> str:
 
 
 def base_of(model: Any) -> Base:
-    """Name, hash and family of `model`."""
+    """Return the name, hash and family of `model`."""
     target = inspect_model(model)
     name = str(getattr(target.model.config, "_name_or_path", "") or target.model_type)
     if Path(name).is_dir():  # a path of this machine says nothing to others

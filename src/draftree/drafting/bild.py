@@ -119,13 +119,13 @@ class BiLD(SecondModel):
         return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
 
     def _may_write(self, request: RequestState) -> bool:
-        """Whether it is the small model's turn: the large one writes a text's first token."""
+        """Return whether it is the small model's turn: the large one writes a text's first token."""
         return self.lossless or len(request.tokens) > request.prompt_length
 
     def _written(
         self, request: RequestState, chain: Chain, logits: Tensor, best: int, best_logp: float
     ) -> tuple[int, float]:
-        """The next token of a chain and its log-probability, by logits [V] of which `best` is the likeliest token."""
+        """Return the next token of a chain and its log-probability, from logits [V] with the likeliest token `best`."""
         if self.distance == "kl":
             self._logp[request.id].append(logits.log_softmax(-1))
         # Processors may keep a state, which draft tokens must not change where the text is to stay as it is.

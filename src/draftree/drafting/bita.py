@@ -72,13 +72,13 @@ class BiTAWeights(nn.Module):
             self.prompt_keys, self.prompt_values = keys, values
 
     def prefix(self) -> list[tuple[Tensor, Tensor]] | None:
-        """(keys, values) of the prompts in each layer, each [kv heads, P, width]; None where there are none."""
+        """Return (keys, values) of the prompts by layer, each [kv heads, P, width]; None for layers without prompts."""
         if self.prompt_keys.shape[2] == 0:
             return None
         return list(zip(self.prompt_keys, self.prompt_values, strict=True))
 
     def surgeries(self) -> tuple[Surgery, ...]:
-        """What a pass needs besides the rows: prompts of the first layer are out of sight behind it."""
+        """Return the surgeries of a pass: prompts of the first layer are hidden from later layers."""
         hidden = self.prompting == FIRST_LAYER and self.prompt_keys.shape[2] > 0
         return (Surgery(1, hide_prefix=True),) if hidden else ()
 

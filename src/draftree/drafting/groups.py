@@ -34,7 +34,7 @@ class GroupNodes(NamedTuple):
 
 
 def nodes_of(trees: TokenTree, most: int | None, attach_to: int | None) -> GroupNodes:
-    """The nodes of `trees` that get a group, the root always among them.
+    """Return the nodes of `trees` that get a group; the root is always one.
 
     Args:
         trees: of a step.
@@ -53,7 +53,7 @@ def nodes_of(trees: TokenTree, most: int | None, attach_to: int | None) -> Group
 
 
 def serving(chosen: GroupNodes, paths: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """For each tree which group serves the last node of a path from the root, and how many levels above that node.
+    """Return for each tree the group that serves the last node of a path, and its levels above that node.
 
     Args:
         chosen: the nodes with groups.
@@ -93,19 +93,19 @@ class GroupDrafter(InModelDrafter):
 
     @abstractmethod
     def lay_out(self, chosen: GroupNodes, dtype: torch.dtype) -> Attachment:
-        """The rows of all groups, for trees of one structure and a target of this type."""
+        """Return the rows of all groups, for trees of one structure and a target of this type."""
 
     @abstractmethod
     def row_of(self, group: int, step: int, groups: int) -> int:
-        """Number of row `step` (0 .. depth - 1) of a group among all rows of `groups` groups."""
+        """Return the number of row `step` (0 .. depth - 1) of a group among all rows of `groups` groups."""
 
     def group_count(self, nodes: Any, requests: int, attach_to: Any = None) -> Any:
-        """How many of `nodes` nodes (a number or an array) in `requests` trees get a group, see `Drafter.rows`."""
+        """Return how many of `nodes` nodes (a number or an array) of `requests` trees get a group; see `rows`."""
         count = nodes if attach_to is None else np.minimum(nodes, attach_to)
         return count if self.groups is None else np.minimum(count, self.groups * requests)
 
     def attach(self, trees: TokenTree, attach_to: int | None, dtype: torch.dtype) -> Attachment:
-        """What `lay_out` makes of these trees; the same object again for the same structure and nodes with groups."""
+        """Return the layout of these trees by `lay_out`, cached by structure and by nodes with groups."""
         chosen = self._nodes(trees, attach_to)
         ancestors, nodes = trees.ancestors, chosen.nodes
         # A static tree has one structure, and what the root's rows see few.
@@ -144,7 +144,7 @@ class GroupDrafter(InModelDrafter):
 
 
 def likeliest_ends(trees: TokenTree, count: int) -> Tensor:
-    """The root and the `count` - 1 nodes most likely to be the last accepted, ascending: LongTensor [B, count].
+    """Return the root and the `count` - 1 nodes likeliest to be accepted last, ascending: LongTensor [B, count].
 
     A node is accepted last with the probability of reaching it less that of reaching one of its children.
     """

@@ -27,7 +27,7 @@ STRIDE = 5  # layers of theirs from one transfer to the next
 
 
 def default_transfer_layers(layers: int) -> tuple[int, ...]:
-    """The paper's layers, scaled from its model of the nearest depth to `layers`; none behind the last but one."""
+    """Return the paper's layers, scaled from its model of the nearest depth to `layers`; at most the last but one."""
     theirs = min(FIRST, key=lambda depth: abs(depth - layers))
     chosen = [round((FIRST[theirs] + STRIDE * i) * layers / theirs) for i in range(STEPS)]
     return tuple(min(max(layer, 1), layers - 1) for layer in chosen)
@@ -41,7 +41,7 @@ class Projection:
     given: int  # how many rows are, the first ones of those that a surgery gives
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """[B, given or more, d] to [B, s given, d]."""
+        """Project the first rows of [B, given or more, d] to [B, s given, d]."""
         # Where the model lies on several devices, the few rows go to the matrix and back, which is the larger one.
         made = (hidden[:, : self.given].to(self.matrix.device) @ self.matrix).to(hidden.device)
         return made.unflatten(2, (-1, hidden.shape[2])).transpose(1, 2).flatten(1, 2)
@@ -65,7 +65,7 @@ class HiddenTransferWeights(nn.Module):
             self.transfer.append(linear)
 
     def matrices(self) -> list[Tensor]:
-        """W_1, W_2, .., each [d, d]."""
+        """Return W_1, W_2, .., each [d, d]."""
         return [self.get_parameter(f"transfer.{i}.weight") for i in range(len(self.transfer))]
 
 
@@ -161,7 +161,7 @@ class HiddenTransfer(GroupDrafter):
         return Attachment(surgeries=tuple(surgeries), taps=(self._shapes["layers"],))
 
     def _joining(self) -> list[tuple[int, list[int]]]:
-        """Layers with transfers, and the steps (from 0) that join after each."""
+        """Return layers with transfers, and the steps (from 0) that join after each."""
         steps = groupby(range(self.depth), key=self.transfer_layers.__getitem__)
         return [(layer, list(group)) for layer, group in steps]
 

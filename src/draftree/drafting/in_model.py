@@ -102,7 +102,7 @@ class InModelDrafter(Trained, Drafter):
         self._versions: Any = None  # of the weights when placements were made of them
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what was made for the model met last; a copy makes it when it meets one."""
+        """Copy all but the placed weights, which a copy makes for its own target."""
         return vars(self) | {"_placements": {}, "_versions": None}
 
     def _refuse_unknown(self, settings: Mapping[str, Any]) -> None:
@@ -114,7 +114,7 @@ class InModelDrafter(Trained, Drafter):
 
     @classmethod
     def fresh(cls, model: Any, **settings: Any) -> Self:
-        """An untrained drafter for `model`, shapes taken from it.
+        """Return an untrained drafter for `model`, with its shapes.
 
         Raises:
             TypeError, ValueError: a model that cannot be driven, or settings that do not fit it.
@@ -122,7 +122,7 @@ class InModelDrafter(Trained, Drafter):
         return cls(shapes_of(inspect_model(model)), **settings)
 
     def shapes(self) -> dict[str, int]:
-        """What must fit the model: hidden_size, layers, vocab_size, kv_heads, head_dim, value_dim."""
+        """Return the shapes that must fit the model: hidden_size, layers, vocab_size, kv_heads, head_dim, value_dim."""
         return dict(self._shapes)
 
     # ---------------------------------------------------------------- the drafter's contract
@@ -148,7 +148,7 @@ class InModelDrafter(Trained, Drafter):
         self.placement(target.device, target.dtype)
 
     def placement(self, device: torch.device, dtype: torch.dtype) -> Any:
-        """What `place` makes, made once; engines of several devices and types may use the drafter in turns."""
+        """Return the result of `place`, cached by device and type: several engines may use the drafter in turns."""
         placements = self._placements
         if (device, dtype) not in placements:
             placements[device, dtype] = self.place(device, dtype)
@@ -156,7 +156,7 @@ class InModelDrafter(Trained, Drafter):
 
     @abstractmethod
     def place(self, device: torch.device, dtype: torch.dtype) -> Any:
-        """What a pass needs of the weights, on a target's device and in its type."""
+        """Return the weights that a pass needs, on a target's device and in its type."""
 
     def plan(self, step: StepPlan) -> Attachment | None:
         """See `Drafter.plan`: nothing where no step will draft from it."""
@@ -166,11 +166,11 @@ class InModelDrafter(Trained, Drafter):
 
     @abstractmethod
     def attach(self, trees: TokenTree, attach_to: int | None, dtype: torch.dtype) -> Attachment:
-        """The rows or taps from which `draft_logits` reads; `attach_to` as in `StepPlan`, `dtype` the target's."""
+        """Return the rows or taps that `draft_logits` reads; `attach_to` as in `StepPlan`, `dtype` of the target."""
 
     @abstractmethod
     def draft_logits(self, step: Step, paths: Sequence[Sequence[int]]) -> Tensor | None:
-        """Logits [B, D, V] of what follows the token after the last node of each path.
+        """Return logits [B, D, V] of the tokens after next, at the last node of each path.
 
         D is `depth`, or less where the tree is best-first. None where the pass did not hold what `attach` returned
         (strict mode leaves rows out).
@@ -181,7 +181,7 @@ class InModelDrafter(Trained, Drafter):
         """
 
     def likeliest(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:
-        """The best tokens behind the node accepted last and their log-probabilities, each [B, depth, candidates].
+        """Return the best tokens after the last accepted node and their log-probabilities, each [B, depth, candidates].
 
         None where the pass did not hold what `attach` returned.
         """
@@ -223,7 +223,7 @@ class InModelDrafter(Trained, Drafter):
         return tree if all(n >= size - 1 for n, size in zip(budgets, tree.sizes, strict=True)) else tree.best(budgets)
 
     def ready(self, request: RequestState) -> Candidates | None:
-        """What may follow a request's newest token; None where the last pass has not told."""
+        """Return the candidates after a request's newest token; None without any from the last pass."""
         held = self._held.get(request.id)
         return held if held is not None and held.length == len(request.tokens) else None
 
@@ -232,7 +232,7 @@ class InModelDrafter(Trained, Drafter):
 
 
 def checked_shapes(shapes: Mapping[str, int]) -> dict[str, int]:
-    """`shapes` as plain numbers; ValueError where one is missing."""
+    """Return `shapes` as plain numbers; raise a ValueError if one is missing."""
     missing = [name for name in SHAPES if name not in shapes]
     if missing:
         raise ValueError(f"shapes has no {missing[0]!r}: take them from the model, by `fresh(model)`.")
@@ -240,7 +240,7 @@ def checked_shapes(shapes: Mapping[str, int]) -> dict[str, int]:
 
 
 def shapes_of(target: Target) -> dict[str, int]:
-    """The numbers that tie a drafter to a model."""
+    """Return the shapes that a drafter and its model share."""
     layout = layout_of(target.model)
     return {
         "hidden_size": target.hidden_size,

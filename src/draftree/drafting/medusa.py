@@ -39,7 +39,7 @@ class ResidualBlock(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., d] -> [..., d]."""
+        """Map states [..., d] to [..., d]."""
         return x + F.silu(self.linear(x))
 
 
@@ -64,7 +64,7 @@ class MedusaWeights(nn.Module):
             self.add_module(str(i), nn.Sequential(*parts))
 
     def forward(self, hidden: Tensor, head: Head) -> Tensor:
-        """Logits [heads, ..., V] of what the model's head would read, hidden [..., d]; `head` is the model's own."""
+        """Return logits [heads, ..., V] of the input [..., d] of the model's own `head`."""
         own = hidden.to(next(self.parameters()).dtype)  # a model may be of a narrower type than what is trained for it
         parts = torch.stack([self.get_submodule(str(i))(own) for i in range(self.heads)])
         return parts if self.own_head else head(parts.to(hidden.dtype))
@@ -114,7 +114,7 @@ class Medusa(InModelDrafter):
 
     @classmethod
     def from_public(cls, file: str | Path, model: Any, **settings: Any) -> Self:
-        """Heads of a public Medusa checkpoint (`medusa_lm_head.safetensors` or `.pt`), trained for `model`.
+        """Load the heads of a public Medusa checkpoint (`medusa_lm_head.safetensors` or `.pt`), trained for `model`.
 
         How many heads and layers there are, and whether heads have a projection of their own, is read off the names.
 
@@ -180,7 +180,7 @@ class _Placed:
         self.heads = heads
 
     def __call__(self, hidden: Tensor, head: Head) -> Tensor:
-        """Logits [B, heads, V] of what the model's head would read, hidden [B, d]; see `MedusaWeights.forward`."""
+        """Return logits [B, heads, V] of the input [B, d] of the model's head; see `MedusaWeights.forward`."""
         x = hidden.expand(self.heads, -1, -1)
         for weight, bias in self.blocks:
             x = x + F.silu(torch.baddbmm(bias, x, weight))

@@ -48,7 +48,7 @@ class SecondModel(Drafter):
         self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """The model and options; a copy opens a runner of its own."""
+        """Copy the model and options; a copy opens a runner of its own."""
         return {name: value for name, value in vars(self).items() if name not in ("_small", "_met", "_lock")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -128,10 +128,10 @@ class SecondModel(Drafter):
 
     @abstractmethod
     def _grow(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
-        """A tree for each request, with at most `budgets[b]` draft tokens."""
+        """Return a tree for each request, with at most `budgets[b]` draft tokens."""
 
     def _reach(self, request: RequestState, depth: int) -> int:
-        """How far ahead of a request's text to look: `depth`, or as far as it and the small model have room.
+        """Return how many tokens to draft: `depth`, limited by the request's and the small model's remaining tokens.
 
         0 where the text holds an id that the small model does not have.
         """

@@ -34,7 +34,7 @@ class Branches:
     seen: list[np.ndarray] = field(default_factory=list)
 
     def path_of(self, tokens: Sequence[int]) -> list[int]:
-        """The nodes along `tokens`, as far as they were read."""
+        """Return the nodes along `tokens`, as far as they were read."""
         path: list[int] = []
         above = -1
         for token in tokens:
@@ -115,12 +115,12 @@ class SmallModel:
         self._slots.pop()
 
     def knows(self, request: int, text: Sequence[int]) -> bool:
-        """Whether the small model has all tokens of `text` behind what it has read of it."""
+        """Return whether all unread tokens of `text` are in the small model's vocabulary."""
         most = rows_of(self.runner.target.model)
         return max(text[self._read[request].certain :], default=0) < most
 
     def first_slot(self, requests: Sequence[int]) -> int:
-        """The first of neighbouring slots that hold `requests` in this order; slots are exchanged where they do not."""
+        """Return the first of neighbouring slots that hold `requests` in this order; exchange slots if necessary."""
         first = min(self._slots.index(requests[0]), len(self._slots) - len(requests))
         for slot, request in enumerate(requests, first):
             other = self._slots.index(request)

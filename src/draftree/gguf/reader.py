@@ -187,7 +187,7 @@ LEVELS = np.array((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 
 
 
 def _from_q3(blocks: Bytes) -> Bytes:
-    """[n, 110] to [n, 210]: third bits, two lower bits, scales of 6 bits, and what these are multiples of."""
+    """Convert [n, 110] to [n, 210]: third bits, two lower bits, scales of 6 bits, and the scale of these."""
     third, lower, packed, unit = np.split(blocks, [32, 96, 108], axis=1)
     bits = lower.reshape(-1, 2, 1, 32) >> np.array((0, 2, 4, 6), np.uint8).reshape(4, 1) & 3
     above = third.reshape(-1, 1, 32) >> np.arange(8, dtype=np.uint8).reshape(8, 1) & 1
@@ -203,7 +203,7 @@ def _from_q3(blocks: Bytes) -> Bytes:
 
 
 def _from_levels(blocks: Bytes) -> Bytes:
-    """[n, 18] to [n, 34]: a scale, and numbers whose first half lies in the low bits of bytes."""
+    """Convert [n, 18] to [n, 34]: a scale, and numbers whose first half lies in the low bits of bytes."""
     chosen = np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], axis=1)
     return np.concatenate([blocks[:, :2], LEVELS[chosen].view(np.uint8)], axis=1)
 

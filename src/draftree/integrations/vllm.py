@@ -26,7 +26,7 @@ SWITCH = "VLLM_USE_V2_MODEL_RUNNER"  # vLLM's newer runner takes no drafters fro
 
 
 def speculative_config(num_speculative_tokens: int = 8) -> dict[str, Any]:
-    """What `vllm.LLM(speculative_config=...)` takes; chooses vLLM's first runner for this process.
+    """Return the `speculative_config` of `vllm.LLM`; choose vLLM's first runner for this process.
 
     Args:
         num_speculative_tokens: most draft tokens of a step.
@@ -99,10 +99,10 @@ class LookaheadProposer:
         self._names = itertools.count()
 
     def load_model(self, target: Any) -> None:
-        """vLLM calls it; there is nothing to load."""
+        """Load nothing; vLLM calls it."""
 
     def dummy_run(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM calls it; there is nothing to warm up."""
+        """Warm up nothing; vLLM calls it."""
 
     def propose(
         self,
@@ -136,7 +136,7 @@ class LookaheadProposer:
         return drafts
 
     def _follow(self, before: dict[int, Row], row: int, tokens: NDArray[Any], new: int) -> Row:
-        """The row's request with its new tokens in the trie; taken out of `before` where it was known."""
+        """Return the row's request with its new tokens in the trie, removed from `before` if it was known."""
         order = sorted(before, key=lambda other: other != row)  # a row mostly stays where it was
         at = len(tokens) - new  # in front of the step's own tokens
         known = next((other for other in order if np.array_equal(tokens[:at], before[other].tokens)), None)

@@ -12,7 +12,7 @@ SHARED = "draftree.pages"
 
 
 def fill(package: str, **places: str) -> str:
-    """The page of a package, from its page.html, page.css and page.js.
+    """Return the page of a package, from its page.html, page.css and page.js.
 
     The places {{style}} and {{script}} get the shared style and script followed by the page's own; between the scripts
     the drafters' colours are handed over.

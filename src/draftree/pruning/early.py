@@ -70,11 +70,11 @@ class EarlyPruning:
 
     @property
     def layer(self) -> int:
-        """How many layers run before trees are pruned."""
+        """Return how many layers run before trees are pruned."""
         return self.head.layer
 
     def bind(self, runner: Runner, cost: StepCost | None, clock: Callable[[], float] = time.perf_counter) -> Pruner:
-        """What prunes the passes of one engine.
+        """Return the pruner of one engine's passes.
 
         Args:
             runner: the engine's.

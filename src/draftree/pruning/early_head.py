@@ -49,13 +49,13 @@ class EarlyHeadWeights(nn.Module):
         self.further = nn.ModuleList(EarlyHeadWeights(hidden_size, rank) for _ in range(places - 1))
 
     def forward(self, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
-        """Logits [.., V] of the next token from states [.., d], through the model's own `head`."""
+        """Return logits [.., V] of the next token from states [.., d], through the model's own `head`."""
         x = nn.functional.rms_norm(hidden.to(self.norm.dtype), self.norm.shape, self.norm, EPSILON)
         x = x + x @ self.down.T @ self.up.T if self.rank else x @ self.projection.T
         return head(x.to(hidden.dtype))
 
     def ahead(self, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """Logits [.., V] of the next token, of the one after it, and so on, one for each place; see `forward`."""
+        """Return logits [.., V] of the next token, the one after it, and so on, one for each place; see `forward`."""
         return [self(hidden, head), *(place(hidden, head) for place in self.further)]
 
 
@@ -89,7 +89,7 @@ class EarlyHead(Trained):
 
     @classmethod
     def fresh(cls, model: Any, **settings: Any) -> Self:
-        """An untrained head for `model`; settings `layer`, `rank` and `places`."""
+        """Return an untrained head for `model`; settings `layer`, `rank` and `places`."""
         target = inspect_model(model)
         sizes = {"hidden_size": target.hidden_size, "layers": len(target.layers), "vocab_size": target.vocab_size}
         return cls(sizes, **settings)
@@ -99,7 +99,7 @@ class EarlyHead(Trained):
 
 
 def demo_early_head(model: Any) -> EarlyHead:
-    """The early head trained for the embedded model, after layer 4 of its 8; without network.
+    """Load the early head trained for the embedded model, after layer 4 of its 8; without network.
 
     Args:
         model: what `demo_model` returned.

@@ -37,7 +37,7 @@ def ordered(choices: Choices) -> list[tuple[int, ...]]:
 
 @lru_cache(maxsize=256)
 def choice_structure(choices: tuple[tuple[int, ...], ...]) -> tuple[Tensor, Tensor, Tensor, Structure, int]:
-    """Depth index, rank and parent of each node of a choice list, with its structure and largest rank."""
+    """Return depth index, rank and parent of each node of a choice list, with its structure and largest rank."""
     order = ordered(choices)
     place = {(): 0} | {choice: i for i, choice in enumerate(order, 1)}
     depths = torch.tensor([len(c) - 1 for c in order], dtype=torch.long, device="cpu")
@@ -49,7 +49,7 @@ def choice_structure(choices: tuple[tuple[int, ...], ...]) -> tuple[Tensor, Tens
 def best_first(
     ids: list[list[int]], scores: list[list[float]], budget: int, off_path: float = 1.0
 ) -> tuple[list[int], list[int], list[float]]:
-    """Tokens, parents (-1: the root) and log-probabilities of one tree, best first.
+    """Return tokens, parents (-1: the root) and log-probabilities of one tree, best first.
 
     A heap holds the best node not yet taken below each taken parent: n nodes cost n pops and 2 n pushes.
     """

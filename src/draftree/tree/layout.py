@@ -52,7 +52,7 @@ def likeliest(draft: Draft, budget: int) -> Draft:
 
 
 def per_request(value: int | Sequence[int], batch: int, name: str) -> list[int]:
-    """`value` once for each request, checked."""
+    """Return `value` once for each request, checked."""
     values = [int(value)] * batch if isinstance(value, int | np.integer) else [int(v) for v in value]
     if len(values) != batch or min(values, default=0) < 0:
         raise ValueError(f"{name} must be one number >= 0, or one for each of the {batch} requests.")

@@ -30,7 +30,7 @@ def full(k: int, depth: int) -> Choices:
 
 
 def efficient(k: int, depth: int, *, fewer: bool = False) -> Choices:
-    """BiTA's efficient tree (section 3.2, Figure 5): only the best candidate of each depth has children.
+    """Return BiTA's efficient tree (section 3.2, Figure 5): only the best candidate of each depth has children.
 
     There are `k` siblings at every depth; or k, k - 1, k - 2, .. as in the authors' code, where they are `fewer`.
     """

@@ -31,7 +31,7 @@ class Structure(NamedTuple):
 
 
 def structure_of(parents: Tensor, device: torch.device | None = None) -> Structure:
-    """The structure of `parents` (LongTensor [B, N], -1 for roots and padding) on `device` (None: where they are).
+    """Return the structure of `parents` (LongTensor [B, N], -1 for roots and padding) on `device` (None: theirs).
 
     Parents that are not on the CPU are copied to it, which waits for their device.
     """
@@ -43,7 +43,7 @@ def structure_of(parents: Tensor, device: torch.device | None = None) -> Structu
 
 @lru_cache(maxsize=KEPT)
 def _kept(parents: bytes, batch: int, width: int, device: torch.device | None) -> Structure:
-    """The structure of so many trees of so many nodes, by the bytes of their parents, on `device` (None: the CPU)."""
+    """Return the structure of some trees from the bytes of their parents, on `device` (None: the CPU)."""
     found = on_cpu(np.frombuffer(parents, np.int64).reshape(batch, width))
     if device is None:
         return found
@@ -51,7 +51,7 @@ def _kept(parents: bytes, batch: int, width: int, device: torch.device | None) -
 
 
 def on_cpu(parents: np.ndarray) -> Structure:
-    """Pointer jumping in numpy, where small arrays cost a third of torch's time."""
+    """Jump pointers in numpy, where small arrays cost a third of torch's time."""
     batch, width = parents.shape
     check_parents(parents)
     total = batch * width
@@ -94,5 +94,5 @@ def any_above(structure: Structure, flags: Tensor) -> Tensor:
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor` on `device`, waiting only where the CPU would read what has not arrived."""
+    """Move `tensor` to `device`; wait only if the CPU could read it too early."""
     return tensor.to(device, non_blocking=device.type == "cuda")

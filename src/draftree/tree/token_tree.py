@@ -47,7 +47,7 @@ class TokenTree:
 
     @classmethod
     def roots(cls, tokens: Tensor) -> TokenTree:
-        """Trees of a root alone; tokens: LongTensor [B]."""
+        """Return trees of a root alone; tokens: LongTensor [B]."""
         if tokens.ndim != 1:
             raise ValueError(f"Root tokens must be [batch], not {list(tokens.shape)}: pass one token a request.")
         tokens = tokens.long()[:, None]
@@ -166,12 +166,12 @@ class TokenTree:
 
     @property
     def batch(self) -> int:
-        """B, the number of trees."""
+        """Return B, the number of trees."""
         return len(self.sizes)
 
     @property
     def width(self) -> int:
-        """N, the nodes of the largest tree (more when padded to a bucket)."""
+        """Return N, the nodes of the largest tree (more when padded to a bucket)."""
         return self.tokens.shape[1]
 
     @property
@@ -181,7 +181,7 @@ class TokenTree:
 
     @property
     def structure(self) -> Structure:
-        """Depth, ancestors and height, worked out once; shared between trees of equal shape: read-only."""
+        """Return depth, ancestors and height, computed once and shared between trees of equal shape; read-only."""
         if self._structure is None:
             object.__setattr__(self, "_structure", structure_of(self.parents))
         assert self._structure is not None
@@ -189,12 +189,12 @@ class TokenTree:
 
     @property
     def depth(self) -> Tensor:
-        """LongTensor [B, N], steps below the root; 0 for the root and in padding. Read-only."""
+        """Return LongTensor [B, N], steps below the root; 0 for the root and in padding. Read-only."""
         return self.structure.depth
 
     @property
     def ancestors(self) -> Tensor:
-        """BoolTensor [B, N, N]: row i sees j when j is i or above it; padding sees itself. Read-only."""
+        """Return BoolTensor [B, N, N]: row i sees j when j is i or above it; padding sees itself. Read-only."""
         return self.structure.ancestors
 
     @property
@@ -204,7 +204,7 @@ class TokenTree:
 
     @property
     def real(self) -> Tensor:
-        """BoolTensor [B, N], False in padding."""
+        """Return BoolTensor [B, N], False in padding."""
         # From the parents, as the sizes are on the CPU and would have to be copied over.
         real = self.parents >= 0
         real[:, 0] = True
@@ -259,11 +259,11 @@ class TokenTree:
         return TokenTree(tokens, parents, logp, source, sizes)
 
     def _sizes_with(self, n: Sequence[int]) -> tuple[int, ...]:
-        """Sizes of the trees with at most n[b] draft tokens each."""
+        """Return the sizes of the trees with at most n[b] draft tokens each."""
         return tuple(min(count + 1, size) for count, size in zip(n, self.sizes, strict=True))
 
     def prune(self, keep: Tensor) -> tuple[TokenTree, Tensor]:
-        """Without the nodes that `keep` (BoolTensor [B, N]) drops and all below them; the root stays.
+        """Drop the nodes where `keep` (BoolTensor [B, N]) is False, and all below them; the root stays.
 
         Returns the tree [B, N'] and index, LongTensor [B, N']: the old id of each node, -1 in padding.
         """
