@@ -10,8 +10,8 @@ from typing import Any
 from draftree.errors import did_you_mean
 from draftree.registry import CHOICE, DRAFTERS, REGISTRY, TRAINED, UNTRAINED, names_in
 
-SMALL_ONES = ("demo", "small")  # names of the embedded model's small one in --bild
-TUNED = ".json"  # ends the name of a file that draftree tune wrote
+SMALL_ONES = ("demo", "small")  # Names of the embedded model's small model in --bild.
+TUNED = ".json"  # Ending of files that draftree tune wrote.
 
 
 def check_drafter(name: str, trie: Path | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A dialogue with a model, whose drafter and whose keys and values live on from turn to turn."""
+"""A dialogue with a model. The drafter and the KV cache are reused from turn to turn."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from draftree.models import encode_messages
 
 
 class Chat:
-    """A dialogue: what was said before is neither read nor learned again.
+    """A dialogue; earlier turns are neither read nor learned again.
 
     Args:
         model: a decoder-only Hugging Face model.
         tokenizer: the model's, with a chat template.
-        drafter: drafts, such as `Lookahead()`, which learns from every turn; None decodes plainly.
-        system: a system message; None for none.
-        max_new_tokens: most tokens of an answer; fewer where the context ends.
-        seed: of the draws with `do_sample=True`; turn i draws with seed + i. None takes torch's default generator.
-        runner, strict: as in `generate`; with `strict` every turn is read anew.
+        drafter: such as `Lookahead()`, which learns from every turn; None for plain decoding.
+        system: a system message, or None.
+        max_new_tokens: limit of an answer, besides the context.
+        seed: of sampling with `do_sample=True`; turn i uses seed + i. None uses torch's default generator.
+        runner, strict: as in `generate`; with `strict` each turn reads the whole dialogue.
         options: of Hugging Face's GenerationConfig, such as `do_sample` and `temperature`.
 
     Attributes:
-        messages: the dialogue so far, as chat templates take it.
-        requests: the engine's, one for each answer; their `stats` tell how drafting went.
+        messages: the dialogue so far, in the form of chat templates.
+        requests: the engine's, one for each answer, with their `stats`.
 
     Raises:
-        TypeError, ValueError: options or a model that cannot be, or a tokenizer without a chat template.
+        TypeError, ValueError: a bad option, an encoder-decoder, or a tokenizer without a chat template.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Chat:
         **options: Any,
     ) -> None:
         if not getattr(tokenizer, "chat_template", None):
-            raise ValueError("The tokenizer has no chat template, so nobody knows how to write turns: use generate.")
+            raise ValueError("The tokenizer has no chat template: use generate.")
         self._most = whole("max_new_tokens", max_new_tokens)
         self.engine = Engine(model, drafter=drafter, slots=1, runner=runner, strict=strict, keep_prefixes=not strict)
         if self.engine.target.encoder_decoder:
@@ -58,29 +58,29 @@ class Chat:
         self.tokenizer, self.system = tokenizer, system
         self.requests: list[Request] = []
         if getattr(options.get("generation_config"), "max_new_tokens", None) is not None:
-            raise ValueError("The generation_config sets max_new_tokens: give it to Chat itself, and not there.")
+            raise ValueError("The generation_config sets max_new_tokens: give it to Chat instead.")
         if "max_length" in options:
             raise ValueError("max_length would count the whole dialogue: give max_new_tokens, for each answer.")
         self._options = {"tokenizer": tokenizer} | options
         self._seed = None if seed is None else as_seed(seed)
-        self._rules([0], self._most)  # says what is wrong with an option
+        self._params([0], self._most)  # Bad options raise here, not in the first turn.
         self.messages: list[dict[str, str]] = []
         self.reset()
 
     def reset(self) -> None:
-        """Forget the dialogue; what the drafter has learned stays."""
+        """Forget the dialogue, but not what the drafter has learned."""
         self.messages = [] if self.system is None else [{"role": "system", "content": self.system}]
 
     def send(self, text: str, *, drafting: bool = True) -> Iterator[str]:
-        """The answer to `text`, piece by piece; what has come when it is closed, or at Ctrl-C, is the answer.
+        """Yield the answer to `text`, piece by piece; if closed early, or at Ctrl-C, the pieces so far are the answer.
 
         Args:
-            text: what the user says.
+            text: the user's message.
             drafting: False answers this turn without draft tokens.
 
         Raises:
-            TypeError: what is no string.
-            ValueError: nothing said, or a dialogue that fills the context.
+            TypeError: `text` is no string.
+            ValueError: `text` is blank, or the dialogue fills the context.
         """
         detokenizer = Detokenizer(self.tokenizer)
         for emitted in self.stream(text, drafting=drafting):
@@ -92,7 +92,7 @@ class Chat:
             yield rest
 
     def stream(self, text: str, *, drafting: bool = True) -> Generator[Emitted, None, None]:
-        """The same token by token, with the drafter that each came from."""
+        """Yield the answer token by token, each with its drafter; see `send`."""
         before = self.messages
         request = self._ask(text, drafting=drafting)
         turns = self.messages
@@ -105,18 +105,18 @@ class Chat:
             elif self.messages is turns:
                 self.messages = before
 
-    def _rules(self, ids: list[int], most: int) -> SamplingParams:
+    def _params(self, ids: list[int], most: int) -> SamplingParams:
         seed = None if self._seed is None else (self._seed + len(self.requests)) % 2**64
         given = self._options | {"max_new_tokens": most, "seed": seed}
         return params_of(self.engine.target, ids, given)
 
     def _ask(self, text: str, *, drafting: bool) -> Request:
-        """Add a turn to the dialogue, and its answer's request to the engine; neither where it cannot be."""
+        """Add a turn to the dialogue and its request to the engine; an error adds neither."""
         if self.engine.busy:
             raise ValueError("An answer is still under way: read it to its end, or close it.")
-        check_kind(str, "what the user says, a string", text=text)
+        check_kind(str, "the user's message, a string", text=text)
         if not (text or "").strip():
-            raise ValueError("There is nothing to answer: say something.")
+            raise ValueError("The message is blank: give a text.")
         target, turns = self.engine.target, [*self.messages, {"role": "user", "content": text}]
         ids = encode_messages(self.tokenizer, turns)
         most = self._most
@@ -124,21 +124,21 @@ class Chat:
             most = min(most, target.max_positions - len(ids))
             if most < 1:
                 raise ValueError(
-                    f"The dialogue has {len(ids)} tokens and the model reads {target.max_positions}: reset it, or say "
-                    "less."
+                    f"The dialogue has {len(ids)} tokens and the model reads {target.max_positions}: reset it, or "
+                    "shorten the message."
                 )
-        params = self._rules(ids, most)
+        params = self._params(ids, most)
         request = self.engine.add(ids, replace(params, drafting=drafting))
         self.messages = turns
         self.requests.append(request)
         return request
 
     def stats(self) -> RunStats:
-        """Statistics of all answers so far."""
+        """Return the statistics of all answers so far."""
         return RunStats([request.stats for request in self.requests], self.engine.runner.name)
 
     def close(self) -> None:
-        """Let the model's memory go."""
+        """Free the engine's memory."""
         self.engine.close()
 
     def __enter__(self) -> Self:

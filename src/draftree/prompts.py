@@ -1,8 +1,7 @@
-"""Prompts to measure on: those of the package, or anybody's JSON lines.
+"""Prompts for measurements: those of the package, or of JSON-lines files.
 
-A row is an object with a `prompt`, a `question` or several `turns`; `set`, `id` and `split` are read where they are
-there. Rows of Spec-Bench's question.jsonl ({question_id, category, turns}) are read as they are. A file that cannot be
-used says so in one sentence before anything runs.
+A row is an object with a `prompt`, a `question` or several `turns`, and optionally `set`, `id` and `split`. Rows of
+Spec-Bench's question.jsonl ({question_id, category, turns}) work unchanged.
 """
 
 from __future__ import annotations
@@ -14,18 +13,25 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-FIELDS = ("turns", "prompt", "question")  # of a row, where its text is looked for
+FIELDS = ("turns", "prompt", "question")  # Entries of a row that may hold its text.
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt: where it comes from, and its text."""
+    """A prompt and its origin.
 
-    id: str  # names the row in result files
-    set: str  # the set it belongs to; figures are also given by set
-    text: str  # what the user says, without any chat template
-    warm: bool = False  # whether it may be shown to a drafter before measuring
-    # What the user says next, each after the answer to what came before; most prompts have none.
+    Attributes:
+        id: names the row in result files.
+        set: its set; figures are also given by set.
+        text: the user's message, without a chat template.
+        warm: whether a drafter may see it before the measurement.
+        later: the user's further messages of a dialogue; mostly none.
+    """
+
+    id: str
+    set: str
+    text: str
+    warm: bool = False
     later: tuple[str, ...] = ()
 
 
@@ -36,14 +42,14 @@ def embedded_prompts() -> list[Prompt]:
 
 
 def read_prompts(path: Path, column: str | None = None) -> list[Prompt]:
-    """Prompts of a JSON-lines file, or of all *.jsonl files of a folder.
+    """Read the prompts of a JSON-lines file, or of all *.jsonl files of a folder.
 
     Args:
         path: the file or folder.
-        column: which entry of a row is the prompt; None for one of `FIELDS`.
+        column: entry of a row that holds the prompt; None for one of `FIELDS`.
 
     Raises:
-        ValueError: no such file, nothing in it, or a line that is no prompt.
+        ValueError: no such file, an empty one, or a line without a prompt.
     """
     fields = FIELDS if column is None else (column,)
     found = [prompt for file in jsonl_files(path, "prompts") for _, prompt, _ in jsonl_prompts(file, fields)]
@@ -53,7 +59,7 @@ def read_prompts(path: Path, column: str | None = None) -> list[Prompt]:
 
 
 def jsonl_files(path: Path, kind: str) -> list[Path]:
-    """The file, or all *.jsonl files of the folder, in order; `kind` says in messages what is in them.
+    """Return the file, or all *.jsonl files of the folder, in order; `kind` names their content in messages.
 
     Raises:
         ValueError: there is no such file, or none in the folder.
@@ -67,12 +73,12 @@ def jsonl_files(path: Path, kind: str) -> list[Path]:
 
 
 def jsonl_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(number of the line, its object) of every line that is not empty; what is no object is an empty one.
+    """Yield (line number, object) of each non-empty line; {} for other JSON values than objects.
 
     Raises:
-        ValueError: a line that is not JSON, or bytes that are no UTF-8.
+        ValueError: a line that is not JSON, or bytes that are not UTF-8.
     """
-    with file.open(encoding="utf-8-sig") as lines:  # some editors begin a file with a mark
+    with file.open(encoding="utf-8-sig") as lines:  # Some editors write a byte-order mark.
         try:
             for number, line in enumerate(lines, 1):
                 if line.strip():
@@ -80,12 +86,12 @@ def jsonl_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     yield number, row if isinstance(row, dict) else {}
         except UnicodeDecodeError:
             raise ValueError(f"{file} is not UTF-8 text: give a file of JSON lines.") from None
-        except (ValueError, RecursionError):  # no JSON, or numbers and nesting beyond what Python takes
+        except ValueError:
             raise ValueError(f"{file}, line {number}, is not JSON: write one JSON object per line.") from None
 
 
 def jsonl_prompts(file: Path, fields: Sequence[str] = FIELDS) -> Iterator[tuple[str, Prompt, dict[str, Any]]]:
-    """(where it stands, the prompt, the whole row) of every row of a file, whose text is looked for in `fields`.
+    """Yield (place for messages, prompt, whole row) of each row of a file, with its text in one of `fields`.
 
     Raises:
         ValueError: of `jsonl_rows`; a row without a text.
@@ -96,10 +102,6 @@ def jsonl_prompts(file: Path, fields: Sequence[str] = FIELDS) -> Iterator[tuple[
         if not turns:
             named = " or ".join(map(repr, fields))
             raise ValueError(f"{where} has no {named} with text, but {', '.join(row) or 'nothing'}: give each row one.")
-        if any("\ud800" <= character <= "\udfff" for turn in turns for character in turn):
-            raise ValueError(
-                f"{where} holds half a character, which no tokenizer reads: write it whole, or leave it out."
-            )
         prompt = Prompt(
             id=str(row.get("id", row.get("question_id", f"{file.stem}-{number}"))),
             set=str(row.get("set", row.get("category", file.stem))),
@@ -111,7 +113,7 @@ def jsonl_prompts(file: Path, fields: Sequence[str] = FIELDS) -> Iterator[tuple[
 
 
 def _texts(given: Any) -> tuple[str, ...]:
-    """A text, or a list of them, of which none is blank; () for anything else."""
+    """Return a text or a list of texts as a tuple; () for other values and blank texts."""
     turns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else ()
     return turns if all(isinstance(turn, str) and turn.strip() for turn in turns) else ()
 
@@ -125,10 +127,10 @@ def take_per_set(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
 
 
 def split_prompts(prompts: Sequence[Prompt], per_set: int, warm_per_set: int) -> tuple[list[Prompt], list[Prompt]]:
-    """(measured, warming) prompts: as their rows say, else the first ones of each set and those behind them.
+    """Return (measured, warm-up) prompts: by their rows, else the first ones of each set and later ones.
 
     Raises:
-        ValueError: nothing to measure on.
+        ValueError: no prompt to measure.
     """
     tests = [prompt for prompt in prompts if not prompt.warm]
     measured = take_per_set(tests, per_set)

@@ -33,7 +33,7 @@ class Entry:
         return getattr(import_module(self.module), self.class_name)
 
 
-SMALL = "draft-model"  # the drafter with a small model of its own, saved as a Hugging Face folder
+SMALL = "draft-model"  # The drafter with a second model, which is saved as a Hugging Face folder.
 REGISTRY = {
     "lookahead": Entry("draftree.drafting.lookahead", "Lookahead"),
     "prompt-lookup": Entry("draftree.drafting.prompt_lookup", "PromptLookup"),
@@ -46,7 +46,7 @@ REGISTRY = {
 }
 UNTRAINED = tuple(name for name, entry in REGISTRY.items() if not entry.trained)
 TRAINED = tuple(name for name, entry in REGISTRY.items() if entry.trained and entry.drafts)
-IN_MODEL = tuple(name for name, entry in REGISTRY.items() if entry.in_model)  # methods that `save_pretrained` writes
+IN_MODEL = tuple(name for name, entry in REGISTRY.items() if entry.in_model)  # Methods that `save_pretrained` writes.
 
 DRAFTERS = ("none", *UNTRAINED, *TRAINED)
 CHOICE = (

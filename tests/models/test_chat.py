@@ -147,7 +147,7 @@ def test_what_cannot_be_said_changes_nothing(demo: Any) -> None:
     with Chat(demo.model, demo.tokenizer, max_new_tokens=40) as chat:
         "".join(chat.send(TURNS[0]))
         before = list(chat.messages)
-        for text, message in ((" ", "nothing to answer"), ("word " * 3000, "the model reads 2048: reset it")):
+        for text, message in ((" ", "message is blank"), ("word " * 3000, "the model reads 2048: reset it")):
             with pytest.raises(ValueError, match=message):
                 "".join(chat.send(text))
             assert chat.messages == before
@@ -174,7 +174,7 @@ def test_who_cannot_talk(demo: Any) -> None:
         Chat(demo.model, demo.tokenizer, max_new_tokens=None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="give max_new_tokens"):
         Chat(demo.model, demo.tokenizer, max_length=3)
-    with pytest.raises(ValueError, match="sets max_new_tokens: give it to Chat itself"):
+    with pytest.raises(ValueError, match="sets max_new_tokens: give it to Chat instead"):
         Chat(demo.model, demo.tokenizer, generation_config=GenerationConfig(max_new_tokens=5))
 
 

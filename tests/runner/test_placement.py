@@ -227,7 +227,7 @@ def test_a_mistyped_name_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_without_a_network_it_takes_two_questions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     hub = Hub(monkeypatch, OSError("Name or service not known"), OSError("Name or service not known"))
-    with pytest.raises(ValueError, match=r"hub is not reached \(Name or service not known\): give a folder, or see to"):
+    with pytest.raises(ValueError, match=r"hub is not reached \(Name or service not known\): give a folder, or check"):
         load_model("some/model")
     assert hub.asked == 2
     hub = Hub(monkeypatch, OfflineModeIsEnabled())

