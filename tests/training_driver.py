@@ -1,6 +1,7 @@
 """Training data, runs and weights for tests of training."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from zoo import MEMBERS, construct
 
 from draftree.drafting.folder import base_of
 from draftree.engine import Engine, SamplingParams
-from draftree.training.journal import Journal
+from draftree.training.answers import META, ROWS
 from draftree.training.options import TrainOptions
 from draftree.training.rows import Row
 from draftree.training.run import train
@@ -35,11 +36,14 @@ def data_for(model, folder, count=60, lengths=7):
             for number, prompt in enumerate(prompts)
         ]
         engine.run()
-    with Journal(folder, {"model": base_of(model), "template": "none"}) as journal:
-        for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-            row = {"id": str(number), "set": "s", "prompt_ids": prompt.tolist(), "answer_ids": answer.tokens}
-            journal.add(number, [row])
-        journal.finish()
+    folder.mkdir(parents=True)
+    about = {"model": asdict(base_of(model)), "template": "none", "complete": True, "rows": count}
+    (folder / META).write_text(json.dumps(about))
+    rows = [
+        {"id": str(number), "set": "s", "prompt_ids": prompt.tolist(), "answer_ids": answer.tokens}
+        for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+    ]
+    (folder / ROWS).write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 

@@ -43,9 +43,8 @@ from draftree.drafting.second_model import check_pair
 from draftree.prompts import Prompt, take_per_set
 from draftree.runner import inspect_model
 from draftree.trace.labels import pieces
-from draftree.training.align import template_of
-from draftree.training.journal import fingerprint
-from draftree.training.questions import Question, read_questions
+from draftree.training.answers import fingerprint
+from draftree.training.questions import Question, read_questions, template_of
 
 COUNTED = 8  # prompts whose operations are counted
 

@@ -20,11 +20,10 @@ from benchmarks.harness import Setup, on_demand
 from benchmarks.harness.quality import check_metric
 from draftree.drafting import DraftModel
 from draftree.models import load_model
-from draftree.training.align import align_on_inputs, template_of
-from draftree.training.answers import AnswerOptions, make_data
-from draftree.training.journal import fingerprint
+from draftree.training.align import align_on_inputs
+from draftree.training.answers import AnswerOptions, fingerprint, make_data
 from draftree.training.options import RECIPE, Inputs, TrainOptions
-from draftree.training.questions import read_questions
+from draftree.training.questions import read_questions, template_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 OPTIONS: dict[str, Any] = {"pair_data": "", "pair_dev": "", "pair_minutes": 60.0}

@@ -17,12 +17,12 @@ from torch import Tensor
 from draftree.drafting.folder import base_of
 from draftree.runner import layout_of
 from draftree.runner.target import inspect_model
-from draftree.training.objective import cross_entropy
+from draftree.training.align import AlignObjective, check_trainable, in_float32, save_model
+from draftree.training.objectives import cross_entropy
 from draftree.training.options import TrainOptions
 from draftree.training.rows import Batch, read_data
 from draftree.training.session import Session
 from draftree.training.trainer import Report
-from draftree.training.whole_model import AlignObjective, check_trainable, in_float32, save_model
 
 
 class EarlyExitObjective(AlignObjective):
@@ -106,8 +106,8 @@ def train_early_exit(
     trained = copy.deepcopy(target.model).eval()
     with in_float32(trained):
         objective = EarlyExitObjective(trained, exit_layer).train()  # which may refuse the model
-        session = Session(out, "early-exit", rows, options, target.device, objective.learning_rate)
-        scored = session.fit(objective, None, report)
+        session = Session(out, rows, options, target.device, objective.learning_rate)
+        scored = session.fit(objective, report)
     trained.eval()
     agreement = {
         when: {"exit": entry["eval_accuracy"][0][0], "model": entry["eval_accuracy"][1][0]}

@@ -14,7 +14,7 @@ from typing import Any
 
 from draftree.bench.methods import Method
 from draftree.files import write_json
-from draftree.training.journal import fingerprint
+from draftree.training.answers import fingerprint
 
 FOLDER = "bench-bild-texts"
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from training_driver import randomise, rows_for
 from zoo import build
 
-from draftree.training.objective import cross_entropy
+from draftree.training.objectives import cross_entropy
 from draftree.training.rows import Batch, collate
 from draftree.training.run import prepare
 

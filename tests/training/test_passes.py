@@ -13,7 +13,7 @@ from draftree.engine.passes import tree_pass
 from draftree.runner import open_runner
 from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.kv.encoder import EncoderState
-from draftree.training.objective import DrafterObjective
+from draftree.training.objectives import DrafterObjective
 from draftree.training.rows import Batch, Row, collate
 from draftree.training.run import prepare
 from draftree.tree import TokenTree

@@ -1,4 +1,4 @@
-"""The trainer: it learns, leaves the base model alone, stops at a NaN, and runs on two processes."""
+"""The trainer: it learns, leaves the base model unchanged, stops at a NaN, and runs in two processes."""
 
 import json
 import math
@@ -9,23 +9,29 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from training_driver import METHODS, OPTIONS, data_for, run, weights_of
 from typer.testing import CliRunner
+from zoo import MEMBERS, construct
 
 import draftree
 from draftree.cli import app
 from draftree.drafting.folder import model_hash
 from draftree.pruning.early_head import EarlyHead
-from draftree.training.objective import RANKS
+from draftree.training.answers import AnswerOptions, make_data
+from draftree.training.objectives import RANKS, MedusaObjective, hits_of
+from draftree.training.options import TrainOptions
+from draftree.training.questions import Question, Template
 from draftree.training.rows import Batch, ByLength, Row, RowSet, collate
 from draftree.training.run import prepare, train
+from draftree.training.session import arguments
 from draftree.training.trainer import BadLossError, DrafterTrainer
 
 # -------------------------------------------------------------------- a run
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_run_learns_and_says_what_it_did(zoo_data, tmp_path, method):
+def test_a_run_learns_and_records_its_figures(zoo_data, tmp_path, method):
     model, _ = zoo_data
     before = model_hash(model)
     flags = [p.requires_grad for p in model.parameters()]
@@ -66,8 +72,8 @@ def test_a_run_learns_and_says_what_it_did(zoo_data, tmp_path, method):
     ("method", "settings", "places"),
     [("medusa", {"heads": 2}, (2, 3)), ("early-head", {"layer": 2, "places": 3}, (1, 2, 3))],
 )
-def test_dev_accuracy_is_that_of_slow_counting(zoo_data, method, settings, places):
-    """Top-k shares and the loss against a loop over cases, ties and padded splits included."""
+def test_dev_accuracy_equals_slow_counting(zoo_data, method, settings, places):
+    """Compare top-k shares and the loss with a loop over cases, with ties and padded splits."""
     model, _ = zoo_data
     _, objective = prepare(method, model, settings, {})
     rows = [Row(tuple(range(5, 18)), 4), Row(tuple(range(20, 27)), 3)]
@@ -95,7 +101,7 @@ def test_dev_accuracy_is_that_of_slow_counting(zoo_data, method, settings, place
 
 
 def test_accumulated_passes_are_one_step(zoo_data, tmp_path):
-    """Four rows at once, or twice two of equal size: the same gradient."""
+    """Four rows in one pass, or two rows in each of two passes, give the same gradient."""
     model, _ = zoo_data
     rows = [Row(tuple(range(5 + i, 17 + i)), 4) for i in range(4)]
     grads = []
@@ -116,7 +122,7 @@ def test_accumulated_passes_are_one_step(zoo_data, tmp_path):
 # -------------------------------------------------------------------- rows in batches
 
 
-def test_every_row_comes_once_an_epoch_in_batches_of_like_length():
+def test_every_row_occurs_once_an_epoch_in_batches_of_similar_lengths():
     rows = [Row(tuple(range(5 + 7 * i % 40)), 2) for i in range(203)]
     sampler = ByLength(rows, 4, seed=1)
     keys = list(sampler)
@@ -149,12 +155,44 @@ def test_split_windows_lie_in_the_answer_and_differ_by_epoch():
     assert Batch(**collate([(row, None)], 16)).splits[0, 0] == row.start - 1
 
 
-# -------------------------------------------------------------------- what goes wrong
+# -------------------------------------------------------------------- labels and ranks
+
+ROWS = [Row(tuple(range(5, 17)), 4), Row(tuple(range(20, 27)), 3)]
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "nearest"),
+    [("early-head", {"layer": 2, "places": 2}, 1), ("medusa", {"heads": 2}, 2), ("bita", {"masks": 2}, 2)],
+)
+def test_every_token_of_an_answer_is_a_label(tmp_path, method, settings, nearest):
+    """Include the last token, which is mostly EOS."""
+    _, objective = prepare(method, construct(MEMBERS["llama"]), settings, {})
+    args = arguments(tmp_path, len(ROWS), TrainOptions(steps=1), torch.device("cpu"), learning_rate=1e-3)
+    trainer = DrafterTrainer(objective, args, ROWS, ROWS, lambda line: None)
+    batch = Batch(**trainer.data_collator([(row, None) for row in ROWS]))
+    tokens, there = objective.truths(batch)[0]
+    for b, row in enumerate(ROWS):
+        assert tokens[b][there[b]].tolist() == list(row.tokens[row.start - 1 + nearest :])
+
+
+def test_the_lower_of_two_tokens_with_equal_logits_is_the_better_one():
+    """Rank as decoding does: a flat prediction is right about token 0 only."""
+    logits = torch.zeros(1, 4, 30, dtype=torch.bfloat16)
+    logits[0, 3, 9] = 1.0
+    hits, seen = hits_of(logits, torch.tensor([[0, 1, 20, 9]]), torch.ones(1, 4, dtype=torch.bool))
+    assert int(seen) == 4
+    best = logits.argmax(-1)[0].tolist()
+    assert best == [0, 0, 0, 9]
+    assert hits[RANKS.index(1)] == 2
+    assert hits[RANKS.index(2)] == 3
+    assert hits[RANKS.index(20)] == 3
+    assert hits[RANKS.index(50)] == 4
+
+
+# -------------------------------------------------------------------- errors
 
 
 def test_a_nan_stops_the_run_and_keeps_the_last_good_checkpoint(zoo_data, tmp_path, monkeypatch):
-    from draftree.training.objectives import MedusaObjective
-
     real = MedusaObjective.measure
     calls = []
 
@@ -164,41 +202,18 @@ def test_a_nan_stops_the_run_and_keeps_the_last_good_checkpoint(zoo_data, tmp_pa
         return (loss * math.nan if calls.count(True) == 5 else loss), logits
 
     monkeypatch.setattr(MedusaObjective, "measure", spoil)
-    with pytest.raises(BadLossError, match=r"no number any more at step 5.*checkpoint-3.*lower learning rate"):
+    with pytest.raises(BadLossError, match=r"The loss is not finite at step 5.*checkpoint-3.*lower learning rate"):
         run(zoo_data, tmp_path)
     assert not (tmp_path / "drafter.safetensors").exists()
     assert [p.name for p in (tmp_path / "checkpoints").glob("checkpoint-*")] == ["checkpoint-3"]
 
 
-def test_weights_that_are_no_numbers_are_never_a_checkpoint(zoo_data, tmp_path):
-    from safetensors.torch import load_file
-
-    with pytest.raises(BadLossError, match=r"A weight is no number any more at step 2.*checkpoint-1:"):
+def test_weights_that_are_not_finite_are_not_saved(zoo_data, tmp_path):
+    with pytest.raises(BadLossError, match=r"A weight is not finite at step 2.*checkpoint-1:"):
         run(zoo_data, tmp_path, learning_rate=1e39, checkpoints=6)
     kept = list((tmp_path / "checkpoints").glob("checkpoint-*"))
     assert [p.name for p in kept] == ["checkpoint-1"]
     assert all(t.isfinite().all() for t in load_file(kept[0] / "model.safetensors").values())
-
-
-def test_a_base_model_that_changes_is_noticed(zoo_data, tmp_path, monkeypatch):
-
-    model, _ = zoo_data
-    weight = model.model.layers[0].mlp.down_proj.weight
-    before = weight.detach().clone()
-    real = DrafterTrainer.train
-
-    def meddle(self, *args, **kwargs):
-        done = real(self, *args, **kwargs)
-        weight.data[0, 0] += 1
-        return done
-
-    monkeypatch.setattr(DrafterTrainer, "train", meddle)
-    try:
-        with pytest.raises(ValueError, match="weights have changed in training"):
-            run(zoo_data, tmp_path)
-    finally:
-        weight.data.copy_(before)
-    assert not (tmp_path / "drafter.safetensors").exists()
 
 
 def test_bad_options_are_one_sentence(zoo_data, tmp_path):
@@ -212,7 +227,7 @@ def test_bad_options_are_one_sentence(zoo_data, tmp_path):
         with pytest.raises(error, match=match) as caught:
             start()
         assert "\n" not in str(caught.value)
-        assert not (tmp_path / "x").exists(), "nothing was begun"
+        assert not (tmp_path / "x").exists()
 
     refused("masks is 0", "bita", settings={"masks": 0})
     refused("prompts is -1", "bita", settings={"prompts": -1})
@@ -235,19 +250,9 @@ def test_bad_options_are_one_sentence(zoo_data, tmp_path):
 
 
 def test_the_command_trains_on_the_embedded_model(demo, tmp_path):
-    from draftree.training.answers import AnswerOptions, make_data
-    from draftree.training.questions import Question, Template
-
     questions = [Question(i, str(i), "s", (f"Write {i} words.",)) for i in range(24)]
-    options = AnswerOptions(max_new_tokens=8, slots=8)
-    make_data(
-        demo.model,
-        demo.tokenizer,
-        questions,
-        tmp_path / "d",
-        template=Template("short", demo.tokenizer),
-        options=options,
-    )
+    how = {"template": Template("short", demo.tokenizer), "options": AnswerOptions(max_new_tokens=8, slots=8)}
+    make_data(demo.model, demo.tokenizer, questions, tmp_path / "d", **how)
     common = ["--data", str(tmp_path / "d"), "--out", str(tmp_path / "o"), "--steps", "2", "--dev-rows", "2", "--half"]
     done = CliRunner().invoke(app, ["train", "hidden-transfer", *common, "--layer", "4", "--layer", "6", "--on-pseudo"])
     assert done.exit_code == 0, (done.output, done.exception)
@@ -276,8 +281,8 @@ assert recipe["processes"] == int(sys.argv[4])
 
 @pytest.mark.slow
 def test_two_processes_train_as_one(zoo_data, tmp_path):
-    """`accelerate launch` with gloo: two processes of 2 rows take the steps of one process with 4."""
-    data = data_for(zoo_data[0], tmp_path / "data", lengths=1)  # so that each row weighs the same everywhere
+    """Compare two processes of 2 rows under `accelerate launch` with one process of 4."""
+    data = data_for(zoo_data[0], tmp_path / "data", lengths=1)  # Each row has the same weight in both runs.
     script = tmp_path / "launched.py"
     script.write_text(LAUNCHED)
     tests = os.path.dirname(os.path.dirname(__file__))
@@ -285,16 +290,9 @@ def test_two_processes_train_as_one(zoo_data, tmp_path):
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
     options = {"env": env, "capture_output": True, "text": True, "timeout": 280}
-    two = subprocess.run(
-        [*launch, str(script), str(data), str(tmp_path / "two"), "2", "2"],
-        **options,
-    )
-    assert two.returncode == 0, two.stderr[-3000:]
-    one = subprocess.run(
-        [sys.executable, str(script), str(data), str(tmp_path / "one"), "4", "1"],
-        **options,
-    )
-    assert one.returncode == 0, one.stderr[-3000:]
+    for start, name, rows, processes in ((launch, "two", "2", "2"), ([sys.executable], "one", "4", "1")):
+        done = subprocess.run([*start, str(script), str(data), str(tmp_path / name), rows, processes], **options)
+        assert done.returncode == 0, done.stderr[-3000:]
     for name, tensor in weights_of(tmp_path / "one").items():
         torch.testing.assert_close(weights_of(tmp_path / "two")[name], tensor, atol=2e-3, rtol=2e-2)
     recipes = [json.loads((tmp_path / name / "recipe.json").read_text()) for name in ("one", "two")]

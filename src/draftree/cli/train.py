@@ -40,7 +40,7 @@ class Run(TrainOptions):
         bool | None, typer.Option("--bf16/--fp32", help="Mixed precision.", show_default="where the device has it")
     ] = None
 
-    def begin(self, out: Path, method: str) -> None:
+    def begin(self, out: Path) -> None:
         """Check accelerate and the folder `out` before anything is loaded.
 
         Raises:
@@ -50,7 +50,7 @@ class Run(TrainOptions):
             raise ValueError(f"Training needs accelerate: {install('train')}.")
         check_folder(out)
         if not self.resume:
-            check_out(out, method, force=self.force)
+            check_out(out, force=self.force)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class MethodRun(Run):
     """Declare the options of a run for drafters inside the model."""
 
     splits: Annotated[
-        int | None, typer.Option(help="Split points of a row and pass; 0 for all.", show_default="the method's")
+        int | None,
+        typer.Option(min=0, help="Split points of a row and pass; 0 for all.", show_default="the method's"),
     ] = None
     half: Annotated[bool, "Store the weights in fp16."] = False
 
@@ -191,7 +192,7 @@ def early_head(
 def _train(
     method: str, material: Material, where: Where, run: MethodRun, settings: dict[str, Any], training: dict[str, Any]
 ) -> None:
-    run.begin(material.out, method)
+    run.begin(material.out)
     import torch
 
     from draftree.cli.screen import resumable
@@ -245,7 +246,7 @@ def align(
     run: AlignRun,
 ) -> None:
     """Fine-tune a small model on a large one's greedy outputs (BiLD); the result is a stock Hugging Face model."""
-    run.begin(out, "align")
+    run.begin(out)
     where.check()
     from draftree.checkpoints import known_folder
     from draftree.cli.screen import DataBar, line_console
@@ -269,11 +270,9 @@ def align(
             progress=bar,
             report=console.print,
         )
-    loss, agreement, bleu = recipe["loss"], recipe["agreement"], recipe["bleu"]
+    loss, agreement = recipe["loss"], recipe["agreement"]
     console.print(
         f"{recipe['parameters']:,} parameters, {recipe['steps']} steps in {recipe['seconds'] / 60:.1f} min; dev loss "
         f"{loss['before']:.3f} -> {loss['after']:.3f}, agreement with the large model {agreement['before']:.1%} -> "
-        f"{agreement['after']:.1%}"
-        + (f", BLEU {bleu['before']} -> {bleu['after']} (large model {bleu['large']})" if bleu else "")
-        + f". Written to {out}."
+        f"{agreement['after']:.1%}. Written to {out}."
     )

@@ -1,67 +1,136 @@
-"""Alignment of a small model with a large one: it learns to write what the large one writes (BiLD, section 3.5).
+"""Align a small model with a large one: it learns to write the large model's answers (BiLD, section 3.5).
 
-The labels are the large model's own greedy outputs on training inputs, as `make_data` writes them; the small model is
-fine-tuned on them at a constant learning rate. It then disagrees less often, so a large model that reviews it has
-less to correct, and as a drafter it is accepted more often. The result is a stock Hugging Face folder.
-
-`align` takes such outputs; `align_on_inputs` has the large model write them first, into a folder of their own below
-the result and with a journal. So a run that was killed while answering goes on where it stopped, and one that was
-killed while training goes on from its last checkpoint.
+The labels are the large model's greedy answers to training inputs. The small model is fine-tuned on them at a constant
+learning rate, so that it disagrees less often: as a drafter it is accepted more often. The result is a stock Hugging
+Face folder.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from importlib.util import find_spec
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from draftree.drafting.folder import base_of
 from draftree.drafting.second_model import check_pair, warn_of_size
-from draftree.errors import install
+from draftree.errors import brief
 from draftree.runner.target import inspect_model
-from draftree.training.answers import AnswerOptions, Progress, answer_all, check_lengths, make_data
-from draftree.training.journal import META
+from draftree.runner.weights.packed import packed
+from draftree.runner.weights.stock import has_eight_bits
+from draftree.training.answers import META, AnswerOptions, Progress, make_data
+from draftree.training.objectives import Objective, cross_entropy
 from draftree.training.options import Inputs, TrainOptions
-from draftree.training.questions import PLACE, Question, Template, read_questions
-from draftree.training.rows import kept_out, read_data
+from draftree.training.questions import read_questions, template_of
+from draftree.training.rows import Batch, Data, read_data
 from draftree.training.session import Session
 from draftree.training.trainer import Report
-from draftree.training.whole_model import AlignObjective, check_trainable, in_float32, save_model
 
 OPTIMIZERS = {"adafactor": ("adafactor", 1e-3), "adamw": ("adamw_torch", 3e-4)}  # Hugging Face's name, learning rate
-ANSWERS = "answers"  # the folder of the large model's answers, below the result
+ANSWERS = "answers"  # The large model's answers lie in this folder below the result.
 
 
-@dataclass(frozen=True, slots=True)
-class Exam:
-    """Questions with references, by which BLEU is found."""
+class AlignObjective(Objective):
+    """Take the cross entropy of a model and every token of the answers, EOS included (BiLD, section 3.5).
 
-    questions: Sequence[Question]  # each with a reference
-    template: Template  # how they become prompts
-    options: AnswerOptions  # how they are answered
+    Args:
+        model: a stock causal language model or encoder-decoder; all of it is trained.
+    """
 
-    def bleu(self, model: Any) -> float:
-        """BLEU of a model's greedy answers, 0 to 100."""
-        modes = [(module, module.training) for module in model.modules()]
-        model.eval()
-        answers = answer_all(model, self.template.tokenizer, self.template, self.questions, self.options)
-        texts = {number: rows[0]["answer"] for number, rows in answers}
-        for module, mode in modes:
-            module.training = mode
-        own = [texts[q.number] for q in self.questions]
-        return round(bleu(own, [str(q.reference) for q in self.questions]), 2)
+    places: tuple[int, ...] = (1,)
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """See `Objective.measure`; logits are [B, T - 1, V]."""
+        if batch.source is None or batch.source_length is None:
+            logits = self.model(input_ids=batch.tokens, attention_mask=_mask(batch.length, batch.tokens)).logits
+        else:
+            mask = _mask(batch.source_length, batch.source)
+            logits = self.model(input_ids=batch.source, attention_mask=mask, decoder_input_ids=batch.tokens).logits
+        return cross_entropy(logits[:, :-1], *self.truths(batch)[0]), [logits[:, :-1]]
+
+    def truths(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+        """Return, for each depth, the next tokens [B, T - 1] and a mask of the answers' tokens."""
+        place = torch.arange(batch.tokens.shape[1] - 1, device=batch.tokens.device)
+        answers = (place >= batch.start[:, None] - 1) & (place < batch.length[:, None] - 1)
+        return [(batch.tokens[:, 1:], answers)] * len(self.places)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Return all tensors, with copies of tied ones: checkpoints cannot hold a tensor under two names."""
+        held: dict[str, Any] = super().state_dict(*args, **kwargs)
+        seen: set[int] = set()
+        for name, tensor in held.items():
+            if tensor.data_ptr() in seen:
+                held[name] = tensor.clone()
+            seen.add(tensor.data_ptr())
+        return held
+
+
+def _mask(length: Tensor, of: Tensor) -> Tensor:
+    return (torch.arange(of.shape[1], device=of.device) < length[:, None]).long()
+
+
+def check_trainable(model: Any) -> None:
+    """Refuse a model that cannot be trained as a whole or saved as a stock one.
+
+    Raises:
+        ValueError: it is packed, quantised, frozen, or has an adapter or a generation config that cannot be saved.
+    """
+    model = inspect_model(model).model
+    if packed(model):
+        raise ValueError("The model is packed and cannot be trained so: call draftree.unpack_weights(model) before.")
+    if getattr(model, "hf_quantizer", None) is not None or has_eight_bits(model):
+        raise ValueError("The model's weights are quantised and cannot be trained: load it without quantisation.")
+    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+        raise ValueError(
+            "The model has an adapter, which a stock Hugging Face folder does not hold: train what the adapter's "
+            "merge_and_unload() returns."
+        )
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError("All weights of the model are frozen: call model.requires_grad_(True) before.")
+    if model.generation_config is not None:
+        try:
+            model.generation_config.validate(strict=True)
+        except ValueError as error:
+            raise ValueError(
+                "The model's generation_config has settings that Hugging Face does not save, so the trained model "
+                f"could not be saved either: set them right or to None ({brief(error)})."
+            ) from error
+
+
+@contextmanager
+def in_float32(model: Any) -> Iterator[None]:
+    """Hold the model's parameters in float32 inside the block: 16-bit types lose small steps."""
+    dtypes = [(parameter, parameter.dtype) for parameter in model.parameters()]
+    for parameter, _ in dtypes:
+        parameter.data = parameter.data.float()
+    try:
+        yield
+    finally:
+        for parameter, dtype in dtypes:
+            parameter.data = parameter.data.to(dtype)
+
+
+def save_model(model: Any, tokenizer: Any, out: Path) -> None:
+    """Save a model as Hugging Face does, with its tokenizer if there is one."""
+    model.save_pretrained(out)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(out)
 
 
 def check_run(large: Any, small: Any, optimizer: str) -> None:
-    """Refuse, before any work, what `align` cannot do; warn where the small model is no smaller.
+    """Refuse unusable arguments of `align` before any work; warn if the small model is no smaller.
 
     Raises:
-        ValueError: no such optimizer, several processes, two vocabularies, an encoder on one side only, or a small
+        ValueError: an unknown optimizer, several processes, two vocabularies, an encoder on one side only, or a small
             model that cannot be trained.
     """
     if optimizer not in OPTIMIZERS:
@@ -83,65 +152,62 @@ def align(
     tokenizer: Any = None,
     optimizer: str = "adafactor",
     options: TrainOptions | None = None,
-    exam: Exam | None = None,
     report: Report = print,
 ) -> dict[str, Any]:
-    """Fine-tune `small` on what `large` wrote, and save it into `out`; returns the recipe.
+    """Fine-tune `small` on the answers of `large`, and save it into `out`; return the recipe.
 
-    `out` gets the model as Hugging Face's `save_pretrained` writes it, recipe.json (everything that made it, and the
-    figures before and after), curve.json and curve.png, and the checkpoints. `small` itself is trained: its weights
-    change. Figures: the dev rows' loss, the share of their tokens that the small model finds likeliest (agreement) and,
-    with an exam, BLEU of both models.
+    `out` gets the model, recipe.json, curve.json, curve.png and the checkpoints. The weights of `small` change. The
+    recipe has the loss of the dev rows and the agreement, before and after: agreement is the share of the large
+    model's tokens that are the small model's likeliest.
 
     Args:
-        large: who made the data; it is not changed.
+        large: the model that made the data.
         small: a stock causal language model or encoder-decoder, as `large`, with the same vocabulary.
         data: a data set of `make_data`, made by `large`.
         out: folder to write.
         tokenizer: saved with the model; None for none.
-        optimizer: "adafactor" or "adamw"; the learning rate stays as it is from the first step to the last.
-        options: of the run.
-        exam: questions with references; None for no BLEU.
-        report: gets lines of progress.
+        optimizer: "adafactor" or "adamw"; the learning rate is constant.
+        options: options of the run.
+        report: called with lines of progress.
 
     Raises:
-        ValueError: a pair that does not fit or cannot be trained, bad data or options, or a loss that is no number any
-            more.
+        ValueError: a pair that does not fit or cannot be trained, bad data or options, or a loss that is not finite.
     """
     options = options or TrainOptions()
     check_run(large, small, optimizer)
     torch.manual_seed(options.seed)
-    rows = read_data(data, inspect_model(large), options.max_length)
-    _check_room(small, [*rows.train, *rows.dev])
+    rows = _rows(data, large, small, options)
     name, rate = OPTIMIZERS[optimizer]
-    base, start = base_of(large), {"small_model": asdict(base_of(small))}
-    constant = {"optim": name, "lr_scheduler_type": "constant"}
-    session = Session(out, "align", rows, options, large.device, rate, **constant)
-    scores: dict[str, float] = {}
-    if exam is not None:
-        scores = {"large": exam.bleu(large), "before": exam.bleu(small)}
-        found = f"large model {scores['large']}, small one {scores['before']}"
-        report(f"BLEU on {len(exam.questions)} questions: {found}")
+    base, start = base_of(large), base_of(small)
+    session = Session(out, rows, options, large.device, rate, optim=name, lr_scheduler_type="constant")
     with in_float32(small):
-        scored = session.fit(AlignObjective(small.train()), None, report)
+        scored = session.fit(AlignObjective(small.train()), report)
     small.eval()
-    if exam is not None:
-        scores["after"] = exam.bleu(small)
     both = {"before": scored[0], "after": scored[-1]}
     recipe = {
         "method": "align",
         "base_model": asdict(base),
-        **start,
+        "small_model": asdict(start),
         "optimizer": optimizer,
         "parameters": sum(p.numel() for p in small.parameters()),
         "loss": {when: entry["eval_loss"] for when, entry in both.items()},
         "agreement": {when: entry["eval_accuracy"][0][0] for when, entry in both.items()},
         "cases": scored[-1]["eval_cases"][0],
-        "bleu": scores or None,
-        "bleu_questions": len(exam.questions) if exam is not None else 0,
     }
     title = f"a small model aligned with {base.name}"
     return session.finish(recipe, title, lambda _: save_model(small, tokenizer, out))
+
+
+def _rows(data: Path, large: Any, small: Any, options: TrainOptions) -> Data:
+    rows = read_data(data, inspect_model(large), options.max_length)
+    limit = inspect_model(small).max_positions
+    longest = max(max(len(row), len(row.source)) for row in [*rows.train, *rows.dev])
+    if limit is not None and longest > limit:
+        raise ValueError(
+            f"The data has rows of {longest} tokens and the small model's context is {limit}: leave the long ones out "
+            f"with --max-length {limit}."
+        )
+    return rows
 
 
 def align_on_inputs(
@@ -157,85 +223,33 @@ def align_on_inputs(
     progress: Progress | None = None,
     report: Report = print,
 ) -> dict[str, Any]:
-    """Let `large` answer the inputs, fine-tune `small` on that, and save it into `out`; see `align`.
+    """Let `large` answer the inputs, fine-tune `small` on its answers, and save it into `out`; see `align`.
+
+    The answers are made in `out`/answers. A stopped run continues there, or from its last checkpoint with `resume`.
 
     Args:
         large, small: the pair.
-        tokenizer: of both.
-        inputs: what is answered.
+        tokenizer: tokenizer of both.
+        inputs: inputs, or a data set with answers of `large`.
         out: folder to write.
-        answers: how the large model answers, and both for BLEU.
+        answers: options of answering.
         progress: called after every answer.
-        optimizer, options, report: as of `align`.
+        optimizer, options, report: see `align`.
 
     Raises:
-        ValueError: anything of these that cannot be used.
+        ValueError: see `align`, `read_questions` and `make_data`.
     """
     check_run(large, small, optimizer)
-    answers = answers or AnswerOptions()
-    template = template_of(tokenizer, inputs.template)
-    data, questions = inputs.data, []
+    data = inputs.data
     if (data / META).is_file():
-        inputs.refuse_for_answers()
+        for name in ("field", "template", "limit"):
+            if getattr(inputs, name) is not None:
+                raise ValueError(f"--{name} is for inputs, and {str(data)!r} holds answers: leave it out.")
     else:
-        reference = inputs.reference if inputs.dev is None else None
-        questions = read_questions([data], inputs.limit, field=inputs.field, reference=reference)
-    exam = _exam(inputs, questions, template, answers, (large, small))
-    if questions:
-        data = out / ANSWERS
-        how: dict[str, Any] = {"template": template, "replace": options is not None and options.force}
-        make_data(large, tokenizer, questions, data, options=answers, progress=progress, **how)
+        template = template_of(tokenizer, inputs.template)
+        questions = read_questions([data], inputs.limit, field=inputs.field)
+        data, replace = out / ANSWERS, options is not None and options.force
+        how: dict[str, Any] = {"template": template, "options": answers, "replace": replace}
+        make_data(large, tokenizer, questions, data, **how, progress=progress)
     run: dict[str, Any] = {"optimizer": optimizer, "options": options, "report": report}
-    return align(large, small, data, out, tokenizer=tokenizer, exam=exam, **run)
-
-
-def _exam(
-    inputs: Inputs, questions: list[Question], template: Template, answers: AnswerOptions, models: tuple[Any, Any]
-) -> Exam | None:
-    """The rows with references that both models can read; None where there are none."""
-    if inputs.reference is None:
-        if inputs.dev is not None:
-            raise ValueError(
-                "--dev is for BLEU, which needs references: name their field with --reference, or leave it out."
-            )
-        return None
-    check_bleu()
-    if inputs.dev is not None:
-        questions = read_questions([inputs.dev], field=inputs.field, reference=inputs.reference)
-    elif not questions:
-        raise ValueError(f"{str(inputs.data)!r} holds answers and no references: name rows that have them with --dev.")
-    else:
-        questions = [q for q in questions if kept_out(q.set, q.id)]
-    for model in models if questions else ():
-        questions = check_lengths(inspect_model(model), template, questions, answers)
-    return Exam(questions, template, answers) if questions else None
-
-
-def template_of(tokenizer: Any, template: str | None) -> Template:
-    """The template that is given; without one the chat template, or the bare input where the tokenizer has none."""
-    chat = getattr(tokenizer, "chat_template", None)
-    return Template(template or ("short" if chat else PLACE), tokenizer)
-
-
-def _check_room(small: Any, rows: Iterable[Any]) -> None:
-    limit = inspect_model(small).max_positions
-    longest = max(max(len(row), len(row.source)) for row in rows)
-    if limit is not None and longest > limit:
-        raise ValueError(
-            f"The data has rows of {longest} tokens and the small model's context is {limit}: leave the long ones out "
-            f"with --max-length {limit}."
-        )
-
-
-def check_bleu() -> None:
-    """Raise a ValueError where sacrebleu is missing."""
-    if find_spec("sacrebleu") is None:
-        raise ValueError(f"BLEU needs sacrebleu: {install('bench')}.")
-
-
-def bleu(texts: Sequence[str], references: Sequence[str]) -> float:
-    """Corpus BLEU, 0 to 100, of one text or more, each with one reference; a ValueError as of `check_bleu`."""
-    check_bleu()
-    from sacrebleu.metrics import BLEU
-
-    return float(BLEU(force=True).corpus_score(texts, [references]).score)  # silent about texts cut into words
+    return align(large, small, data, out, tokenizer=tokenizer, **run)

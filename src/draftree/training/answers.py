@@ -1,13 +1,16 @@
 """Make training data: the target answers questions greedily through the engine.
 
-Answers are yielded as they finish. `make_data` writes each finished answer into a journal, so that a stopped run
-continues without lost or repeated rows.
+The folder of a data set holds `meta.json` and `rows.jsonl`. While it is made, a journal gets one line for each answered
+question, so that a stopped run continues with the unanswered ones.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +22,23 @@ from draftree.engine.engine import Engine
 from draftree.engine.limits import decoder_start, eos_token_ids
 from draftree.engine.request import Request, State
 from draftree.engine.sampling import SamplingParams
+from draftree.files import read_json, write_json
 from draftree.runner.target import Target, inspect_model
-from draftree.training.journal import Journal, fingerprint
 from draftree.training.questions import Question, Template
 
+META, JOURNAL, ROWS = "meta.json", "journal.jsonl", "rows.jsonl"
 QUEUE = 2  # The engine holds this many requests per slot.
-Answered = tuple[int, list[dict[str, Any]]]  # a question's number, one row for each of its turns
-Progress = Callable[[int, int, int], None]  # questions answered, of how many, tokens made in this run
+Answered = tuple[int, list[dict[str, Any]]]  # A question's number, and one row for each of its turns.
+Progress = Callable[[int, int, int], None]  # Answered questions, all questions, and new tokens of this run.
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
     """Set the limits of answering questions."""
 
-    max_new_tokens: int = 256  # most tokens of an answer; less where the context ends before
-    slots: int = 8  # requests decoded together
-    skip_long: bool = False  # leave out questions that do not fit into the context, instead of refusing them
+    max_new_tokens: int = 256  # Most tokens of an answer; fewer if the context ends before.
+    slots: int = 8  # Requests decoded together.
+    skip_long: bool = False  # Leave out questions beyond the context instead of refusing them.
 
 
 def make_data(
@@ -52,49 +56,102 @@ def make_data(
     """Answer `questions` and write the data set into the folder `out`; return the contents of its meta.json.
 
     Args:
-        model: the target.
-        tokenizer: the target's.
-        questions: as of `read_questions`.
-        out: folder to write; where it holds an unfinished run of the same questions, that one is finished.
-        template: how a question becomes a prompt.
+        model, tokenizer: the target and its tokenizer.
+        questions: see `read_questions`.
+        out: folder to write; an unfinished data set of the same questions is continued.
+        template: turns a question into a prompt.
         options: how to answer.
         progress: called after every answered question.
-        answer: answers the questions that are left, elsewhere than here; by default this process does.
-        replace: answer anew where the folder holds data of something else, instead of refusing it.
+        answer: answers the open questions instead of this process.
+        replace: replace other data in the folder instead of refusing it.
 
     Raises:
-        ValueError: a folder of other data, a prompt beyond the context.
+        ValueError: a folder of other data, or a prompt beyond the context.
     """
     options = options or AnswerOptions()
-    target = inspect_model(model)
-    fitting = check_lengths(target, template, questions, options)
+    fitting = check_lengths(inspect_model(model), template, questions, options)
     about = {
-        "model": base_of(model),
+        "model": asdict(base_of(model)),
         "template": template.kind,
         "system": template.system,
         "max_new_tokens": options.max_new_tokens,
         "questions": fingerprint([[q.number, q.id, list(q.turns)] for q in fitting]),
     }
-    with Journal(out, about, replace=replace) as journal:
-        left = [] if journal.complete else [q for q in fitting if q.number not in journal.done]
-        made = 0
-        if left:
-            source = answer(left) if answer is not None else answer_all(model, tokenizer, template, left, options)
-            for number, rows in source:
-                journal.add(number, rows)
-                made += sum(len(row["answer_ids"]) for row in rows)
-                if progress is not None:
-                    progress(len(journal.done), len(fitting), made)
-        return journal.finish(skipped=len(questions) - len(fitting))
+    meta = _open(out, about, replace)
+    if meta["complete"]:
+        return meta
+    done, made = _answered(out / JOURNAL), 0
+    left = [question for question in fitting if question.number not in done]
+    source = answer(left) if answer is not None else answer_all(model, tokenizer, template, left, options)
+    with (out / JOURNAL).open("ab") as journal:
+        for number, rows in source if left else ():
+            line = json.dumps({"number": number, "rows": rows}, ensure_ascii=False) + "\n"
+            journal.write(line.encode())
+            journal.flush()
+            done.add(number)
+            made += sum(len(row["answer_ids"]) for row in rows)
+            if progress is not None:
+                progress(len(done), len(fitting), made)
+    return _finish(out, meta, skipped=len(questions) - len(fitting))
+
+
+def fingerprint(value: Any) -> str:
+    """Return the SHA-256 of a JSON-able value."""
+    return hashlib.sha256(json.dumps(value, ensure_ascii=True).encode()).hexdigest()
+
+
+def _open(out: Path, about: dict[str, Any], replace: bool) -> dict[str, Any]:
+    """Read the folder's meta.json and compare it with `about`, or begin a data set; return the contents of meta.json.
+
+    Raises:
+        ValueError: the folder holds something else.
+    """
+    if (out / META).exists():
+        meta: dict[str, Any] = read_json(out / META)
+        other = next((key for key, value in about.items() if meta.get(key) != value), None)
+        if other is None:
+            return meta
+        if not replace:
+            other = other.replace("_", " ")
+            raise ValueError(f"{str(out)!r} holds data with other {other}: name another folder, or remove that one.")
+        (out / JOURNAL).unlink(missing_ok=True)
+    elif out.is_dir() and (left := next(out.iterdir(), None)) is not None:
+        raise ValueError(f"{str(out)!r} holds {left.name!r} and no data: name an empty folder.")
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / META, meta := about | {"complete": False})
+    return meta
+
+
+def _answered(journal: Path) -> set[int]:
+    """Return the numbers of the answered questions, and cut off an unfinished last line."""
+    if not journal.exists():
+        return set()
+    lines = [line for line in journal.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    os.truncate(journal, sum(map(len, lines)))
+    return {json.loads(line)["number"] for line in lines}
+
+
+def _finish(out: Path, meta: dict[str, Any], skipped: int) -> dict[str, Any]:
+    """Write the rows in the order of the questions and remove the journal; return the contents of meta.json."""
+    with (out / JOURNAL).open("rb") as lines:
+        entries = sorted(map(json.loads, lines), key=lambda entry: entry["number"])
+    rows = [row for entry in entries for row in entry["rows"]]
+    with (out / ROWS).open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    tokens = sum(len(row["answer_ids"]) for row in rows)
+    meta = meta | {"complete": True, "rows": len(rows), "answer_tokens": tokens, "skipped": skipped}
+    write_json(out / META, meta)
+    (out / JOURNAL).unlink()
+    return meta
 
 
 def check_lengths(
     target: Target, template: Template, questions: Sequence[Question], options: AnswerOptions
 ) -> list[Question]:
-    """The questions whose first prompt leaves room for an answer.
+    """Return the questions whose first prompt is shorter than the context.
 
     Raises:
-        ValueError: one does not, and `skip_long` is off; or none does.
+        ValueError: one is not, and `skip_long` is off; or none is.
     """
     limit = target.max_positions
     if limit is None:
@@ -117,7 +174,7 @@ def check_lengths(
 def answer_all(
     model: Any, tokenizer: Any, template: Template, questions: Iterable[Question], options: AnswerOptions
 ) -> Iterator[Answered]:
-    """Answer questions greedily, `options.slots` at a time; yields each as soon as its last turn is over."""
+    """Answer questions greedily, `options.slots` at a time; yield each after its last turn."""
     engine = Engine(model, drafter=Lookahead(), slots=options.slots)
     waiting = iter(questions)
     running: list[_Conversation] = []
@@ -140,7 +197,7 @@ def answer_all(
 
 @dataclass(slots=True, eq=False)
 class _Conversation:
-    """A question on its way: rows of the turns that are over, what asks the next turns, the present turn's request."""
+    """Hold a question, the rows of its finished turns, the iterator over its requests and the present request."""
 
     number: int
     rows: list[dict[str, Any]]
@@ -151,12 +208,12 @@ class _Conversation:
 def _ask(
     engine: Engine, tokenizer: Any, template: Template, question: Question, most: int, rows: list[dict[str, Any]]
 ) -> Iterator[Request]:
-    """Ask turn after turn: yields the request of each, and adds its row to `rows` when it is over."""
+    """Ask turn after turn: yield the request of each, and add its row to `rows` at its end."""
     target, limit = engine.target, engine.target.max_positions
     for turn, text in enumerate(question.turns):
         prompt = template.encode(question.turns[: turn + 1], [row["answer"] for row in rows])
         if turn and limit is not None and len(prompt) >= limit:
-            return  # the conversation has outgrown the context; earlier turns stay
+            return  # The conversation is longer than the context; the earlier turns stay.
         start, source = prompt, None
         if target.encoder_decoder:
             source = torch.tensor(prompt, device=target.device, dtype=torch.long)

@@ -1,39 +1,129 @@
-"""The training objectives of BiTA, Hidden Transfer, Medusa and early heads."""
+"""The training objectives of BiTA, Hidden Transfer, Medusa and early heads.
+
+A batch is one plan of the hooked runner, with the rows, positions, visibility and surgeries of decoding at many split
+points. So a row learns under the conditions under which it drafts.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.cache_utils import DynamicCache
 
 from draftree.drafting.bita import SHALLOW
 from draftree.drafting.folder import Trained
+from draftree.runner import layout_of
+from draftree.runner.hooked.runner import HookedRunner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import Plan, Surgery
-from draftree.training.objective import DrafterObjective, cross_entropy, pick
+from draftree.runner.target import inspect_model
 from draftree.training.rows import Batch
+
+RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 50)
+
+
+class Objective(nn.Module, ABC):
+    """Base of the losses on batches of a model's own answers.
+
+    Attributes:
+        learning_rate: peak learning rate if the options of a run name none.
+        splits: split points of a row in one pass; None for all.
+        places: by depth, how many places after a split point the predicted token lies.
+    """
+
+    learning_rate: ClassVar[float] = 1e-3
+    splits: int | None = None
+    places: tuple[int, ...]
+    accepts_loss_kwargs = False  # Hugging Face's trainer passes a batch alone to `forward`.
+
+    @abstractmethod
+    def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """Return the loss (a scalar) and, by depth, the logits [B, S, V] at the split points."""
+
+    def truths(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+        """Return, by depth, the tokens [B, S] to predict and a mask [B, S] of the cases that have one."""
+        return [batch.truth(place) for place in self.places]
+
+    def forward(self, **fields: Tensor) -> dict[str, Tensor]:
+        """Return the loss of a batch; in evaluation also the counts of correct predictions.
+
+        `hits` [D, R] counts the cases of depth d whose true token was within the best `RANKS[r]`, `seen` [D] all cases.
+        """
+        batch = Batch(**fields)
+        loss, logits = self.measure(batch)
+        if self.training:
+            return {"loss": loss}
+        found = [hits_of(own, *truth) for own, truth in zip(logits, self.truths(batch), strict=True)]
+        hits, seen = zip(*found, strict=True)
+        return {"loss": loss, "hits": torch.stack(hits), "seen": torch.stack(seen)}
+
+
+class DrafterObjective(Objective):
+    """Base of the objectives of weights that draft or prune inside a frozen model.
+
+    The model is not a submodule, so optimizers and checkpoints do not see its weights.
+
+    Args:
+        trained: holds the weights.
+        model: the frozen model that they are for.
+    """
+
+    weights: Any
+
+    def __init__(self, trained: Trained, model: Any) -> None:
+        super().__init__()
+        self.weights = trained.weights
+        self.target = inspect_model(model)
+        self.runner = HookedRunner(self.target)
+        self.layout = layout_of(self.target.model)
+
+    def plan(self, batch: Batch, **more: Any) -> Plan:
+        """Return the plan of a batch's real rows; `more` are further fields of `Plan`."""
+        return Plan.causal(batch.tokens, prompt_lengths=tuple(batch.start.tolist()), **more)
+
+    def encoder(self, batch: Batch) -> EncoderState | None:
+        """Return the encoder state of the batch's sources; None for decoder-only models."""
+        if batch.source is None or batch.source_length is None:
+            return None
+        state = EncoderState(self.target, batch.source.shape[0])
+        for b, size in enumerate(batch.source_length.tolist()):
+            state.admit(b, batch.source[b, :size])
+        return state
+
+    def within(self, positions: Tensor) -> Tensor:
+        """Return positions limited to the last one of the context, as the engine does."""
+        limit = self.target.max_positions
+        return positions if limit is None else positions.clamp(max=limit - 1)
+
+    @torch.no_grad()
+    def tap(self, batch: Batch, layer: int) -> Tensor:
+        """Return the input states [B, S, d] of layer `layer` at the split points; the last output for n layers."""
+        plan = self.plan(batch, taps=(layer,), first_logit_row=batch.tokens.shape[1] - 1)
+        hidden = self.runner.run_with_gradients(plan, encoder=self.encoder(batch)).hidden[layer]
+        return pick(hidden, batch.splits)
 
 
 class BiTAObjective(DrafterObjective):
-    """Cross entropy of mask i against the token i + 1 places after its split point, mean over masks and splits.
+    """Take the cross entropy of mask i and the token i + 1 places after its split point, mean over masks and splits.
 
     The real rows see no mask and nothing trained reaches them, so they pass first, without gradients.
 
     Args:
         trained, model: see `DrafterObjective`.
-        prefix_dropout: share of the prompts' elements put to 0 in training (the authors' code: 0.1).
+        prefix_dropout: share of the prompts' elements set to 0 in training (the authors' code: 0.1).
 
     Raises:
-        ValueError: a dropout that is no share, or shallow prompts for an encoder-decoder.
+        ValueError: a dropout out of range, or shallow prompts for an encoder-decoder.
     """
 
     learning_rate: ClassVar[float] = 3e-2
-    splits: ClassVar[int | None] = 64
+    splits: int | None = 64
 
     def __init__(self, trained: Trained, model: Any, *, prefix_dropout: float = 0.1) -> None:
         super().__init__(trained, model)
@@ -41,8 +131,8 @@ class BiTAObjective(DrafterObjective):
             raise ValueError(f"prefix_dropout is {prefix_dropout}: give a share from 0 to below 1.")
         if self.weights.prompting == SHALLOW and self.target.encoder_decoder:
             raise ValueError(
-                "Shallow prompts are made once, and what a decoder makes of them would depend on the source: take deep "
-                "prompts for an encoder-decoder."
+                "Shallow prompts are computed once, and in an encoder-decoder they depend on the source: choose deep "
+                "prompts."
             )
         self.prefix_dropout = prefix_dropout
         self.masks = int(self.weights.mask_embeddings.shape[0])
@@ -121,16 +211,15 @@ class BiTAObjective(DrafterObjective):
 
 
 class HiddenTransferObjective(DrafterObjective):
-    """KL(real state at j + i || pseudo state i of j), mean over split points j, summed over steps i.
+    """Take KL(real state at j + i || pseudo state i of j), mean over split points j, summed over steps i.
 
     Args:
-        trained, model: see `DrafterObjective`. The settings say after which layers, and whether pseudo states see each
-            other (`masked`, the paper's ablation; it shows in training with `on_pseudo` alone).
-        on_pseudo: False trains each W_i alone: pseudo state i of j sees the real rows up to j + i - 1. True lets it
-            see j's earlier pseudo states in place of the real ones, as at inference and always in evaluation.
+        trained, model: see `DrafterObjective`.
+        on_pseudo: False trains each W_i alone: pseudo state i of j sees the real rows up to j + i - 1. With True it
+            sees j's earlier pseudo states instead, as in decoding and in evaluation.
     """
 
-    splits: ClassVar[int | None] = 64
+    splits: int | None = 64
 
     def __init__(self, trained: Trained, model: Any, *, on_pseudo: bool = False) -> None:
         super().__init__(trained, model)
@@ -180,7 +269,7 @@ class HiddenTransferObjective(DrafterObjective):
             rows.append(torch.cat(seen, 2))
 
         def append(hidden: Tensor) -> Tensor:
-            states = pick(hidden[:, :width], batch.splits).to(torch.float32)  # the type of what is trained
+            states = pick(hidden[:, :width], batch.splits).to(torch.float32)
             return torch.cat([self.weights.transfer[i - 1](states) for i in steps], 1).to(hidden.dtype)
 
         return Surgery(
@@ -192,11 +281,11 @@ class HiddenTransferObjective(DrafterObjective):
 
 
 class MedusaObjective(DrafterObjective):
-    """Cross entropy of head i against the token 2 + i places after the split point, summed with weights decay^i.
+    """Take the cross entropy of head i and the token 2 + i places after the split point, summed with weights decay^i.
 
     Args:
         trained, model: see `DrafterObjective`.
-        decay: weight of each head relative to the one before (the authors' code: 0.8); 1 weighs all alike.
+        decay: weight of each head relative to the one before (the authors' code: 0.8).
     """
 
     def __init__(self, trained: Trained, model: Any, *, decay: float = 1.0) -> None:
@@ -214,7 +303,7 @@ class MedusaObjective(DrafterObjective):
 
 
 class EarlyHeadObjective(DrafterObjective):
-    """Cross entropy of prediction i with the token i places after the split point, summed; the first is the next one.
+    """Take the cross entropy of prediction i and the token i places after the split point, summed over i from 1.
 
     See `DrafterObjective`; `trained` is an `EarlyHead`.
     """
@@ -232,3 +321,25 @@ class EarlyHeadObjective(DrafterObjective):
 def _losses(objective: DrafterObjective, batch: Batch, logits: list[Tensor]) -> list[Tensor]:
     """Return the cross entropy of each depth."""
     return [cross_entropy(own, *truth) for own, truth in zip(logits, objective.truths(batch), strict=True)]
+
+
+def pick(rows: Tensor, index: Tensor) -> Tensor:
+    """Return rows `index` [B, S] of [B, N, x], as [B, S, x]."""
+    return rows.gather(1, index[..., None].expand(-1, -1, rows.shape[-1]))
+
+
+def cross_entropy(logits: Tensor, truth: Tensor, there: Tensor) -> Tensor:
+    """Return the mean cross entropy of logits [.., V] and tokens [..] over the cases in the mask `there`, or 0."""
+    losses = F.cross_entropy(logits.flatten(0, -2).float(), truth.flatten(), reduction="none")
+    return (losses * there.flatten()).sum() / there.sum().clamp(min=1)
+
+
+def hits_of(logits: Tensor, truth: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cases in the mask `there` whose true token is within the best `RANKS[r]` [R], and the number of cases.
+
+    Of equal logits, which are frequent in 16 bits, the lower token is the better one, as in greedy decoding.
+    """
+    own, token = logits.gather(-1, truth[..., None]), torch.arange(logits.shape[-1], device=logits.device)
+    better = ((logits > own) | ((logits == own) & (token < truth[..., None]))).sum(-1)
+    ranks = torch.tensor(RANKS, device=logits.device, dtype=torch.long)
+    return ((better[..., None] < ranks) & there[..., None]).flatten(0, 1).sum(0), there.sum()

@@ -1,7 +1,7 @@
-"""Questions for the target to answer, and the templates that turn them into prompts.
+"""Read questions for the target to answer, and turn them into prompts by a template.
 
-Only questions are taken from data sets: what the target itself would write is what a drafter has to draft. A row may
-hold one question (`prompt` or `question`) or several in turn (`turns`); whatever answers it brings are not read.
+A row holds one question (`prompt` or `question`) or several in turn (`turns`). Its answers are ignored: a drafter must
+draft the target's own text.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ PLACE = "{question}"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a user says, turn by turn."""
+    """Hold the user's turns of one conversation."""
 
-    number: int  # its place among all questions of a run
-    id: str  # names it in files
-    set: str  # the set it comes from
-    turns: tuple[str, ...]  # the user's turns, at least one
-    reference: str | None = None  # what somebody else answered; None where it was not requested
+    number: int  # Index among all questions of a run.
+    id: str  # Name in files.
+    set: str  # Name of its question set.
+    turns: tuple[str, ...]  # At least one.
+    reference: str | None = None  # A reference answer; None where it was not requested.
 
 
 def read_questions(
@@ -40,17 +40,17 @@ def read_questions(
     field: str | None = None,
     reference: str | None = None,
 ) -> list[Question]:
-    """Questions of JSON-lines files and of all *.jsonl files of folders, in order.
+    """Return the questions of JSON-lines files and of all *.jsonl files of folders, in order.
 
     Args:
         paths: files and folders.
         limit: most questions in all, taken evenly from the files; None for all.
         per_set: most questions of a file; None for all.
-        field: where a row has its question; None for `turns`, `prompt` or `question`.
-        reference: where a row has its reference answer; None for no references.
+        field: a row's field with its question; None for `turns`, `prompt` or `question`.
+        reference: a row's field with its reference answer; None for no references.
 
     Raises:
-        ValueError: a missing or unreadable file, a row without a question or reference, nothing at all.
+        ValueError: a missing or unreadable file, a row without a question or reference, or no questions.
     """
     fields = FIELDS if field is None else (field,)
     files = [file for path in paths for file in jsonl_files(path, "questions")]
@@ -66,7 +66,7 @@ def read_questions(
     ]
 
 
-Row = tuple[Prompt, str | None]  # a question and its reference
+Row = tuple[Prompt, str | None]  # A question and its reference.
 
 
 def _read(file: Path, fields: Sequence[str], reference: str | None) -> Iterator[Row]:
@@ -80,23 +80,23 @@ def _read(file: Path, fields: Sequence[str], reference: str | None) -> Iterator[
 
 
 def _evenly(groups: list[list[Row]], limit: int) -> list[list[Row]]:
-    """The first rows of every group, `limit` together, taken from the groups in turns."""
+    """Return the first rows of every group, `limit` in all, taken from the groups in turns."""
     in_turns = sorted((place, i) for i, group in enumerate(groups) for place in range(len(group)))
     share = Counter(i for _, i in in_turns[:limit])
     return [group[: share[i]] for i, group in enumerate(groups)]
 
 
 class Template:
-    """Turns a conversation into the token ids of a prompt.
+    """Turn a conversation into the token ids of a prompt.
 
     Args:
-        kind: "full" (the tokenizer's chat template with a system message), "short" (without one), or a text of
-            one's own that holds `{question}`.
+        kind: "full" (the tokenizer's chat template with a system message), "short" (without one), or a text with
+            `{question}` in it.
         tokenizer: the target's.
         system: the system message of "full".
 
     Raises:
-        ValueError: no such template, or a tokenizer without a chat template, or whose one does not take such a prompt.
+        ValueError: an unknown template, or a tokenizer without a chat template for such a prompt.
     """
 
     def __init__(self, kind: str, tokenizer: Any, system: str = SYSTEM) -> None:
@@ -110,7 +110,7 @@ class Template:
             raise ValueError(f"The tokenizer has no chat template: give a text with {PLACE} in it as the template.")
         try:
             self.encode(["?"])
-        except Exception as error:  # whatever a chat template raises
+        except Exception as error:  # A chat template may raise any error.
             what, way = ("system message", "'short' or ") if kind == "full" else ("question alone", "")
             raise ValueError(
                 f"The tokenizer's chat template takes no {what} ({brief(error)}): give {way}a text with {PLACE} in it "
@@ -118,9 +118,15 @@ class Template:
             ) from None
 
     def encode(self, turns: Sequence[str], answers: Sequence[str] = ()) -> list[int]:
-        """Token ids of the prompt for the last of `turns`, with `answers` to the turns before it."""
+        """Return the token ids of the prompt for the last of `turns`, with `answers` to the turns before it."""
         history = list(zip(turns, answers, strict=False))
         if self.kind in ("full", "short"):
             return encode_prompt(self.tokenizer, turns[-1], history=history, system=self.system)
         pieces = [self.kind.replace(PLACE, turn) + answer for turn, answer in history]
         return self.tokenizer("".join([*pieces, self.kind.replace(PLACE, turns[-1])])).input_ids
+
+
+def template_of(tokenizer: Any, kind: str | None) -> Template:
+    """Return a template of `kind`; None for the chat template, or for the bare question if the tokenizer has none."""
+    chat = getattr(tokenizer, "chat_template", None)
+    return Template(kind or ("short" if chat else PLACE), tokenizer)

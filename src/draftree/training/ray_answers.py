@@ -1,7 +1,7 @@
 """Answer questions in several processes, on one machine or many, by Ray Data's actor pool.
 
-Each worker loads a model and answers a block of questions at a time. Ray restarts a dead worker and gives its block to
-another one. Only whole blocks are returned, so each question is answered once.
+Each worker loads a model and answers a block of questions at a time. Ray gives the block of a dead worker to another
+one and returns whole blocks only, so each question is answered once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from draftree.placement import Placement
 from draftree.training.answers import Answered, AnswerOptions, answer_all
 from draftree.training.questions import SYSTEM, Question, Template
 
-BLOCK = 2  # A block has this many questions per slot of the engine.
+BLOCK = 2  # Questions of a block per slot of the engine.
 
 
 class RayAnswers:
@@ -28,9 +28,9 @@ class RayAnswers:
     Args:
         model: folder or hub name that every worker can load; None for the embedded model.
         template: turns a question into a prompt.
-        options: see `AnswerOptions`.
-        workers: the number of processes.
-        threads: CPU threads of each; None shares the machine's.
+        options: how to answer.
+        workers: number of processes.
+        threads: CPU threads of each; None for an equal share of the machine's.
         placement: device and dtype of each worker's model; None for the defaults.
 
     Raises:
@@ -50,7 +50,7 @@ class RayAnswers:
             raise ValueError(f"More than one worker needs Ray: {install('ray')}, or leave --workers out.")
         self.workers, self.block = workers, BLOCK * options.slots
         threads = threads or max(1, (os.cpu_count() or 1) // workers)
-        self.arguments = (model, placement, template.kind, template.system or SYSTEM, options, threads)
+        self.arguments = (model, placement, (template.kind, template.system or SYSTEM), options, threads)
 
     def __call__(self, questions: Sequence[Question]) -> Iterator[Answered]:
         """Yield the answers to `questions`, block by block."""
@@ -72,14 +72,13 @@ class RayAnswers:
 
 
 class _Worker:
-    """A process with a model."""
+    """Hold a model in one process."""
 
     def __init__(
         self,
         model: str | None,
         placement: Placement | None,
-        template: str,
-        system: str,
+        template: tuple[str, str],
         options: AnswerOptions,
         threads: int,
     ) -> None:
@@ -87,7 +86,7 @@ class _Worker:
 
         torch.set_num_threads(threads)
         self.model, self.tokenizer = load_model(model, placement)
-        self.template, self.options = Template(template, self.tokenizer, system), options
+        self.template, self.options = Template(template[0], self.tokenizer, template[1]), options
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
         questions = []

@@ -12,11 +12,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from draftree.drafting.folder import Trained, base_of, method_class, model_hash
+from draftree.drafting.folder import Trained, base_of, method_class
 from draftree.errors import did_you_mean
 from draftree.runner.target import inspect_model
-from draftree.training.objective import RANKS, DrafterObjective
-from draftree.training.objectives import BiTAObjective, EarlyHeadObjective, HiddenTransferObjective, MedusaObjective
+from draftree.training.objectives import (
+    RANKS,
+    BiTAObjective,
+    DrafterObjective,
+    EarlyHeadObjective,
+    HiddenTransferObjective,
+    MedusaObjective,
+)
 from draftree.training.options import TrainOptions
 from draftree.training.rows import read_data
 from draftree.training.session import Session
@@ -39,7 +45,7 @@ def prepare(
         method: one of `METHODS`.
         model: the model; it stays on its device.
         settings: settings of the drafter, as its `fresh` takes them.
-        training: options of the objective, such as `prefix_dropout`.
+        training: options of the objective, such as `prefix_dropout`, `on_pseudo` or `decay`.
 
     Raises:
         ValueError: an unknown method, or a setting out of range for the model.
@@ -69,65 +75,60 @@ def train(
 ) -> dict[str, Any]:
     """Train `method` for `model` on the answers in `data`, and save the drafter into `out`; return its recipe.
 
-    `out` gets the drafter folder, recipe.json (options, data and dev accuracies), curve.json, curve.png and the
-    checkpoints. Under `accelerate launch` every process calls this, and the first one writes.
+    `out` gets the drafter, recipe.json (options, data, dev accuracies), curve.json, curve.png and the checkpoints.
+    Under `accelerate launch` every process calls this, and the first one writes.
 
     Args:
-        method: "bita", "hidden-transfer", "medusa" or "early-head".
+        method, settings, training: see `prepare`.
         model: the target, frozen; it is moved to the training device.
         data: a data set of `draftree train data`, made by this model.
         out: folder to write.
-        settings: settings of the drafter, as its `fresh` takes them.
-        training: options of the objective, such as `prefix_dropout`, `on_pseudo` or `decay`.
         options: options of the run.
         splits: split points of a row and pass; None for the method's own, 0 for all.
-        dtype: type to store the weights in; None for fp32.
+        dtype: dtype of the stored weights; None for float32.
         report: called with lines of progress.
 
     Raises:
-        ValueError: bad data or options, a loss that is not finite, or a changed base model.
+        ValueError: bad data or options, or a loss that is not finite.
         TypeError: an unknown setting.
     """
-    if splits is not None and splits < 0:
-        raise ValueError(f"splits is {splits}: give 0 for all split points, or more.")
     options, training = options or TrainOptions(), training or {}
     torch.manual_seed(options.seed)
     target = inspect_model(model)
     trained, objective = prepare(method, target.model, settings or {}, training)
+    if splits is not None:
+        objective.splits = splits or None
     rows = read_data(data, target, options.max_length)
-    splits = objective.splits if splits is None else splits or None
     trained.base = base_of(target.model)
-    session = Session(out, method, rows, options, target.device, objective.learning_rate)
+    session = Session(out, rows, options, target.device, objective.learning_rate)
     with _frozen(target.model):
         if target.device != session.args.device:  # A quantised or spread model cannot be moved.
             target.model.to(session.args.device)
-        final = session.fit(objective, splits, report)[-1]
-    if model_hash(target.model) != trained.base.hash:
-        raise ValueError("The base model's weights have changed in training, so the drafter is of no use: report this.")
-    recipe = {
-        "method": method,
-        "base_model": asdict(trained.base),
-        "settings": trained.settings,
-        "training": training,
-        "options": {"splits": splits},
-        "parameters": sum(p.numel() for p in trained.weights.parameters()),
-        "dev_loss": final["eval_loss"],
-        "ranks": RANKS,
-        "accuracy": {f"depth {d}": shares for d, shares in enumerate(final["eval_accuracy"], 1)},
-        "cases": final["eval_cases"],
-    }
+        final = session.fit(objective, report)[-1]
 
     def save(recipe: dict[str, Any]) -> None:
         trained.recipe = {name: recipe[name] for name in ("training", "options", "steps", "dev_loss")}
         trained.weights.to("cpu")
         trained.save_pretrained(out, dtype=dtype)
 
+    recipe = {
+        "method": method,
+        "base_model": asdict(trained.base),
+        "settings": trained.settings,
+        "training": training,
+        "options": {"splits": objective.splits},
+        "parameters": sum(p.numel() for p in trained.weights.parameters()),
+        "dev_loss": final["eval_loss"],
+        "ranks": RANKS,
+        "accuracy": {f"depth {d}": shares for d, shares in enumerate(final["eval_accuracy"], 1)},
+        "cases": final["eval_cases"],
+    }
     return session.finish(recipe, f"{method} for {trained.base.name}", save)
 
 
 @contextmanager
 def _frozen(model: nn.Module) -> Iterator[None]:
-    """Turn off gradients of the model's own weights meanwhile."""
+    """Turn off gradients of the model's weights inside the block."""
     before = {name: p.requires_grad for name, p in model.named_parameters()}
     model.requires_grad_(False)
     try:

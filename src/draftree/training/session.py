@@ -1,4 +1,4 @@
-"""Run one training in its folder: claim the folder, train, write the result, the recipe and the curve.
+"""Run one training in its folder: check the folder, train, write the result, the recipe and the curve.
 
 Drafters and aligned small models share this run. They differ in their objective and in how they are saved.
 """
@@ -22,9 +22,9 @@ import transformers
 from transformers import TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
-from draftree.files import replacing, write_json, write_text
+from draftree.files import write_json, write_text
 from draftree.runner.step_cost import chip_name
-from draftree.training.objective import Objective
+from draftree.training.objectives import Objective
 from draftree.training.options import CHECKPOINTS, RECIPE, TrainOptions, check_out
 from draftree.training.rows import Data, spread
 from draftree.training.trainer import DrafterTrainer, Report
@@ -36,10 +36,9 @@ class Session:
     """Run the trainer in a folder.
 
     Args:
-        out: the folder; claimed for this run at once.
-        method: name of the method; a finished result of another kind is refused.
+        out: folder of the result.
         data: training rows and dev rows, made by the target.
-        options: of the run.
+        options: options of the run.
         device: device of the target; on a CPU the run stays there.
         learning_rate: peak learning rate if the options name none.
         more: arguments of Hugging Face's `TrainingArguments`; they override the options.
@@ -48,14 +47,13 @@ class Session:
         args: Hugging Face's arguments.
 
     Raises:
-        ValueError: the folder holds an unfinished run without `resume`, no checkpoint with `resume`, or a finished
-            run without `force`.
+        ValueError: an unfinished run in the folder without `resume`, no checkpoint with `resume`, or a finished run
+            without `force`.
     """
 
     def __init__(
         self,
         out: Path,
-        method: str,
         data: Data,
         options: TrainOptions,
         device: torch.device,
@@ -65,45 +63,38 @@ class Session:
         self.out, self.data, self.options = out, data, options
         more["learning_rate"] = options.learning_rate or learning_rate
         self.args = arguments(out, len(data.train), options, device, **more)
-        self._checkpoint = self._claim(method)
+        self._checkpoint = self._prepare()
 
-    def _claim(self, method: str) -> str | None:
-        """Check and prepare the folder; return the checkpoint to go on from, None for a new run."""
+    def _prepare(self) -> str | None:
+        """Check and prepare the folder; return the checkpoint of a resumed run."""
         folder = self.out / CHECKPOINTS
         last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
         if self.options.resume:
-            if (self.out / RECIPE).is_file():
-                raise ValueError(f"{str(self.out)!r} holds a finished run, which cannot go on: leave --resume out.")
-            if last is None:
-                raise ValueError(f"There is no checkpoint in {str(folder)!r} to go on from: leave --resume out.")
+            if last is None or (self.out / RECIPE).is_file():
+                raise ValueError(f"{str(self.out)!r} holds no unfinished run with a checkpoint: leave --resume out.")
             return last
         if self.args.process_index > 0:
             return None
-        check_out(self.out, method, force=self.options.force)
+        check_out(self.out, force=self.options.force)
         if last is not None and not (self.out / RECIPE).is_file():
             raise ValueError(
                 f"{str(self.out)!r} holds an unfinished run: add --resume to go on, or name another folder."
             )
         for old in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
             shutil.rmtree(old)
-        (self.out / RECIPE).unlink(missing_ok=True)  # The folder holds a finished result again at the end of the run.
+        (self.out / RECIPE).unlink(missing_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
         return None
 
-    def fit(self, objective: Objective, splits: int | None, report: Report) -> list[dict[str, Any]]:
-        """Train; return the log's entries with scores of the dev rows, in order.
-
-        Args:
-            objective: the weights to train and their loss.
-            splits: split points of a row and pass; None for all.
-            report: gets lines of progress.
+    def fit(self, objective: Objective, report: Report) -> list[dict[str, Any]]:
+        """Train the weights of `objective`; return the log's entries with scores of the dev rows, in order.
 
         Raises:
             BadLossError: a loss or weight is not finite.
         """
         begin, worked = time.perf_counter(), time.process_time()
         dev = spread(self.data.dev, self.options.dev_rows)
-        self.trainer = DrafterTrainer(objective, self.args, self.data.train, dev, splits, report)
+        self.trainer = DrafterTrainer(objective, self.args, self.data.train, dev, report)
         scored = self.trainer.train_and_score(self._checkpoint)
         spent = {"seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - worked}
         self._seconds = {name: round(value, 1) for name, value in spent.items()}
@@ -113,9 +104,9 @@ class Session:
         """Save the result and write recipe.json and the curve, in the first process; return the recipe.
 
         Args:
-            own: entries of the recipe beside those of every run.
+            own: the method's entries of the recipe.
             title: title of the curve.
-            save: writes the result; takes the recipe. The recipe is written last and marks a finished run.
+            save: writes the result; takes the recipe.
         """
         data, args, trainer = self.data, self.args, self.trainer
         recipe = own | {
@@ -195,27 +186,18 @@ def command() -> str | None:
     return shlex.join(["draftree", *sys.argv[1:]]) if own else None
 
 
-def write_curve(history: list[dict[str, Any]], folder: Path, title: str) -> list[Path]:
-    """Write curve.json, and curve.png where matplotlib is installed; return the paths.
-
-    Args:
-        history: Hugging Face's log: entries with `step` and `loss`, or with `eval_loss` and `eval_accuracy`.
-        folder: folder of the result.
-        title: title of the picture.
-    """
+def write_curve(history: list[dict[str, Any]], folder: Path, title: str) -> None:
+    """Write the Trainer's log as curve.json, and as curve.png if matplotlib is installed."""
+    names = {"loss": "loss", "dev_loss": "eval_loss", "dev_accuracy": "eval_accuracy"}
     curve = {
-        "loss": [[entry["step"], entry["loss"]] for entry in history if "loss" in entry],
-        "dev_loss": [[entry["step"], entry["eval_loss"]] for entry in history if "eval_loss" in entry],
-        "dev_accuracy": [[entry["step"], entry["eval_accuracy"]] for entry in history if "eval_accuracy" in entry],
+        name: [[entry["step"], entry[logged]] for entry in history if logged in entry] for name, logged in names.items()
     }
-    written = [folder / "curve.json"]
-    write_text(written[0], json.dumps(curve) + "\n")
+    write_text(folder / "curve.json", json.dumps(curve) + "\n")
     if find_spec("matplotlib") is not None:
-        written.append(_draw(curve, folder / "curve.png", title))
-    return written
+        _draw(curve, folder / "curve.png", title)
 
 
-def _draw(curve: dict[str, Any], path: Path, title: str) -> Path:
+def _draw(curve: dict[str, Any], path: Path, title: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -226,17 +208,14 @@ def _draw(curve: dict[str, Any], path: Path, title: str) -> Path:
         losses.plot(*zip(*curve["loss"], strict=True), color="0.7", linewidth=1, label="training")
     losses.plot(*zip(*curve["dev_loss"], strict=True), color="C0", marker=".", label="dev")
     losses.set_ylim(0, 1.3 * max(loss for _, loss in curve["dev_loss"]))
-    losses.set_title("Loss", loc="left", fontsize=11)
+    losses.set_title("Loss")
     steps = [step for step, _ in curve["dev_accuracy"]]
     for depth, _ in enumerate(curve["dev_accuracy"][-1][1]):
         top = [100 * scores[depth][0] for _, scores in curve["dev_accuracy"]]
         shares.plot(steps, top, color=f"C{depth}", marker=".", label=f"depth {depth + 1}")
-    shares.set_title("Truth is the likeliest token, % of dev cases", loc="left", fontsize=11)
+    shares.set_title("Correct likeliest tokens, % of dev cases")
     for axis in (losses, shares):
         axis.set_xlabel("step")
         axis.legend(frameon=False)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=9, color="0.35", parse_math=False)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=110)
-    return path
+    figure.suptitle(title, parse_math=False)
+    figure.savefig(path, dpi=110)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from draftree.training.objective import RANKS, Objective
+from draftree.training.objectives import RANKS, Objective
 from draftree.training.rows import ByLength, Row, RowSet, collate
 
-TELL_EVERY = 20.0  # These seconds lie between two lines of progress.
+REPORT_EVERY = 20.0  # Seconds between two lines of progress.
 
 Report = Callable[[str], None]
 
@@ -28,10 +26,7 @@ class BadLossError(ValueError):
 
 
 class DrafterTrainer(Trainer):
-    """Train a drafter's weights, or a small model, on `train` rows; score it on `dev` rows.
-
-    `splits` are split points of a row and pass, None for all; `report` is called with lines of progress.
-    """
+    """Train an objective's weights on `train` rows and score it on `dev` rows; `report` gets lines of progress."""
 
     def __init__(
         self,
@@ -39,7 +34,6 @@ class DrafterTrainer(Trainer):
         args: TrainingArguments,
         train: Sequence[Row],
         dev: Sequence[Row],
-        splits: int | None,
         report: Report,
     ) -> None:
         self.dev, self.learner = dev, objective
@@ -49,8 +43,8 @@ class DrafterTrainer(Trainer):
             args=args,
             train_dataset=RowSet(train, windows=True),
             eval_dataset=RowSet(dev, windows=False),
-            data_collator=partial(collate, most=splits, nearest=min(objective.places)),
-            callbacks=[_Lines(report), _Epochs(self.order)],
+            data_collator=partial(collate, most=objective.splits, nearest=min(objective.places)),
+            callbacks=[_Progress(report, self.order)],
         )
         self.remove_callback(PrinterCallback)
 
@@ -58,26 +52,19 @@ class DrafterTrainer(Trainer):
         return self.order
 
     def train_and_score(self, resume: str | None) -> list[dict[str, Any]]:
-        """Train, from a checkpoint where one is named; the log's entries with scores of the dev rows, in order."""
-        done = None if resume is None else TrainerState.load_from_json(str(Path(resume) / TRAINER_STATE_NAME))
-        if done is not None and resume is not None and done.global_step >= done.max_steps:
-            self._load_from_checkpoint(resume)  # trained already: Hugging Face would take one step more
-            self.state = done
-        else:
-            self.train(resume_from_checkpoint=resume)
+        """Train, from the checkpoint `resume` if given; return the log's entries with scores of the dev rows."""
+        self.train(resume_from_checkpoint=resume)
         scored = [entry for entry in self.state.log_history if "eval_accuracy" in entry]
         if not any(entry["step"] == self.state.global_step for entry in scored):
             self.evaluate()
             scored.append(self.state.log_history[-1])
         return scored
 
-    # ---------------------------------------------------------------- a loss that is no number
-
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
-        """One pass forward and back.
+        """Run one pass forward and back; return the loss.
 
         Raises:
-            BadLossError: in every process, where any of them has a loss that is no number.
+            BadLossError: in every process, if the loss of any is not finite.
         """
         loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
         self._require_finite(~loss.isfinite().all(), "The loss", self.state.global_step + 1)
@@ -94,18 +81,18 @@ class DrafterTrainer(Trainer):
         if not bad:
             return
         last = get_last_checkpoint(str(self.args.output_dir))
-        kept = f"the last good checkpoint is {last}" if last else "no checkpoint had been written"
+        checkpoint = f"the last good checkpoint is {last}" if last else "there is no checkpoint"
         raise BadLossError(
-            f"{what} is no number any more at step {step}, so training stopped; {kept}: start again with a lower "
+            f"{what} is not finite at step {step}, so training stopped; {checkpoint}: start again with a lower "
             "learning rate."
         )
 
-    # ---------------------------------------------------------------- the dev rows
-
     @torch.no_grad()
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Score the dev rows: `eval_loss`, and `eval_accuracy`[d][r], the share of cases of depth d + 1 in which the
-        truth was within the best `RANKS[r]`; `eval_cases`, how many there were at each depth.
+        """Score the dev rows; return and log `eval_loss`, `eval_accuracy` and `eval_cases`.
+
+        `eval_accuracy`[d][r] is the share of cases of depth d + 1 whose true token was within the best `RANKS[r]`,
+        `eval_cases`[d] the number of these cases.
         """
         objective = self.learner.eval()
         loader = DataLoader(
@@ -115,16 +102,15 @@ class DrafterTrainer(Trainer):
             collate_fn=self.data_collator,
         )
         depths = len(objective.places)
-        # Macs' GPUs have no float64.
-        sums = torch.zeros(depths, len(RANKS) + 1, device="cpu", dtype=torch.float64)
-        loss = torch.zeros(2, device="cpu", dtype=torch.float64)
+        sums = torch.zeros(depths, len(RANKS) + 1, dtype=torch.float64)
+        loss = torch.zeros(2, dtype=torch.float64)
         for inputs in loader:
             with self.compute_loss_context_manager():
                 out = objective(**self._prepare_inputs(inputs))
             sums += torch.cat([out["hits"], out["seen"][:, None]], 1).cpu()
             cases = out["seen"].sum()
             loss += torch.stack([out["loss"] * cases, cases]).cpu()
-        if self.args.world_size > 1:  # processes may only have means to exchange what lies on their devices
+        if self.args.world_size > 1:  # Some backends exchange tensors of devices only.
             sums, loss = (self.accelerator.reduce(t.to(self.args.device), "sum") for t in (sums, loss))
         shares = sums[:, :-1] / sums[:, -1:].clamp(min=1)
         scores: dict[str, Any] = {
@@ -138,15 +124,21 @@ class DrafterTrainer(Trainer):
         return scores
 
 
-class _Lines(TrainerCallback):
-    """Prints how far it is: a line for every scoring, and now and then one in between."""
+class _Progress(TrainerCallback):
+    """Report each scoring, and now and then a step in between; set the epoch of the rows' order.
 
-    def __init__(self, report: Report) -> None:
-        self.report = report
+    In a resumed run of several processes, nothing else sets this epoch.
+    """
+
+    def __init__(self, report: Report, order: ByLength) -> None:
+        self.report, self.order = report, order
         self.reported = time.monotonic()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.begin, self.first = time.monotonic(), state.global_step
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.order.set_epoch(int(state.epoch or 0))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs:
@@ -154,20 +146,10 @@ class _Lines(TrainerCallback):
         if "eval_accuracy" in logs:
             top = " ".join(f"{depth[0]:.1%}" for depth in logs["eval_accuracy"])
             self.report(f"step {state.global_step}: dev loss {logs['eval_loss']:.4f}, top-1 by depth {top}")
-        elif "loss" in logs and time.monotonic() - self.reported > TELL_EVERY:
+        elif "loss" in logs and time.monotonic() - self.reported > REPORT_EVERY:
             self.reported = time.monotonic()
             done = state.global_step - self.first
             left = (state.max_steps - state.global_step) * (self.reported - self.begin) / max(done, 1)
             self.report(
                 f"step {state.global_step} of {state.max_steps}: loss {logs['loss']:.4f}, {left / 60:.1f} min left"
             )
-
-
-class _Epochs(TrainerCallback):
-    """Tells the order of rows its epoch, which does not reach it in a resumed run of several processes."""
-
-    def __init__(self, order: ByLength) -> None:
-        self.order = order
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.order.set_epoch(int(state.epoch or 0))
