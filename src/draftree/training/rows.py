@@ -140,7 +140,7 @@ class ByLength(Sampler[int]):
     """Yield every row once an epoch, with rows of similar lengths in a batch, so that it has little padding."""
 
     def __init__(self, rows: Sequence[Row], batch: int, seed: int) -> None:
-        self.lengths = torch.tensor([len(row) for row in rows])
+        self.lengths = _ints([len(row) for row in rows])
         self.batch, self.seed, self.epoch = batch, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -152,12 +152,12 @@ class ByLength(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        order = torch.randperm(len(self.lengths), generator=generator)
+        order = torch.randperm(len(self.lengths), generator=generator, device="cpu")
         pools = [pool[self.lengths[pool].argsort()] for pool in order.split(self.batch * POOL)]
         batches = [batch for pool in pools for batch in pool.split(self.batch)]
         # Data loaders expect a partial batch at the end.
         whole = len(batches) - (len(order) % self.batch > 0)
-        for b in [*torch.randperm(whole, generator=generator).tolist(), *range(whole, len(batches))]:
+        for b in [*torch.randperm(whole, generator=generator, device="cpu").tolist(), *range(whole, len(batches))]:
             yield from (self.epoch * len(order) + i for i in batches[b].tolist())
 
 
@@ -177,22 +177,26 @@ def collate(picked: Sequence[tuple[Row, int | None]], most: int | None, nearest:
         if most is not None and count > most:
             if seed is not None:
                 generator = torch.Generator().manual_seed(seed)
-                first += int(torch.randint(count - most + 1, (1,), generator=generator))
+                first += int(torch.randint(count - most + 1, (1,), generator=generator, device="cpu"))
             count = most
-        splits.append(torch.arange(first, first + count))
+        splits.append(torch.arange(first, first + count, device="cpu"))
     widest = max(map(len, splits))
     batch = {
         "tokens": _pad([row.tokens for row in rows]),
-        "length": torch.tensor([len(row) for row in rows]),
-        "start": torch.tensor([row.start for row in rows]),
+        "length": _ints([len(row) for row in rows]),
+        "start": _ints([row.start for row in rows]),
         "splits": torch.stack([torch.cat([s, s[-1:].expand(widest - len(s))]) for s in splits]),
-        "real": torch.arange(widest) < torch.tensor([len(s) for s in splits])[:, None],
+        "real": torch.arange(widest, device="cpu") < _ints([len(s) for s in splits])[:, None],
     }
     if rows[0].source:
         batch["source"] = _pad([row.source for row in rows])
-        batch["source_length"] = torch.tensor([len(row.source) for row in rows])
+        batch["source_length"] = _ints([len(row.source) for row in rows])
     return batch
 
 
 def _pad(parts: Sequence[Sequence[int]]) -> Tensor:
-    return pad_sequence([torch.tensor(part) for part in parts], batch_first=True)
+    return pad_sequence([_ints(part) for part in parts], batch_first=True)
+
+
+def _ints(values: Sequence[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.long, device="cpu")

@@ -102,8 +102,8 @@ class DrafterTrainer(Trainer):
             collate_fn=self.data_collator,
         )
         depths = len(objective.places)
-        sums = torch.zeros(depths, len(RANKS) + 1, dtype=torch.float64)
-        loss = torch.zeros(2, dtype=torch.float64)
+        sums = torch.zeros(depths, len(RANKS) + 1, dtype=torch.float64, device="cpu")
+        loss = torch.zeros(2, dtype=torch.float64, device="cpu")
         for inputs in loader:
             with self.compute_loss_context_manager():
                 out = objective(**self._prepare_inputs(inputs))
