@@ -6,11 +6,9 @@ import copy
 from functools import partial
 from typing import Any
 
-import far_device
 import pytest
-import torch
 from drafters_for_tests import RandomTree
-from far_device import FAR, FarDevice, FarTensor, moved
+from far_device import FAR, FarDevice, moved
 from few import crossed
 from generate_driver import LENGTHS, NEW, drafters, hf, left_pad, prompts, references_of
 from in_model_driver import MAKERS, make
@@ -19,8 +17,7 @@ from zoo import build
 
 from draftree.drafting import Drafter
 from draftree.engine import Engine, SamplingParams
-from draftree.runner import HookedRunner, choose, inspect_model
-from draftree.runner.hooked.check import check_trees
+from draftree.runner import choose, inspect_model
 from draftree.shaping import Fixed
 
 FORMS = ("cuda_graphs", "eager")
@@ -91,25 +88,3 @@ def test_a_drafter_keeps_to_its_device(form: str, kind: str) -> None:
     for request, text in zip(requests, TEXTS, strict=True):
         assert request.error is None
         assert request.tokens == text[: len(request.tokens)]
-
-
-def test_devices_without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPUs of Macs have none: of a drafter that reads the head, and of a family that is tried when it is opened."""
-    done = far_device._do
-
-    def refusing(func: Any, args: Any, kwargs: dict[str, Any], seen: Any) -> Any:
-        given = [*far_device._leaves((args, kwargs))]
-        wide = getattr(func, "__name__", "") == "double" or any(leaf is torch.float64 for leaf in given)
-        if wide and any(leaf is FAR or isinstance(leaf, FarTensor) for leaf in given):
-            raise TypeError("the device has no float64")
-        return done(func, args, kwargs, seen)
-
-    monkeypatch.setattr(far_device, "_do", refusing)
-    with FarDevice():
-        engine = far_engine("eager", make("medusa", build("llama")))
-        request = engine.add([5, 9, 20], SamplingParams(max_new_tokens=4))
-        engine.run()
-        model = moved(copy.deepcopy(build("llama")))
-        assert check_trees(HookedRunner(inspect_model(model))) < 1e-4
-    assert request.error is None
-    assert len(request.tokens) == 4

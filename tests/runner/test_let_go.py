@@ -17,9 +17,7 @@ from generate_driver import prompts
 from zoo import build
 
 import draftree
-from draftree import runner as runners
 from draftree.drafting import DraftModel, Lookahead, PromptLookup
-from draftree.runner import open_runner
 
 DRAFTERS = {
     "none": lambda model: None,
@@ -62,21 +60,3 @@ def test_a_deleted_model_leaves_nothing(name: str, runner: str, drafter: str) ->
     draftree.generate(model, ids, torch.ones_like(ids), drafter=made, max_new_tokens=6, runner=runner)
     del model, made
     assert not any(parameter() is not None for parameter in alive)
-
-
-@pytest.mark.usefixtures("no_collection")
-def test_copies_of_old_weights_are_freed_before_new_ones_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = copy.deepcopy(build("llama"))
-    old = [weakref.ref(open_runner(model, choice)) for choice in ("auto", "eager")]
-    assert all(runner() is not None for runner in old)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(0.5)
-    choose, left = runners.choose, []
-
-    def choosing(*given: Any) -> Any:
-        left.extend(runner() for runner in old)
-        return choose(*given)
-
-    monkeypatch.setattr(runners, "choose", choosing)
-    assert open_runner(model, "auto").name == "cpu"
-    assert left == [None, None]

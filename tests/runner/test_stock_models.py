@@ -15,7 +15,6 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 import draftree
-from draftree.engine import Engine, SamplingParams
 from draftree.runner import open_runner
 from draftree.runner.weights.stock import alteration
 
@@ -129,30 +128,11 @@ def test_stock_models_are_known(family: str) -> None:
         assert alteration(model) is None
 
 
-class Nosy(nn.Module):
-    """Adds the mean of a pass's rows to each of them, so that a row's output depends on its neighbours."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Any) -> Any:
-        found = self.inner(x)
-        return found + found.mean(1, keepdim=True)
-
-
-def test_rows_that_depend_on_each_other_are_refused() -> None:
-    model = fresh()
-    model.model.layers[1].mlp = Nosy(model.model.layers[1].mlp)
-    with pytest.raises(ValueError, match="are not those of its branches"):
-        text(model, draftree.Lookahead())
-
-
 def test_layers_that_were_taken_out() -> None:
     model = fresh()
     before = text(model)
     model.model.layers = model.model.layers[:3]
-    with pytest.raises(ValueError, match=r"set config\.num_hidden_layers to the number that there are"):
+    with pytest.raises(ValueError, match=r"set config\.num_hidden_layers"):
         text(model)
     model.config.num_hidden_layers = 3
     assert text(model, draftree.Lookahead()) == stock_text(model) != before
@@ -167,33 +147,3 @@ def test_a_model_compiled_by_torch_is_stock() -> None:
     model = fresh()
     model.compile(backend="eager")
     assert alteration(model) is None
-
-
-def answer(engine: Engine, prompt: list[int]) -> list[int]:
-    request = engine.add(prompt, SamplingParams(3))
-    engine.run()
-    return request.tokens
-
-
-DYNAMIC = {
-    "full_attention": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("phi3-longrope", {}),
-        ("llama-dynamic", {}),
-        ("gemma3", {"max_position_embeddings": 64, "rope_parameters": DYNAMIC}),
-    ],
-)
-def test_a_stock_pass_of_any_length_changes_no_model(name: str, settings: dict[str, Any]) -> None:
-    model, prompt = zoo.construct(zoo.MEMBERS[name], **settings), prompts((16,))[0]
-    with Engine(model) as engine:
-        first = answer(engine, prompt)
-        for length in (10, 100, 10):  # The angles' frequencies change between these lengths.
-            with torch.no_grad():
-                model(torch.tensor([[5] * length]))
-            assert answer(engine, prompt) == first

@@ -153,24 +153,28 @@ def test_what_acts_by_the_number_of_rows_is_refused(rows: str) -> None:
         answer(model, drafter=draftree.PromptLookup())
 
 
-def test_a_model_whose_config_wants_tuples() -> None:
-    model = copy.deepcopy(build("t5"))
-    expected = hf(model, IDS)
-    model.config.return_dict = False
-    for runner in ("auto", "hooked"):
-        assert torch.equal(answer(model, runner=runner), expected)
+def test_a_model_that_calls_its_cache_as_older_code_does() -> None:
+    """Transformers before 5.24, and code that comes with weights, say past_key_values."""
+    model, seen = copy.deepcopy(build("llama")), []
+    expected = answer(build("llama"), runner="hooked")
+    stock, name = type(model).forward, inspect_model(model).cache_argument
+
+    def forward(
+        self: Any, input_ids: Any = None, position_ids: Any = None, past_key_values: Any = None, **given: Any
+    ) -> Any:
+        seen.append(past_key_values)
+        return stock(self, input_ids, position_ids=position_ids, **{name: past_key_values}, **given)
+
+    model.__class__ = type("Older", (type(model),), {"forward": forward})
+    assert inspect_model(model).cache_argument == "past_key_values"
+    assert torch.equal(answer(model, runner="hooked"), expected)
+    assert seen[-1] is not None
 
 
-@pytest.mark.parametrize("setting", ["sliding_window", "attention_chunk_size"])
-@pytest.mark.parametrize("name", ["llama", "bloom"])
-def test_a_window_that_no_layer_reads(name: str, setting: str) -> None:
-    """Hugging Face's cache is cut to it, so its text behind it is another than the layers' masks say."""
-    model = construct(MEMBERS[name], **{setting: 24})
-    with pytest.warns(UserWarning, match="texts of more than 24 tokens are refused"):
-        inside = answer(model, IDS[:, :12], max_new_tokens=12)
-    assert torch.equal(inside, hf(model, IDS[:, :12], max_new_tokens=12))
-    with pytest.raises(ValueError, match="context of 24"):
-        answer(model)
+def test_a_compiled_wrapper_is_driven_by_the_model_inside() -> None:
+    model = build("llama")
+    compiled: Any = torch.compile(model, backend="eager")
+    assert inspect_model(compiled).model is model
 
 
 @pytest.mark.parametrize("family", ["llama", "t5"])

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import transformers
-from packaging.version import Version
 from torch import Tensor, nn
 
 from draftree.runner.masks import LayerKind
 from draftree.runner.weights.blocks import PackedEmbedding
 from draftree.runner.weights.stock import alteration
 
-# Older ones compute some families otherwise than draftree does (gemma and xglm in 5.0, umt5 in 5.17), whose text would
-# change. pyproject.toml names the same version.
-OLDEST_TRANSFORMERS = "5.18"
 KINDS = ("full_attention", "sliding_attention", "chunked_attention")
 RECURRENT = ("linear", "conv", "mamba", "recurrent")  # in the names of layer types that keep a state
 MASK_4D = ("sdpa", "eager")  # attention implementations that take an explicit 4D mask
@@ -42,7 +36,7 @@ NOISE = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model under draftree: checked once, never changed.
+    """A model under draftree, checked once.
 
     Attributes:
         reference: weak, so that a runner kept for later calls does not keep the model alive.
@@ -130,14 +124,8 @@ def inspect_model(model: Any) -> Target:
 
     Raises:
         TypeError: not a Hugging Face model with a decoder and a language-model head.
-        ValueError: a model that cannot hold trees, or not in its present state, or transformers is too old; the message
-            says what to do.
+        ValueError: a model that cannot hold trees, or not in its present state; the message says what to do.
     """
-    if Version(transformers.__version__) < Version(OLDEST_TRANSFORMERS):
-        raise ValueError(
-            f"With transformers {transformers.__version__} some models' text would change: draftree needs "
-            f"{OLDEST_TRANSFORMERS} or newer, so run pip install -U transformers."
-        )
     model = unwrapped(model)
     needed = ("config", "get_decoder", "can_generate")
     known = isinstance(model, nn.Module) and all(hasattr(model, name) for name in needed)
@@ -153,56 +141,18 @@ def inspect_model(model: Any) -> Target:
             "AutoModelForSeq2SeqLM."
         )
     config = model.config.get_text_config(decoder=True)
-    name = config.model_type
-    if any(p.is_meta and _brought_to(m) is None for m in model.modules() for p in m.parameters(recurse=False)):
-        raise ValueError(
-            "The model is on the meta device and has no weights: load them (from_pretrained without "
-            "device_map='meta') before generating."
-        )
-    unknown = sorted(set(getattr(config, "layer_types", None) or ()) - set(KINDS))
-    if getattr(model, "_is_stateful", False) or any(word in kind for kind in unknown for word in RECURRENT):
-        raise ValueError(
-            f"'{name}' models carry a recurrent state, which cannot branch into a tree: use a model with "
-            "attention in every layer, or Hugging Face's own generate."
-        )
-    if unknown:
-        raise ValueError(
-            f"'{name}' has layers of type '{unknown[0]}', whose mask draftree does not know: use Hugging "
-            "Face's own generate, and please report this architecture."
-        )
-    if any("quantized.dynamic" in type(m).__module__ for m in model.modules()):
-        raise ValueError(
-            "The model quantises activations per tensor, so a row's output depends on its neighbours and "
-            "no draft can be lossless: use weight-only quantisation."
-        )
-    attention = getattr(config, "_attn_implementation", "eager")
-    if attention not in MASK_4D:
-        raise ValueError(
-            f"Attention implementation '{attention}' takes no tree mask: load the model with "
-            "attn_implementation='sdpa' (or 'eager')."
-        )
-    if attention == "sdpa" and name in ("gemma", "gemma2") and getattr(config, "use_bidirectional_attention", False):
-        raise ValueError(
-            f"This '{name}' model reads its prompts both ways under sdpa (use_bidirectional_attention), which trees do "
-            "not: load it with attn_implementation='eager', which reads them one way, or use Hugging Face's generate."
-        )
-    both_ways = name == "gemma3_text" and getattr(config, "use_bidirectional_attention", False)
-    if both_ways or getattr(config, "is_causal", True) is False:
-        what = "use_bidirectional_attention" if both_ways else "is_causal=False"
-        raise ValueError(
-            f"This '{name}' model reads its prompts both ways ({what}), which trees do not: use Hugging Face's "
-            "generate."
-        )
+    reason = _without_trees(model, config)
+    if reason is not None:
+        raise ValueError(reason)
     decoder = model.get_decoder()
     encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
     layers = _layers(decoder, model.config if encoder_decoder else config)
-    kinds = tuple(_kind(config, layer, i) for i, layer in enumerate(layers))
     return Target(
         reference=weakref.ref(model),
         decoder_reference=weakref.ref(decoder),
         layers=layers,
         config=config,
-        kinds=kinds,
+        kinds=tuple(_kind(config, i) for i in range(len(layers))),
         vocab_size=int(getattr(head, "out_features", 0) or _table_of(head, config.vocab_size)[0]),
         hidden_size=int(_table_of(model.get_input_embeddings(), 0, config.hidden_size)[-1]),
         max_positions=_max_positions(config),
@@ -210,6 +160,46 @@ def inspect_model(model: Any) -> Target:
         alteration=alteration(model),
         cache_argument=next((name for name in arguments_of(type(model)) if name in CACHES), CACHES[1]),
     )
+
+
+def _without_trees(model: Any, config: Any) -> str | None:
+    """Return in one sentence why a model cannot hold trees, or not in its present state; None where it can."""
+    name, attention = config.model_type, getattr(config, "_attn_implementation", "eager")
+    if any(p.is_meta and _brought_to(m) is None for m in model.modules() for p in m.parameters(recurse=False)):
+        return (
+            "The model is on the meta device and has no weights: load them (from_pretrained without "
+            "device_map='meta') before generating."
+        )
+    unknown = sorted(set(getattr(config, "layer_types", None) or ()) - set(KINDS))
+    if getattr(model, "_is_stateful", False) or any(word in kind for kind in unknown for word in RECURRENT):
+        return (
+            f"'{name}' models carry a recurrent state, which cannot branch into a tree: use a model with "
+            "attention in every layer, or Hugging Face's own generate."
+        )
+    if unknown:
+        return (
+            f"'{name}' has layers of type '{unknown[0]}', whose mask draftree does not know: use Hugging "
+            "Face's own generate, and please report this architecture."
+        )
+    if any("quantized.dynamic" in type(m).__module__ for m in model.modules()):
+        return (
+            "The model quantises activations per tensor, so a row's output depends on its neighbours and "
+            "no draft can be lossless: use weight-only quantisation."
+        )
+    if attention not in MASK_4D:
+        return (
+            f"Attention implementation '{attention}' takes no tree mask: load the model with "
+            "attn_implementation='sdpa' (or 'eager')."
+        )
+    both_ways = getattr(config, "use_bidirectional_attention", False)
+    if both_ways and name in ("gemma", "gemma2") and attention == "sdpa":
+        return (
+            f"This '{name}' model reads its prompts both ways under sdpa (use_bidirectional_attention), which trees do "
+            "not: load it with attn_implementation='eager', which reads them one way, or use Hugging Face's generate."
+        )
+    if (both_ways and name == "gemma3_text") or getattr(config, "is_causal", True) is False:
+        return f"This '{name}' model reads its prompts both ways, which trees do not: use Hugging Face's generate."
+    return None
 
 
 def arguments_of(kind: Any) -> list[str]:
@@ -288,20 +278,19 @@ def _layers(decoder: nn.Module, config: Any) -> list[nn.Module]:
         if isinstance(module, nn.ModuleList) and len(module) == expected:
             return list(module)
     raise ValueError(
-        f"Found no list of {expected} decoder layers in {type(decoder).__name__}: if you have taken layers out or put "
-        "some in, set config.num_hidden_layers to the number that there are; else this architecture is not supported, "
-        "and please report it."
+        f"Found no list of {expected} decoder layers in {type(decoder).__name__}: set config.num_hidden_layers if you "
+        "have changed the number of layers; else this architecture is not supported, and please report it."
     )
 
 
-def _kind(config: Any, layer: nn.Module, index: int) -> LayerKind:
+def _kind(config: Any, index: int) -> LayerKind:
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)
     if config.model_type in UNIFORM_WINDOW:
         name = "sliding_attention" if window else "full_attention"
     elif types is not None:
         name = types[index]
-    elif getattr(config, "attention_layers", None) is not None:  # gpt_neo
+    elif config.model_type == "gpt_neo":
         name = "sliding_attention" if config.attention_layers[index] == "local" else "full_attention"
         window = config.window_size
     else:
@@ -314,30 +303,6 @@ def _kind(config: Any, layer: nn.Module, index: int) -> LayerKind:
 
 
 def _max_positions(config: Any) -> int | None:
-    window = _unread_window(config)
-    if window is not None:
-        warnings.warn(
-            f"The configuration has a window of {window} tokens that no layer of a '{config.model_type}' model reads, "
-            f"and Hugging Face's cache does: texts of more than {window} tokens are refused. If the model has no such "
-            "window, set config.sliding_window = None (or attention_chunk_size).",
-            stacklevel=3,
-        )
-        return min(window, _context(config) or window)
-    return _context(config)
-
-
-def _unread_window(config: Any) -> int | None:
-    """Return the window of Hugging Face's cache that no layer's mask has; None for none.
-
-    It takes a window from the configuration of any family that lists no kinds of layers.
-    """
-    if config.model_type in UNIFORM_WINDOW or getattr(config, "layer_types", None) is not None:
-        return None
-    window = getattr(config, "sliding_window", None)
-    return getattr(config, "attention_chunk_size", None) if window is None else window
-
-
-def _context(config: Any) -> int | None:
     if config.model_type in ("bloom", "t5", "mt5", "umt5", "xglm", "m2m_100") or getattr(config, "alibi", False):
         return None  # relative, alibi or generated positions
     rope = getattr(config, "rope_parameters", None) or {}
