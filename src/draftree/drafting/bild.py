@@ -19,7 +19,7 @@ from torch import Tensor
 
 from draftree.acceptance.bild import DISTANCES, LossyBiLD
 from draftree.drafting.base import ByRequest, RequestState
-from draftree.drafting.second_model import SecondModel
+from draftree.drafting.small_model import SecondModel
 from draftree.errors import check_least, check_number
 from draftree.runner.base import top_tokens
 from draftree.tree import Draft, TokenTree

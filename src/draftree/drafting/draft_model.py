@@ -20,7 +20,7 @@ import torch
 from draftree.demo_model import embedded
 from draftree.drafting.base import ByRequest, Capabilities, RequestState, Step
 from draftree.drafting.base_model import model_hash
-from draftree.drafting.second_model import SecondModel
+from draftree.drafting.small_model import SecondModel
 from draftree.errors import check_least
 from draftree.runner import inspect_model
 from draftree.runner.base import preparations, top_tokens

@@ -1,36 +1,204 @@
-"""A small model that reads the requests' texts: one slot each, caught up with what the target accepted.
+"""A small model that drafts for a large one: it reads the requests' texts, and what it drafts behind them.
 
-Each request's keys and values live in a slot of a cache of the small model's own. What it reads beyond the certain
-text, the nodes of a tree that grows depth by depth, lies behind it; after a step the accepted nodes stay and the rest
-is dropped. So no token is read twice. Drafters with a second model share this; what they draft is up to them.
+`SmallModel` holds each request's keys and values in a slot of a cache of its own. Nodes of a tree that grows depth by
+depth lie behind the text; after a step the accepted ones stay, so that no token is read twice. `SecondModel` is the
+base of the drafters with such a model. The two models have one vocabulary, and both are decoder-only or both have an
+encoder: then the small one reads the same source with an encoder of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import os
+import threading
+import warnings
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.runner import Runner
+from draftree.checkpoints import pretrained
+from draftree.drafting.base import ByRequest, Drafter, RequestState
+from draftree.runner import Runner, Target, open_runner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.plan import PassResult, Plan
 from draftree.runner.target import rows_of
+from draftree.runner.weights.packed import parameter_count
+from draftree.tree import TokenTree
 
 CHUNK = 512  # rows of a pass over prompts
 CLOSE = 16  # requests that differ by fewer unread tokens are caught up in one pass
 
 
+class SecondModel(Drafter):
+    """Base of the drafters that have a small model of their own; one may serve many calls, engines and threads.
+
+    Args:
+        model: a Hugging Face causal language model or encoder-decoder, on any device, of any type.
+        runner: drives the small model: auto, hooked, eager, cpu, cuda_graphs or in_place.
+
+    Raises:
+        TypeError, ValueError: a model that cannot draft.
+    """
+
+    padding: ClassVar[float] = 0.0  # share of the larger vocabulary by which the two may differ in size
+
+    def __init__(self, model: Any, runner: str = "auto") -> None:
+        self.model = model  # runners hold it weakly
+        self._choice = runner
+        self._live: ByRequest[Tensor | None] = ByRequest()  # source of each running request
+        self._open()
+
+    def _open(self) -> None:
+        self._small = SmallModel(open_runner(self.model, self._choice))
+        self._met: Callable[[], Any] = lambda: None  # the large model seen last
+        self._lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the model and the options; a copy opens a runner of its own."""
+        return {name: value for name, value in vars(self).items() if name not in ("_small", "_met", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._open()
+
+    @classmethod
+    def from_pretrained(cls, name: str | os.PathLike[str], tokenizer: Any = None, **options: Any) -> Self:
+        """Load the small model from a folder or hub repository.
+
+        Args:
+            name: of Hugging Face's `from_pretrained`.
+            tokenizer: the large model's; the small one's is compared with it if the repository has one.
+            options: of the constructor; `dtype` and `device_map` go to Hugging Face.
+
+        Raises:
+            ValueError: the folder lacks weights, or the small model has another tokenizer.
+        """
+        from transformers import AutoTokenizer
+
+        loading = {key: options.pop(key) for key in ("dtype", "device_map") if key in options}
+        model = pretrained(name, **loading).eval()
+        if tokenizer is not None:
+            try:
+                own = AutoTokenizer.from_pretrained(name)
+            except (OSError, ValueError):
+                own = None  # a model alone: only the sizes of the vocabularies can be compared
+            if own is not None and own.get_vocab() != tokenizer.get_vocab():
+                raise ValueError(
+                    f"The small model {str(name)!r} has another tokenizer than the large one, so its draft tokens "
+                    "would be other words: choose a small model of the same family."
+                )
+        return cls(model, **options)
+
+    def bind(self, target: Target, *, eos_token_ids: Sequence[int] = ()) -> None:
+        """See `Drafter.bind`.
+
+        Raises:
+            ValueError: another vocabulary, or an encoder on one side only.
+        """
+        with self._lock:
+            runner = open_runner(self.model, self._choice)
+            check_pair(runner.target, target, self.padding)
+            if self._met() is not target.model:  # once for each model, as `generate` makes an engine for each call
+                self._met = weakref.ref(target.model)
+                warn_of_size(runner.target, target, stacklevel=5)
+            if runner is not self._small.runner:  # its weights were changed, moved or cast
+                self._small = SmallModel(runner)
+                for request, source in self._live.items():
+                    self._small.begin(request, source)
+
+    def begin(self, request: RequestState) -> None:
+        """See `Drafter.begin`.
+
+        Raises:
+            ValueError: a source that the small model's encoder cannot read.
+        """
+        with self._lock:
+            self._live[request.id] = request.source
+            self._small.begin(request.id, request.source)
+
+    def end(self, request: RequestState) -> None:
+        with self._lock:
+            self._live.pop(request.id, None)
+            self._small.end(request.id)
+
+    def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
+        runner = self._small.runner
+        # A hooked runner must not run in the target's inference mode: stock modules may keep its tensors.
+        with self._lock, runner.lock, torch.no_grad(), torch.inference_mode(runner.inference):
+            return self._grow(requests, budgets)
+
+    @abstractmethod
+    def _grow(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
+        """Return a tree for each request, with at most `budgets[b]` draft tokens."""
+
+    def _reach(self, request: RequestState, depth: int) -> int:
+        """Return the depth of a request's tree: `depth`, or less at the end of the answer or of a context.
+
+        0 where the text holds an id that the small model does not have.
+        """
+        if not self._small.knows(request.id, request.tokens):
+            return 0
+        limit = self._small.runner.target.max_positions or math.inf
+        return max(int(min(depth, request.remaining - 1, limit - len(request.tokens) + 1)), 0)
+
+
+def check_pair(small: Target, large: Target, padding: float = 0.0) -> None:
+    """Check that two models have one vocabulary, and that both or neither read a source.
+
+    Args:
+        small, large: the models.
+        padding: share of the larger vocabulary by which their sizes may differ.
+
+    Raises:
+        ValueError: they do not fit.
+    """
+    if large.encoder_decoder and not small.encoder_decoder:
+        raise ValueError(
+            f"The large model is an encoder-decoder ('{large.model_type}') and the small one is not, so it does not "
+            "know what to write about: choose a small encoder-decoder, or use Lookahead, or no drafter."
+        )
+    if small.encoder_decoder and not large.encoder_decoder:
+        raise ValueError(
+            f"The small model is an encoder-decoder ('{small.model_type}') and the large one has no source for it to "
+            "read: give a causal language model."
+        )
+    sizes = small.vocab_size, large.vocab_size
+    if max(sizes) - min(sizes) > padding * max(sizes):
+        raise ValueError(
+            f"The small model has a vocabulary of {small.vocab_size} and the large one of {large.vocab_size}: "
+            "choose a small model with the same tokenizer."
+        )
+
+
+def warn_of_size(small: Target, large: Target, stacklevel: int = 3) -> None:
+    """Warn of a small model that is no smaller than the large one; `stacklevel` as of `warnings.warn`."""
+    if parameter_count(small.model) >= parameter_count(large.model):
+        warnings.warn(
+            "The small model is no smaller than the large one, so drafting with it saves no time.",
+            stacklevel=stacklevel,
+        )
+
+
 @dataclass(slots=True)
 class Branches:
-    """What of a request the small model has read."""
+    """The tokens of a request that the small model has read.
 
-    certain: int = 0  # tokens of the text read, from its start
-    tokens: list[int] = field(default_factory=list)  # nodes read behind them, in the order of their columns
-    parents: list[int] = field(default_factory=list)  # node above each, -1 where that is the newest certain token
-    # For each node a bool array over those before it and itself, True for its ancestors and itself.
+    Attributes:
+        certain: number of tokens of the text, from its start.
+        tokens: nodes behind them, in the order of their KV positions.
+        parents: node above each; -1 for the newest certain token.
+        seen: for each node a bool array over those before it and itself, True for its ancestors and itself.
+    """
+
+    certain: int = 0
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
     seen: list[np.ndarray] = field(default_factory=list)
 
     def path_of(self, tokens: Sequence[int]) -> list[int]:
@@ -55,9 +223,7 @@ class SmallModel:
         self.runner = runner
         self._cache = runner.new_cache(1)
         self._encoder = runner.new_encoder(1) if runner.target.encoder_decoder else None
-        self._stores: list[SlotCache] = [self._cache]
-        if self._encoder is not None:
-            self._stores.append(self._encoder)
+        self._stores: list[SlotCache] = [self._cache] if self._encoder is None else [self._cache, self._encoder]
         self._slots: list[int] = []  # request by slot; the order is the engine's, so its requests stand side by side
         self._read: dict[int, Branches] = {}
 
@@ -95,12 +261,6 @@ class SmallModel:
                 f"The source has {len(source)} tokens and the small model's encoder reads {target.max_positions}: "
                 "shorten it, or choose another small model."
             )
-        known = rows_of(target.model)
-        if int(source.max()) >= known:
-            raise ValueError(
-                f"The source holds token id {int(source.max())}, outside the small model's vocabulary of {known}: "
-                "choose a small model with the same tokenizer."
-            )
 
     def end(self, request: int) -> None:
         """Free its slot; the last one moves there, as in the engine. An unknown request is no error."""
@@ -115,12 +275,12 @@ class SmallModel:
         self._slots.pop()
 
     def knows(self, request: int, text: Sequence[int]) -> bool:
-        """Return whether all unread tokens of `text` are in the small model's vocabulary."""
+        """Return whether the small model has all tokens of `text` that it has not read."""
         most = rows_of(self.runner.target.model)
         return max(text[self._read[request].certain :], default=0) < most
 
     def first_slot(self, requests: Sequence[int]) -> int:
-        """Return the first of neighbouring slots that hold `requests` in this order; exchange slots if necessary."""
+        """Return the first of neighbouring slots that hold `requests` in this order; slots are exchanged for it."""
         first = min(self._slots.index(requests[0]), len(self._slots) - len(requests))
         for slot, request in enumerate(requests, first):
             other = self._slots.index(request)
@@ -142,7 +302,10 @@ class SmallModel:
             had to be read of any.
         """
         first = self.first_slot(requests)
-        unread = self._settle(first, requests, texts)
+        unread = [
+            self._settle(slot, request, text)
+            for slot, (request, text) in enumerate(zip(requests, texts, strict=True), first)
+        ]
         most = max(map(len, unread))
         while (longest := max(map(len, unread))) > CLOSE and (len(unread) > 1 or longest > CHUNK):
             parts = [tokens[:-1][:CHUNK] for tokens in unread]  # the last one's logits are wanted
@@ -151,25 +314,19 @@ class SmallModel:
         ends = [max(len(tokens), 1) - 1 for tokens in unread]
         begin = min(ends)
         logits = self._read_certain(first, requests, unread, begin).logits
-        if len(ends) == 1:
-            return logits[:, -1], most
         rows = torch.tensor([end - begin for end in ends], device=logits.device, dtype=torch.long)
         return logits[torch.arange(len(ends), device=logits.device), rows], most
 
-    def _settle(self, first: int, requests: Sequence[int], texts: Sequence[Sequence[int] | None]) -> list[list[int]]:
-        """Keep what was read of the texts, drop what was not accepted; return what is unread of each."""
-        unread: list[list[int]] = []
-        for slot, (request, text) in enumerate(zip(requests, texts, strict=True), first):
-            read = self._read[request]
-            if text is None:
-                unread.append([])
-                continue
-            # The newest token is read in any case, for what follows it.
-            path = read.path_of(text[read.certain : -1])
-            self._cache.keep(slot, min(read.certain, len(text) - 1), path)
-            read = self._read[request] = Branches(self._cache.lengths[slot])
-            unread.append(list(text[read.certain :]))
-        return unread
+    def _settle(self, slot: int, request: int, text: Sequence[int] | None) -> list[int]:
+        """Keep the nodes of a request that were accepted; return the unread tokens of its text."""
+        if text is None:
+            return []
+        read = self._read[request]
+        # The newest token is read in any case, for what follows it.
+        path = read.path_of(text[read.certain : -1])
+        self._cache.keep(slot, min(read.certain, len(text) - 1), path)
+        read = self._read[request] = Branches(self._cache.lengths[slot])
+        return list(text[read.certain :])
 
     def _read_certain(
         self, first: int, requests: Sequence[int], tokens: Sequence[Sequence[int]], logits_from: int
@@ -180,8 +337,8 @@ class SmallModel:
             row[: len(own)] = own
         certain = np.array([self._read[request].certain for request in requests])
         visible = np.tri(width, dtype=bool)[None].repeat(len(tokens), 0)
-        result = self._pass(first, ids, certain[:, None] + np.arange(width), visible, min(logits_from, width - 1))
-        self._cache.commit([list(range(len(own))) for own in tokens], result.segments)
+        positions = certain[:, None] + np.arange(width)
+        result = self._pass(first, ids, positions, visible, tokens, min(logits_from, width - 1))
         for request, own in zip(requests, tokens, strict=True):
             self._read[request].certain += len(own)
         return result
@@ -208,26 +365,35 @@ class SmallModel:
         visible[:, :, before:] = np.eye(width, dtype=bool)
         for b, read in enumerate(held):
             nodes = len(read.tokens)
-            visible[b, :, : before - nodes] = True  # these columns are still text
+            visible[b, :, : before - nodes] = True  # these positions are still text
             ids[b, : len(tokens[b])] = tokens[b]
             for i, above in enumerate(parents[b]):
                 if above >= 0:
                     seen = read.seen[above]
                     visible[b, i, before - nodes : before - nodes + len(seen)] = seen
-        places = np.array([read.certain + depth - 1 for read in held])
-        result = self._pass(self.first_slot(requests), ids, places[:, None].repeat(width, 1), visible, 0)
-        self._cache.commit([list(range(len(own))) for own in tokens], result.segments)
+        positions = np.array([[read.certain + depth - 1] * width for read in held])
+        result = self._pass(self.first_slot(requests), ids, positions, visible, tokens, 0)
         for b, read in enumerate(held):
             nodes = len(read.tokens)
-            for i in range(len(tokens[b])):
-                read.seen.append(visible[b, i, before - nodes : before + i + 1])
+            read.seen += [visible[b, i, before - nodes : before + i + 1] for i in range(len(tokens[b]))]
             read.tokens += tokens[b]
             read.parents += parents[b]
         return result.logits
 
-    def _pass(self, first: int, ids: np.ndarray, positions: np.ndarray, visible: np.ndarray, begin: int) -> PassResult:
+    def _pass(
+        self,
+        first: int,
+        ids: np.ndarray,
+        positions: np.ndarray,
+        visible: np.ndarray,
+        tokens: Sequence[Sequence[int]],
+        begin: int,
+    ) -> PassResult:
+        """Run a pass and commit the rows of `tokens`; ids and positions [B, M] are padded, visible [B, M, N]."""
         device, limit = self.runner.plan_device, self.runner.target.max_positions
-        if limit is not None:  # rows that only fill up may lie beyond
+        if limit is not None:  # rows of padding may lie beyond
             positions = positions.clip(max=limit - 1)
         rows, places, seen = (torch.from_numpy(array).to(device) for array in (ids, positions, visible))
-        return self.runner.run(Plan(rows, places, seen, first_logit_row=begin), self._cache, first, self._encoder)
+        result = self.runner.run(Plan(rows, places, seen, first_logit_row=begin), self._cache, first, self._encoder)
+        self._cache.commit([list(range(len(own))) for own in tokens], result.segments)
+        return result
