@@ -1,4 +1,4 @@
-"""The ledger finds how often draft tokens of each kind are accepted; calibration does so for whole drafts."""
+"""Acceptance statistics find how often draft tokens of each kind are accepted."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tree_paths import from_arrays
 
 from draftree.drafting import RequestState
 from draftree.drafting.acceptance_statistics import BINS, CLASSES, HEAVY, WIDTH, AcceptanceStatistics, cells_of
-from draftree.drafting.merge.votes import Calibration
-from draftree.tree import TokenTree
 
 
 def context(number: int, tokens: list[int]) -> RequestState:
@@ -82,66 +79,3 @@ def test_weights_stay_finite() -> None:
     for step in range(900, 1000):
         twin.add(cells, [0] if step % 3 else [])
     assert ledger.chances() == pytest.approx(twin.chances())
-
-
-# ------------------------------------------------------------------------------- whole drafts against the text
-
-
-def test_calibration_judges_whole_paths() -> None:
-    """A draft token is right only where all above it are; id 0 is a token like any other; depth waits for its text."""
-    calibration = Calibration()
-    trees = TokenTree.stack(
-        [
-            TokenTree.from_paths(5, [[6, 7, 8], [9, 7]], [[-0.1, -0.6, -0.6], [-2.0, -0.1]]),
-            TokenTree.from_paths(5, [[0]], [[-0.1]]),
-        ]
-    )
-    requests = [context(0, [1, 5]), context(1, [1, 5])]
-    calibration.remember(requests, trees)
-    before = calibration.worth(trees, requests)
-    requests[0].tokens += [6, 7]
-    calibration.compare(requests)
-    assert (calibration.worth(trees, requests) == before).all()  # the third draft token's text has not come
-    requests[0].tokens += [9]
-    calibration.compare(requests)
-    after = calibration.worth(trees, requests)[0]
-    rose = {int(trees.tokens[0, i]): after[i] > before[0, i] for i in (1, 2)}
-    assert rose == {6: True, 7: True}
-    assert after[3] < before[0, 3]
-    calibration.forget(requests[0])
-    requests[1].tokens += [0]
-    own = calibration.worth(trees, requests)[1, 1]
-    calibration.compare(requests)
-    assert calibration.worth(trees, requests)[1, 1] > own
-    calibration.forget(requests[1])
-    assert not calibration._waiting
-    assert not calibration._own
-
-
-def test_drafts_that_were_right_to_the_end_are_learned_from() -> None:
-    """As far as the text went; a draft that nothing came behind teaches nothing."""
-    calibration, request = Calibration(), context(0, [1, 5])
-    tree = TokenTree.from_paths(5, [[6, 7, 8]], [[-1.0, -1.0, -1.0]])
-    before = calibration.worth(tree, [request])[0, 1]
-    calibration.remember([request], tree)
-    request.tokens += [6]
-    calibration.compare([request])
-    assert calibration.worth(tree, [request])[0, 1] == before
-    calibration.remember([request], tree)
-    calibration.forget(request)
-    assert calibration.worth(tree, [request])[0, 1] > before
-    alone, untouched = context(1, [1, 5]), Calibration()
-    untouched.remember([alone], tree)
-    untouched.forget(alone)
-    assert untouched.worth(tree, [alone])[0, 1] == before
-
-
-def test_of_siblings_that_share_a_token_each_is_right() -> None:
-    """A trie may keep branches apart; the text may go on along the second one."""
-    calibration, request = Calibration(), context(0, [1, 5])
-    tree = from_arrays([6, 6, 7], [-1, -1, 1], [-1.0, -2.0, -3.0], root=5)
-    before = calibration.worth(tree, [request])[0]
-    calibration.remember([request], tree)
-    request.tokens += [6, 7]
-    calibration.compare([request])
-    assert (calibration.worth(tree, [request])[0, 1:] > before[1:]).all()

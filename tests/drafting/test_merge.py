@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from drafters_for_tests import InModel, Raising, RandomTree, Watching
@@ -29,7 +29,7 @@ from draftree.drafting import (
     RequestState,
 )
 from draftree.drafting.base import StepPlan
-from draftree.drafting.merge.votes import Votes
+from draftree.drafting.merge import join
 from draftree.engine import Engine, SamplingParams, generate
 from draftree.engine.generate import GenerateOutput
 from draftree.pruning import EarlyHead, EarlyPruning
@@ -122,21 +122,20 @@ def test_rows_may_leave_inside_the_pass() -> None:
 # ------------------------------------------------------------------------------- the union
 
 
+def union(trees: Sequence[TokenTree], budgets: Sequence[int], discounts: Sequence[float] | None = None) -> TokenTree:
+    marked = [replace(tree, source=(tree.depth > 0).long() << i) for i, tree in enumerate(trees)]
+    return join(marked, discounts or [1.0] * len(trees), budgets)
+
+
 def test_the_union_by_probability() -> None:
-    votes = Votes(2)
     one = tree([[1, 2], [3]], [[0.8, 0.5], [0.1]])
     two = tree([[1, 4], [5]], [[0.5, 0.5], [0.3]])
-    merged = votes.join([context(0, [7, 9])], [one, two], [64])
+    merged = union([one, two], [64], [1.0, 0.5])
     found = nodes(merged)
-    assert set(found) == {(1,), (1, 2), (1, 4), (3,), (5,)}
     assert {path: source for path, (_, source) in found.items()} == {(1,): 3, (1, 2): 1, (1, 4): 2, (3,): 1, (5,): 2}
-    alone = [nodes(Votes(2).join([context(0, [7, 9])], pair, [64])) for pair in ([one, roots(9)], [roots(9), two])]
-    said = [side[1,][0] for side in alone]
-    assert found[1,][0] == pytest.approx(1 - (1 - said[0]) * (1 - said[1]))  # as if they knew different things
-    for path, side in (((1, 2), 0), ((1, 4), 1)):
-        below = alone[side][path][0] / alone[side][1,][0]
-        assert found[path][0] == pytest.approx(found[1,][0] * below)
-    assert found[5,][0] == alone[1][5,][0]
+    both = 1 - (1 - 0.8) * (1 - 0.25)  # as if they knew different things
+    expected = {(1,): both, (1, 2): 0.5 * both, (1, 4): 0.25 * both, (3,): 0.1, (5,): 0.15}
+    assert {path: probability for path, (probability, _) in found.items()} == pytest.approx(expected, rel=1e-5)
     best_first = merged.logp[0].tolist()
     assert best_first == sorted(best_first, reverse=True)
 
@@ -163,8 +162,7 @@ def test_any_union_is_a_tree_within_its_budgets() -> None:
             for _ in range(rng.randrange(1, 4))
         ]
         budgets = [rng.choice([0, 1, 3, 100]) for _ in range(batch)]
-        requests = [context(b, [7, 9]) for b in range(batch)]
-        merged = Votes(len(trees)).join(requests, trees, budgets)
+        merged = union(trees, budgets)
         for b, budget in enumerate(budgets):
             size = merged.sizes[b]
             paths = set().union(*(nodes(tree, b) for tree in trees))
@@ -179,32 +177,6 @@ def test_any_union_is_a_tree_within_its_budgets() -> None:
             for path, (_, source) in found.items():
                 knows = [path in nodes(tree, b) for tree in trees]
                 assert source == sum(1 << i for i, known in enumerate(knows) if known)
-
-
-def test_who_knows_nothing_changes_nothing() -> None:
-    one = tree([[1, 2], [3]], [[0.8, 0.5], [0.1]])
-    empty = roots(9)
-    alone = Votes(1).join([context(0, [7, 9])], [one], [2])
-    beside = Votes(2).join([context(0, [7, 9])], [one, empty], [2])
-    assert nodes(alone) == nodes(beside)
-    assert Votes(2).join([context(0, [7, 9])], [empty, empty], [64]).sizes == (1,)
-
-
-# ------------------------------------------------------------------------------- what agreement is worth
-
-
-def test_draft_tokens_are_calibrated_by_what_came() -> None:
-    """One drafter is sure and wrong, one is modest and right: in the end the modest one's draft token is first."""
-    votes, order = Votes(2), []
-    for step in range(200):
-        request = context(step, [7, 9])
-        merged = votes.join([request], [tree([[1]], [[0.9]]), tree([[2]], [[0.3]])], [1])
-        order.append(int(merged.source[0, 1]))
-        request.tokens += [2, 5]
-        votes.compare([request])
-        votes.forget(request)
-    assert order[0] == 1
-    assert order[-50:] == [2] * 50
 
 
 # ------------------------------------------------------------------------------- in the engine
@@ -334,14 +306,12 @@ def test_one_drafter_beside_forced_tokens_is_as_if_it_were_alone() -> None:
         assert list(nodes(one)) == list(nodes(two))
         assert torch.equal(one.logp, two.logp)
         assert {merged.source_name(int(mask)) for mask in two.source[0, 1:]} == {"lookahead"}
-        assert not any(calibration._waiting for calibration in merged.votes.calibrations)
 
 
 def test_a_chain_that_nobody_believes_in_has_a_probability_all_the_same() -> None:
     """128 draft tokens of next to no probability each: their product is smaller than any float."""
-    votes, request = Votes(1), context(1, [1, 2, 3])
-    votes.calibrations[0].worth = lambda tree, requests: np.zeros((1, tree.width))  # type: ignore[method-assign]
     chain = from_arrays(range(128), range(-1, 127), root=3)
-    joined = votes.join([request], [chain], [128])
+    chain = replace(chain, logp=chain.depth * -50.0)
+    joined = union([chain, TokenTree.from_paths(3, [[5]], [[-1.0]])], [128])
     assert joined.width == 129
     assert joined.logp.isfinite().all()

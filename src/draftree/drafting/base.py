@@ -85,8 +85,6 @@ class Capabilities:
         prepares: draft tokens are read from the pass before.
         unprepared: a drafter that prepares also drafts where nothing was prepared (a trie merged with heads).
         observes: `observe` is called after every step.
-        certain: it drafts rarely, and its draft tokens are nearly certain; a merge with one other drafter then needs no
-            calibration.
         copies_prediction: drafts from `RequestState.prediction` too.
     """
 
@@ -94,7 +92,6 @@ class Capabilities:
     prepares: bool = False
     unprepared: bool = False
     observes: bool = False
-    certain: bool = False
     copies_prediction: bool = False
 
 
@@ -267,6 +264,8 @@ class Drafter(ABC):
         capabilities: its abilities besides `draft`.
         node_budget: draft tokens of every step where its trees have one size, by construction (a static tree) or as
             `draftree tune` found best; None where a shape may choose.
+        discount: factor by which `Merge` multiplies the probabilities of its draft tokens; below 1 if they are
+            accepted less often than these say.
         acceptance: a lossy rule that belongs to its draft tokens and CHANGES texts; None for the lossless one.
     """
 
@@ -275,6 +274,7 @@ class Drafter(ABC):
     max_nodes: int = 64
     capabilities: Capabilities = Capabilities()
     node_budget: int | None = None
+    discount: float = 1.0
     acceptance: LossyRule | None = None
 
     decoding_loop: ClassVar[Callable[[Drafter], Callable[..., Any]] | None] = None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from draftree.drafting.base import Capabilities, Drafter, RequestState
+from draftree.drafting.base import Drafter, RequestState
 from draftree.tree import Draft, TokenTree
 
 
@@ -22,7 +22,6 @@ class GrammarDrafter(Drafter):
     """
 
     name = "grammar"
-    capabilities = Capabilities(certain=True)
 
     def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         newest = [request.tokens[-1] for request in requests]

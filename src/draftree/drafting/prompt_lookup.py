@@ -14,7 +14,7 @@ from draftree.drafting.base import ByRequest, Capabilities, Drafter, RequestStat
 from draftree.errors import check_least
 from draftree.tree import Draft, TokenTree
 
-CONFIDENCE = 0.7  # log-probability per token of a chain before calibration: any constant below 1 ranks depths
+CONFIDENCE = 0.7  # probability of each token of a chain
 
 
 class PromptLookup(Drafter):

@@ -1,4 +1,4 @@
-"""Merge: join the trees of several drafters under one node budget, by calibrated probability.
+"""Merge: join the trees of several drafters under one node budget, the most probable paths first.
 
 A trie repeats earlier text; a small model or heads inside the model draft new text. The joined tree is accepted further
 than a tree of either with as many nodes. Shaping and pruning treat it like any other tree.
@@ -6,21 +6,22 @@ than a tree of either with as many nodes. Shaping and pruning treat it like any 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from draftree.drafting.base import Attachment, Capabilities, Drafter, RequestState, Step, StepPlan
-from draftree.drafting.merge.votes import Votes
 from draftree.errors import given_as
 from draftree.runner.target import Target
 from draftree.tree import TokenTree
 
 Part = TypeVar("Part", bound=Drafter)
-LEAST_BUDGET = 16  # least budget of each drafter, so that drafters can agree on a token
+LEAST, CERTAIN = 1e-6, 0.999  # probabilities of a draft token after its parent
 
 
 class Merge(Drafter):
@@ -38,7 +39,6 @@ class Merge(Drafter):
         drafters: the drafters, without nesting.
         names: their names in statistics; several of one name are numbered. A token that two of them drafted is of
             "lookahead+bita".
-        votes: joins their trees, and learns how often each is right.
     """
 
     name = "merge"
@@ -71,12 +71,9 @@ class Merge(Drafter):
             attaches=any(c.attaches for c in can),
             prepares=any(c.prepares for c in can),
             unprepared=any(c.unprepared or not c.prepares for c in can),
-            observes=True,
-            certain=all(c.certain for c in can),
+            observes=any(c.observes for c in can),
             copies_prediction=any(c.copies_prediction for c in can),
         )
-        self._certain = [i for i, c in enumerate(can) if c.certain]
-        self.votes = Votes(len(self.drafters))
 
     def bind(self, target: Target, *, eos_token_ids: Sequence[int] = ()) -> None:
         """See `Drafter.bind`.
@@ -116,23 +113,18 @@ class Merge(Drafter):
         return None
 
     def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
-        wider = [max(n, LEAST_BUDGET) if n else 0 for n in budgets]
-        trees = {i: self._draft(i, requests, wider) for i in self._certain}
-        others = [i for i in range(len(self.drafters)) if i not in self._certain]
-        if len(others) == 1 and all(tree.width == 1 for tree in trees.values()):
-            alone = self._draft(others[0], requests, budgets)
-            return replace(alone, source=(alone.source != 0).long() << others[0])
-        trees |= {i: self._draft(i, requests, wider) for i in others}
-        return self.votes.join(requests, [trees[i] for i in range(len(self.drafters))], budgets)
-
-    def _draft(self, i: int, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
-        drafter = self.drafters[i]
-        with self._named(i):
-            return drafter.draft(requests, [min(n, drafter.max_nodes) for n in budgets])
+        trees = []
+        for i, drafter in enumerate(self.drafters):
+            with self._named(i):
+                drafted = drafter.draft(requests, [min(n, drafter.max_nodes) for n in budgets])
+            trees.append(replace(drafted, source=(drafted.source != 0).long() << i))
+        drafting = [i for i, tree in enumerate(trees) if tree.width > 1]
+        if len(drafting) < 2:
+            return trees[drafting[0] if drafting else 0]
+        return join([trees[i] for i in drafting], [self.drafters[i].discount for i in drafting], budgets)
 
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`: each drafter sees the sources of its own draft tokens."""
-        self.votes.compare(step.requests)
         for i, drafter in enumerate(self.drafters):
             if drafter.capabilities.observes:
                 drafted = (step.trees.source >> i & 1) * drafter.source
@@ -141,7 +133,6 @@ class Merge(Drafter):
 
     def end(self, request: RequestState) -> None:
         """See `Drafter.end`: all drafters are called, also where one raises."""
-        self.votes.forget(request)
         with ExitStack() as ends:
             for i in range(len(self.drafters)):
                 ends.callback(self._end, i, request)
@@ -164,6 +155,48 @@ def parts_of(drafter: Drafter | None, kind: type[Part]) -> list[Part]:
     """Return the drafters of one class in a drafter or `Merge`; an empty list for None."""
     parts = drafter.drafters if isinstance(drafter, Merge) else [drafter]
     return [part for part in parts if isinstance(part, kind)]
+
+
+def join(trees: Sequence[TokenTree], discounts: Sequence[float], budgets: Sequence[int]) -> TokenTree:
+    """Return the union of the drafters' trees, cut to the best `budgets[b]` draft tokens, best first.
+
+    A path that several drafters drafted is one path with all their source bits. The chance that all of them are wrong
+    about its last token is the product of theirs, as if they were independent.
+
+    Args:
+        trees: one of each drafter, with the same roots; sources are bits of their own.
+        discounts: of the drafters, see `Drafter.discount`.
+        budgets: most draft tokens of each request.
+    """
+    drafts = []
+    steps = [_probabilities(tree, discount).tolist() for tree, discount in zip(trees, discounts, strict=True)]
+    columns = [torch.stack([tree.tokens, tree.parents, tree.source]).tolist() for tree in trees]
+    for b in range(len(budgets)):
+        nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node, -1 the root
+        logp: list[float] = []
+        wrong: list[float] = []  # the probability that every drafter of a node is wrong
+        source: list[int] = []
+        for tree, own, (tokens, parents, bits) in zip(trees, steps, columns, strict=True):
+            place = [-1]
+            for i in range(1, tree.sizes[b]):
+                node = nodes.setdefault((place[parents[b][i]], tokens[b][i]), len(nodes))
+                place.append(node)
+                if node == len(wrong):
+                    wrong.append(1.0)
+                    source.append(0)
+                if not source[node] & bits[b][i]:  # a trie may keep equal branches apart
+                    wrong[node] *= 1 - own[b][i]
+                    source[node] |= bits[b][i]
+        for node, (parent, _) in enumerate(nodes):
+            logp.append((logp[parent] if parent >= 0 else 0.0) + math.log1p(-wrong[node]))
+        drafts.append(([token for _, token in nodes], [parent for parent, _ in nodes], logp, source))
+    return TokenTree.from_drafts(trees[0].tokens[:, 0].tolist(), drafts, budgets)
+
+
+def _probabilities(tree: TokenTree, discount: float) -> Tensor:
+    """Return the probability of each node after its parent, [B, N]."""
+    above = tree.logp.gather(1, tree.parents.clamp(min=0))
+    return (discount * (tree.logp - above).double().exp()).nan_to_num(0.0).clamp(LEAST, CERTAIN)
 
 
 def _flat(drafters: Iterable[Any]) -> Iterator[Drafter]:
