@@ -74,12 +74,12 @@ class World:
         self.sizer = self.shape.bind(first, self.drafter)
         self.ready = False
 
-    def run(self, ids: Sequence[int], steps: int, *, closed: bool = False, rooms: Sequence[int] = ()) -> float:
+    def run(self, ids: Sequence[int], steps: int) -> float:
         """Run `steps` steps of these requests together and return their tokens per second."""
-        states = [RequestState(i, [1, 5], 2, room) for i, room in zip(ids, rooms or [10**6] * len(ids), strict=True)]
+        states = [RequestState(i, [1, 5], 2, 10**6) for i in ids]
         before = self.tokens, self.time
         for _ in range(steps):
-            plan = self.sizer.plan(states, 64, closed=closed)
+            plan = self.sizer.plan(states, 64)
             asked = any(plan.budgets)
             can = asked and (self.ready or not self.drafter.attaches)
             drafted = self.drafter.draft(states, plan.budgets if can else [0] * len(ids))

@@ -31,7 +31,7 @@ class TimedSizer(Sizer):
         self.inner, self.shape = inner, shape
         self.plan, self.trim, self.end = inner.plan, inner.trim, inner.end
 
-    def plan(self, requests, most, *, closed=False):
+    def plan(self, requests, most):
         """The inner one's, set above."""
 
     def observe(self, plan, outcome):

@@ -40,7 +40,7 @@ class OnlyRoots(Fixed):
     def __init__(self) -> None:
         super().__init__(0)
 
-    def plan(self, requests: Sequence[RequestState], most: int, *, closed: bool = False) -> StepPlan:
+    def plan(self, requests: Sequence[RequestState], most: int) -> StepPlan:
         return StepPlan(requests, [0] * len(requests), [True] * len(requests))
 
 

@@ -107,7 +107,7 @@ class ProPDSizer(Sizer):
         self._size = 0
         self._chosen_at: tuple[int, int] | None = None  # the batch, and the tokens of its texts in units of SHIFT
 
-    def plan(self, requests: Sequence[RequestState], most: int, *, closed: bool = False) -> StepPlan:
+    def plan(self, requests: Sequence[RequestState], most: int) -> StepPlan:
         """See `Sizer.plan`: every step drafts whole trees, as heads make all candidates at once."""
         takes = [request.drafting and request.remaining > 1 for request in requests]
         return StepPlan(requests, [min(self._shape.max_nodes, most) if take else 0 for take in takes], takes)

@@ -119,7 +119,8 @@ def test_a_copied_shape_keeps_what_it_has_learned(demo: Any, copied: Any) -> Non
     for _ in range(2):
         generate(demo.model, PROMPT, drafter=drafter, max_new_tokens=40, shape=shape)
     other = copied(shape)
-    assert other._learned.gain == shape._learned.gain != draftree.DynamicTree()._learned.gain
+    learned = other._learned.statistics.chances()
+    assert learned == shape._learned.statistics.chances() != draftree.DynamicTree()._learned.statistics.chances()
     one, two = (
         generate(demo.model, PROMPT, drafter=drafter, max_new_tokens=20, shape=each).sequences
         for each in (shape, other)

@@ -55,24 +55,13 @@ def test_a_few_bad_steps_in_a_row_are_luck_where_steps_differ_much() -> None:
 
 
 def test_a_winner_never_pauses_and_a_few_bad_steps_are_forgiven() -> None:
-    policy = PausePolicy((PREPARED,), PausePolicy((PREPARED,)))
+    policy = PausePolicy((PREPARED,))
     assert PLAIN not in run(policy, {PREPARED: 0.2}, 100)
     assert PLAIN not in run(policy, {PREPARED: -0.3}, 5)
-    assert PLAIN in run(policy, {PREPARED: -0.3}, 20)
+    assert PLAIN in run(policy, {PREPARED: -0.3}, 60)
     run(policy, {PREPARED: 1.0}, 200)
-    ways = run(policy, {PREPARED: -0.5}, 40)
+    ways = run(policy, {PREPARED: -0.5}, 120)
     assert pauses(ways)[0] == PAUSE_FIRST  # what was won made the pauses short again
-
-
-def test_a_new_request_begins_with_what_others_found() -> None:
-    all_requests = PausePolicy((UNPREPARED,))
-    run(all_requests, {UNPREPARED: -0.5}, 200)
-    own = PausePolicy((UNPREPARED,), all_requests)
-    ways = run(own, {UNPREPARED: -0.5}, 70)
-    assert ways[0] == UNPREPARED
-    assert sum(way != PLAIN for way in ways) <= 2
-    hopeful = PausePolicy((UNPREPARED,), all_requests)
-    assert PLAIN not in run(hopeful, {UNPREPARED: 0.5}, 100)
 
 
 @pytest.mark.parametrize(("better", "worse"), [(PREPARED, UNPREPARED), (UNPREPARED, PREPARED)])

@@ -1,4 +1,4 @@
-"""The chosen sizes are the best ones, and requests that are ahead of a closed batch are found."""
+"""The chosen sizes are the best ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftree.shaping.planner import choose, lead
+from draftree.shaping.planner import choose
 
 probability = st.sampled_from([0.9, 0.6, 0.6, 0.3, 0.3, 0.05, 0.0])
 trees = st.lists(st.lists(probability, max_size=5).map(lambda p: sorted(p, reverse=True)), min_size=1, max_size=3)
@@ -57,9 +57,3 @@ def test_a_batch_shares_rows_by_worth() -> None:
 def test_trees_stay_connected() -> None:
     """A likelier child is not taken without its parent, which its drafter put before it."""
     assert choose([[0.1, 0.9], [0.5]], [1.0, 1.2, 9.0, 9.0], packed=True) == [0, 1]
-
-
-def test_who_is_ahead_of_a_closed_batch() -> None:
-    assert lead([100, 40, 99], [2.0, 2.0, 1.0]) == [False, True, False]
-    assert lead([100, 40, 99], [2.0, 2.0, 2.0]) == [False, True, False]
-    assert lead([10], [2.0]) == [False]

@@ -44,8 +44,6 @@ class EngineConfig:
         reject_drafts: verify draft tokens but accept none (the worst case, for measurements).
         acceptance: None is lossless; `LossyTypical` accepts plausible draft tokens and CHANGES the text.
         recorder: records each step for `write_trace`; None for no record.
-        closed: whether all requests are added before the first step. Draft tokens for requests that end early then save
-            no time.
         keep_prefixes: whether a free slot keeps its keys and values for prompts with the same beginning; see
             `Scheduler`. Not with `strict`.
         clock: returns seconds, for timing steps.
@@ -64,7 +62,6 @@ class EngineConfig:
     reject_drafts: bool = False
     acceptance: LossyRule | None = None
     recorder: Recorder | None = None
-    closed: bool = False
     keep_prefixes: bool = False
     clock: Callable[[], float] = time.perf_counter
 

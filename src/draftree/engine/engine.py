@@ -295,7 +295,7 @@ class Engine:
             if scheduler.reading:
                 self._read(decoding)
             if decoding:
-                loop.advance(0, self.running[:decoding], closed=self.config.closed and not self.waiting)
+                loop.advance(0, self.running[:decoding])
             self._release([request for request in self.running if request.finish_reason is not None])
         except BaseException as error:
             for request in self.running:

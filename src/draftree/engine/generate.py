@@ -327,7 +327,7 @@ def run_batch(
     length = max(len(row.prompt) + row.params.max_new_tokens for row in rows) + 64
     slots = min(len(rows), MOST_SLOTS)
     capacity = min(length, MOST_POSITIONS // slots)
-    with Engine(model, replace(config, slots=slots, capacity=capacity, closed=True)) as engine:
+    with Engine(model, replace(config, slots=slots, capacity=capacity)) as engine:
         requests = []
         for row in rows:
             if streamer is not None and not prompt_streamed:

@@ -66,20 +66,19 @@ class Loop:
         within = self.can.attaches or pruner is not None
         self.device = runner.target.device if within else runner.plan_device
 
-    def advance(self, first: int, requests: list[Request], *, closed: bool = False) -> None:
+    def advance(self, first: int, requests: list[Request]) -> None:
         """Run one pass of the target over requests in slots [first, first + len(requests)).
 
         Args:
             first: slot of the first request.
             requests: in the order of their slots.
-            closed: whether no request joins before all have ended.
         """
         clock = self.config.clock
         alone = self.config.strict and any(
             not r.output for r in requests
         )  # The prompt then passes as in plain decoding.
         marks, prepared = [clock()], preparations()
-        plan = self._draft(requests, alone=alone, closed=closed)
+        plan = self._draft(requests, alone=alone)
         trees = _trees_of(plan)
         marks.append(clock())
         ends = self.acceptance.ends(requests, trees)
@@ -102,13 +101,13 @@ class Loop:
             whole = clock() - marks[0] if timed else None
             self.sizer.observe(plan, self._outcome(turn, paths, whole, marks[1] - marks[0]))
 
-    def _draft(self, requests: list[Request], *, alone: bool, closed: bool) -> StepPlan:
+    def _draft(self, requests: list[Request], *, alone: bool) -> StepPlan:
         """Return the plan of this step: drafted trees, or the roots alone."""
         contexts = [request.context for request in requests]
         drafter, sizer = self.drafter, self.sizer
         if drafter is None or sizer is None or alone:
             return self._undrafted(contexts, [context.tokens[-1] for context in contexts])
-        plan = _within_params(sizer.plan(contexts, drafter.max_nodes, closed=closed), requests)
+        plan = _within_params(sizer.plan(contexts, drafter.max_nodes), requests)
         if not any(plan.budgets):
             roots = self._roots([context.tokens[-1] for context in contexts])
             plan = sizer.trim(plan, roots)

@@ -31,6 +31,7 @@ LEVEL_RATE = 0.15  # weight of one step in the level of all row counts
 RATE, RATE_FIRST = 0.05, 0.25  # the same in what one row count has for itself, settled and for its first step
 STALL = math.log(2.0)  # logarithm of how far off a single step counts, once its row count is known
 TABLE = 1024  # row counts in the table
+HOPE = 0.9  # factor on the time of a row count without a real step, so that likely gains are tried
 RENEW, SETTLED = 16, 3  # steps between two renewals of the table; steps of a size up to which each renews it
 
 
@@ -93,9 +94,10 @@ class StepCost:
         return self._table
 
     def look_up(self, rows: np.ndarray) -> np.ndarray:
-        """Return seconds of steps with these whole numbers of rows."""
+        """Return seconds of steps with these whole numbers of rows; once steps are observed, less for untried ones."""
         table = self.table
-        return table[rows] if rows.max(initial=0) < len(table) else self.of(rows)
+        seconds = table[rows] if rows.max(initial=0) < len(table) else self.of(rows)
+        return np.where(np.isin(rows, list(self._seen)), seconds, HOPE * seconds) if self._seen else seconds
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from a real step."""

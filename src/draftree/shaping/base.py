@@ -45,13 +45,12 @@ class Sizer(ABC):
     """A shape at work in one engine."""
 
     @abstractmethod
-    def plan(self, requests: Sequence[RequestState], most: int, *, closed: bool = False) -> StepPlan:
+    def plan(self, requests: Sequence[RequestState], most: int) -> StepPlan:
         """Return what the coming step drafts, and whether it prepares the one after it.
 
         Args:
             requests: of the step.
             most: draft tokens that the drafter can use.
-            closed: whether no other request joins before all of these are done.
         """
 
     def trim(self, plan: StepPlan, trees: TokenTree) -> StepPlan:
@@ -113,7 +112,7 @@ class Fixed(Shape, Sizer):
         """Return the shape itself, which has no state."""
         return self
 
-    def plan(self, requests: Sequence[RequestState], most: int, *, closed: bool = False) -> StepPlan:
+    def plan(self, requests: Sequence[RequestState], most: int) -> StepPlan:
         takes = [request.drafting and request.remaining > 1 and self.node_budget > 0 for request in requests]
         budgets = [min(self.node_budget, most) if take else 0 for take in takes]
         return StepPlan(requests, budgets, takes, attach_to=self.attach_to)

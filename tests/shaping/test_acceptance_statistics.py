@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.drafting import RequestState
-from draftree.drafting.acceptance_statistics import BINS, CLASSES, HEAVY, WIDTH, AcceptanceStatistics, cells_of
-
-
-def context(number: int, tokens: list[int]) -> RequestState:
-    return RequestState(number, tokens, 2, 1000)
+from draftree.shaping.planner import BINS, CLASSES, HEAVY, WIDTH, AcceptanceStatistics, cells_of
 
 
 def test_cells_tell_rank_and_confidence() -> None:
@@ -41,41 +36,33 @@ def test_shares_are_found_whatever_the_drafter_claims(claimed: float, rate: floa
     assert everyone.chances()[cells[0]] == pytest.approx(rate, abs=0.1)
 
 
-def test_a_fresh_ledger_believes_the_drafter_and_an_own_one_all_others() -> None:
-    everyone, own, cells = AcceptanceStatistics(), AcceptanceStatistics(0.97), cells_of([-0.5])
-    (cell,) = cells
-    assert everyone.chances()[cell] == pytest.approx(np.exp(-0.35 * 1.5))
-    for _ in range(300):
-        everyone.add(cells, [])
-    assert everyone.chances(own)[cell] == pytest.approx(everyone.chances()[cell])
-    for _ in range(20):
-        own.add(cells, [0])
-    assert everyone.chances()[cell] < 0.1
-    assert everyone.chances(own)[cell] > 0.5
+def test_before_the_first_draft_token_the_drafter_is_believed() -> None:
+    (cell,) = cells_of([-0.5])
+    assert AcceptanceStatistics().chances()[cell] == pytest.approx(np.exp(-0.35 * 1.5))
 
 
 def test_counts_fade() -> None:
     """A drafter that has become worse is found out, and cells that are no longer verified come back to its claims."""
-    ledger, cells = AcceptanceStatistics(0.9), cells_of([-0.1])
+    statistics, cells = AcceptanceStatistics(0.9), cells_of([-0.1])
     for _ in range(50):
-        ledger.add(cells, [0])
-    good = ledger.chances()[cells[0]]
+        statistics.add(cells, [0])
+    good = statistics.chances()[cells[0]]
     for _ in range(50):
-        ledger.add(cells, [])
-    bad = ledger.chances()[cells[0]]
+        statistics.add(cells, [])
+    bad = statistics.chances()[cells[0]]
     for _ in range(100):
-        ledger.add(cells_of([-5.0]), [])
+        statistics.add(cells_of([-5.0]), [])
     assert good > 0.85
     assert bad < 0.3
-    assert ledger.chances()[cells[0]] == pytest.approx(np.exp(-WIDTH / 2), abs=0.01)
+    assert statistics.chances()[cells[0]] == pytest.approx(np.exp(-WIDTH / 2), abs=0.01)
 
 
 def test_weights_stay_finite() -> None:
     """Counts are scaled down together, which changes no share."""
-    ledger, twin, cells = AcceptanceStatistics(0.5), AcceptanceStatistics(0.5), cells_of([-0.1, -0.9])
+    statistics, twin, cells = AcceptanceStatistics(0.5), AcceptanceStatistics(0.5), cells_of([-0.1, -0.9])
     for step in range(1000):  # 0.5 ** -1000 is near the largest number
-        ledger.add(cells, [0] if step % 3 else [])
-    assert ledger._weight <= 2 * HEAVY
+        statistics.add(cells, [0] if step % 3 else [])
+    assert statistics._weight <= 2 * HEAVY
     for step in range(900, 1000):
         twin.add(cells, [0] if step % 3 else [])
-    assert ledger.chances() == pytest.approx(twin.chances())
+    assert statistics.chances() == pytest.approx(twin.chances())
