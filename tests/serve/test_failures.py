@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import json
 import logging
 import socket
 import time
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
@@ -25,8 +22,9 @@ from draftree.errors import ModelChangedError
 from draftree.grammar import GrammarBusyError
 from draftree.serve import worker as serve_worker
 from draftree.serve.app import create_app
-from draftree.serve.http import FullError, StoppingError
+from draftree.serve.http import StoppingError
 from draftree.serve.launch import GracefulServer
+from draftree.serve.metrics import Metrics
 from draftree.serve.output import OutputStream, RequestOutput
 from draftree.serve.scoring import Scoring
 
@@ -82,30 +80,6 @@ def test_what_is_no_fault_of_the_request_is_not_called_one(
     assert response.headers.get("Retry-After") == wait
 
 
-def test_a_refusal_leaves_nothing_to_the_garbage_collector(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process with a model in it collects seldom, and each refusal would wait with its prompts until then."""
-    engine = draftree.Engine(demo.model, slots=1)
-    worker = serve_worker.Worker(engine, demo.tokenizer, queue=0)
-    made: list[weakref.ref[Any]] = []
-
-    async def refused() -> None:
-        parts = [RequestOutput([1, 2, 3], draftree.SamplingParams(4, ())) for _ in range(2)]
-        answers = OutputStream(parts, 10.0, worker.cancel, whole=False)
-        made.append(weakref.ref(answers))
-        with contextlib.suppress(FullError):
-            await worker.start(answers)
-            pytest.fail("two answers were taken into one slot and no queue")
-
-    gc.collect()
-    gc.disable()
-    try:
-        asyncio.run(refused())
-        worker.close()
-        assert [ref() for ref in made] == [None]
-    finally:
-        gc.enable()
-
-
 def test_whoever_asks_while_the_worker_ends_is_told(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Tasks(SimpleQueue[Any]):
         def put(self, task: Any, *args: Any, **options: Any) -> None:
@@ -114,7 +88,8 @@ def test_whoever_asks_while_the_worker_ends_is_told(demo: Any, monkeypatch: pyte
             super().put(task, *args, **options)
 
     monkeypatch.setattr(serve_worker, "SimpleQueue", Tasks)
-    worker = serve_worker.Worker(draftree.Engine(demo.model, slots=1), demo.tokenizer)
+    engine = draftree.Engine(demo.model, slots=1)
+    worker = serve_worker.Worker(engine, demo.tokenizer, Metrics(engine))
     parts = [RequestOutput([1, 2, 3], draftree.SamplingParams(8, ()))]
 
     async def ask() -> None:
@@ -147,7 +122,7 @@ def test_everybody_is_told_where_the_thread_of_the_engine_ends(demo: Any, monkey
         running = [pool.submit(server.post, PLAIN, **asked), pool.submit(server.post, PLAIN, **asked, stream=True)]
         while len(worker.engine.running) < 2:
             time.sleep(0.005)
-        worker.on_tokens.append(fails)  # whose errors nobody expects
+        monkeypatch.setattr(worker.metrics, "emitted", fails)
         scoring = Scoring([[1, 2, 3]], 0, time.monotonic() + 60)
         worker._tasks.put(partial(worker._add_scoring, scoring))
         for answer in running:

@@ -105,7 +105,12 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
         "add_special_tokens",
         "leave add_special_tokens out",
     ),
-    ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt", "belongs to messages"),
+    (
+        "/tokenize",
+        {"prompt": "a", "add_generation_prompt": True},
+        "add_generation_prompt",
+        "leave add_generation_prompt out",
+    ),
     ("/tokenize", {"prompt": "sea " * 3000}, "prompt", "shorten it"),
     ("/tokenize", {"messages": [{"role": "user", "content": "sea " * 3000}]}, "messages", "shorten it"),
     ("/detokenize", {"tokens": [99999]}, "tokens", "no token 99999"),

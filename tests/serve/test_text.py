@@ -22,7 +22,7 @@ from draftree.serve.chat import MessageReader, chat_prompt, tools_of
 from draftree.serve.http import ApiError
 from draftree.serve.output import Delta, OutputStream, RequestOutput, StopStrings, TokenBytes, token_text
 from draftree.serve.protocol import Chat, Completion, Message
-from draftree.serve.responses import Call, stream
+from draftree.serve.responses import Call, events
 
 
 class Slow:
@@ -284,9 +284,9 @@ def test_usage_in_a_stream_counts_what_its_chunks_have_brought(demo: Any) -> Non
     body = Completion.model_validate({"prompt": [1, 2], "n": 2} | options)
 
     async def chunks() -> list[bytes]:
-        ahead = Ahead(parts, 60, lambda answers: None, whole=False)
-        return [chunk async for chunk in stream(Call(body, "demo", demo.tokenizer), ahead, 2)]
+        ahead = Ahead(parts, 60, lambda stream: None, whole=False)
+        return [chunk async for chunk in events(Call(body, "demo", demo.tokenizer), ahead)]
 
-    events = [json.loads(chunk.removeprefix(b"data: ")) for chunk in asyncio.run(chunks()) if b"{" in chunk]
-    assert [event["usage"]["completion_tokens"] for event in events] == [2, 4, 6, 8]
-    assert [event["choices"][0].get("prompt_token_ids") for event in events] == [[1, 2], [1, 2], None, None]
+    found = [json.loads(chunk.removeprefix(b"data: ")) for chunk in asyncio.run(chunks()) if b"{" in chunk]
+    assert [event["usage"]["completion_tokens"] for event in found] == [2, 4, 6, 8]
+    assert [event["choices"][0].get("prompt_token_ids") for event in found] == [[1, 2], [1, 2], None, None]

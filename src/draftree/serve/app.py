@@ -14,10 +14,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from draftree.drafting.lookahead import Lookahead
-from draftree.drafting.merge import parts_of
 from draftree.engine import Engine
-from draftree.serve.chat import chat_prompt
 from draftree.serve.http import REQUEST_ID, ApiError, GoneError, StoppingError
 from draftree.serve.page import add_page
 from draftree.serve.protocol import Chat, Completion, Corpus, Detokenize, Tokenize
@@ -33,29 +30,23 @@ def described(kind: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def description(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI description of all routes, with the parts of bodies under `components`."""
-    found = app.openapi()
-    parts = found.setdefault("components", {}).setdefault("schemas", {})
-    for path in found["paths"].values():
-        for method in path.values():
-            if "requestBody" in method:
-                parts |= method["requestBody"]["content"]["application/json"]["schema"].pop("$defs", {})
-    return found
-
-
 def add_description(app: FastAPI, server: Server) -> None:
-    """Add /openapi.json to `app`."""
+    """Add /openapi.json to `app`, with the parts of bodies under `components`."""
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi(request: Request) -> Response:
         server.key(request)
-        return JSONResponse(description(app))
+        found = app.openapi()
+        parts = found.setdefault("components", {}).setdefault("schemas", {})
+        for method in (method for path in found["paths"].values() for method in path.values()):
+            if "requestBody" in method:
+                parts |= method["requestBody"]["content"]["application/json"]["schema"].pop("$defs", {})
+        return JSONResponse(found)
 
 
-def add_extras(app: FastAPI, server: Server) -> None:
-    """Add health, metrics, models, tokenizer and corpus to `app`."""
-    settings, tokenizer, calls = server.settings, server.tokenizer, server.calls
+def add_status(app: FastAPI, server: Server) -> None:
+    """Add health, metrics, models and information about the server to `app`."""
+    settings = server.settings
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
@@ -81,13 +72,13 @@ def add_extras(app: FastAPI, server: Server) -> None:
     @app.get("/v1/models/{name:path}")
     async def one_model(request: Request, name: str) -> Response:
         server.key(request)
-        calls.check_model(name)
+        server.calls.check_model(name)
         return JSONResponse(model())
 
     @app.get("/server_info")
     async def server_info(request: Request) -> Response:
         server.key(request)
-        total, drafter = server.metrics.total, server.engine.config.drafter
+        drafter = server.engine.config.drafter
         about = {
             "version": __version__,
             "model": settings.model_name,
@@ -95,32 +86,20 @@ def add_extras(app: FastAPI, server: Server) -> None:
             "drafter": None if drafter is None else drafter.name,
             "slots": settings.slots,
             "live": server.worker.live,
-            "internal_states": [{"avg_spec_accept_length": total.acceptance_length}],
+            "internal_states": [{"avg_spec_accept_length": server.metrics.total.acceptance_length}],
         }
         return JSONResponse(about)
+
+
+def add_texts(app: FastAPI, server: Server) -> None:
+    """Add the tokenizer and the corpus to `app`."""
+    tokenizer, calls = server.tokenizer, server.calls
 
     @app.post("/tokenize", openapi_extra=described(Tokenize))
     async def tokenize(request: Request) -> Response:
         server.key(request)
         body = await server.body(request, Tokenize)
-        calls.check_model(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise ApiError("Give a prompt or messages, one of both.", "prompt")
-        if body.messages is not None:
-            if body.add_special_tokens is not None:
-                message = "A chat has the special tokens of its template: leave add_special_tokens out."
-                raise ApiError(message, "add_special_tokens")
-            messages = body.messages
-            options = {"add_generation_prompt": body.add_generation_prompt is not False}
-            ids = await asyncio.to_thread(lambda: chat_prompt(tokenizer, messages, **options))
-        else:
-            if body.add_generation_prompt is not None:
-                message = "add_generation_prompt belongs to messages: leave it out, or give messages."
-                raise ApiError(message, "add_generation_prompt")
-            special = body.add_special_tokens is not False
-            text = body.prompt or ""
-            ids = await asyncio.to_thread(lambda: calls.encode(text, special=special))
-        calls.check_length(ids, "prompt" if body.messages is None else "messages")
+        ids = await asyncio.to_thread(calls.tokenize, body)
         limit = server.engine.target.max_positions
         return JSONResponse({"count": len(ids), "max_model_len": limit, "tokens": ids})
 
@@ -145,14 +124,13 @@ def add_extras(app: FastAPI, server: Server) -> None:
     async def corpus(request: Request) -> Response:
         key = server.key(request)
         body = await server.body(request, Corpus)
-        tries = parts_of(server.engine.config.drafter, Lookahead)
-        if not tries:
+        if not server.tries:
             raise ApiError("This server's drafter has no trie: serve with lookahead.", "texts")
-        cache_salt = settings.cache_salt(key, body.user)
+        cache_salt = server.settings.cache_salt(key, body.user)
 
         def learn() -> int:
             rows = [calls.encode(text, special=False) for text in body.texts]
-            for drafter in tries:
+            for drafter in server.tries:
                 drafter.warm(rows, cache_salt)
             return sum(map(len, rows))
 
@@ -160,14 +138,14 @@ def add_extras(app: FastAPI, server: Server) -> None:
 
 
 log = logging.getLogger("draftree.serve")
-LOGGED_PATH = 200  # characters
+LOGGED_PATH = 200  # Characters of a path in the log.
 
 
 def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None = None) -> FastAPI:
     """Return the application that serves an engine's model.
 
     Args:
-        engine: made with `keep_prefixes=True` for dialogues; the application closes it at its end.
+        engine: with `keep_prefixes=True` for dialogues; the application closes it at its end.
         tokenizer: the model's.
         settings: names and limits; None for the defaults.
 
@@ -194,19 +172,14 @@ def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None =
 
     @app.post("/v1/completions", openapi_extra=described(Completion))
     async def completions(request: Request) -> Response:
-        key = server.key(request)
-        body = await server.body(request, Completion)
-        call, outputs = await server.read(server.calls.completion, body, key)
-        return await server.answer(request, call, outputs)
+        return await server.respond(request, Completion, server.calls.completion)
 
     @app.post("/v1/chat/completions", openapi_extra=described(Chat))
     async def chat_completions(request: Request) -> Response:
-        key = server.key(request)
-        body = await server.body(request, Chat)
-        call, outputs = await server.read(server.calls.chat, body, key)
-        return await server.answer(request, call, outputs)
+        return await server.respond(request, Chat, server.calls.chat)
 
-    add_extras(app, server)
+    add_status(app, server)
+    add_texts(app, server)
     add_page(app)
     add_description(app, server)
     return app
@@ -253,8 +226,7 @@ class Watch:
             self._server.settings.check_host(dict(scope["headers"]).get(b"host", b"").decode("latin-1"))
             await self._app(scope, receive, watched)
         except asyncio.CancelledError:  # The ASGI server stops, or has lost the client.
-            alive = self._server.worker.alive
-            failed = GoneError() if alive else StoppingError()
+            failed = GoneError() if self._server.worker.alive else StoppingError()
         except Exception as error:
             failed = api_error(error)
         try:
@@ -262,5 +234,5 @@ class Watch:
                 await JSONResponse(failed.body(), failed.status, failed.headers())(scope, receive, watched)
         finally:
             path = "".join(char if char.isprintable() else "?" for char in scope["path"][:LOGGED_PATH])
-            fields = name.decode(), scope["method"], path, status, time.perf_counter() - began
-            log.info("%s %s %s %d %.4f", *fields)
+            seconds = time.perf_counter() - began
+            log.info("%s %s %s %d %.4f", name.decode(), scope["method"], path, status, seconds)

@@ -11,12 +11,12 @@ from draftree.serve.chat import MessageReader, chat_prompt, template_variables, 
 from draftree.serve.grammars import Constraint, constraint_of
 from draftree.serve.http import ApiError
 from draftree.serve.output import RequestOutput
-from draftree.serve.protocol import Chat, Completion, Sampling, plain
+from draftree.serve.protocol import Chat, Completion, Sampling, Tokenize, plain
 from draftree.serve.responses import Call
 from draftree.serve.sampling import sampling_params, seeds
 from draftree.serve.settings import ServerSettings
 
-COMPLETION_TOKENS = 16  # the API's own default
+COMPLETION_TOKENS = 16  # Default of the API.
 
 
 class CallReader:
@@ -47,7 +47,8 @@ class CallReader:
             ApiError: a field is wrong; names the field.
         """
         self._check(body)
-        listed = self._listed(body)
+        given: Any = body.prompt
+        listed = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
         n, tries = body.n or 1, body.tries
         if tries < n:
             raise ApiError(f"best_of is {tries} and n is {n}: give a best_of of at least n.", "best_of")
@@ -74,10 +75,6 @@ class CallReader:
             shown = [one if isinstance(one, str) else self.tokenizer.decode(one) for one in listed]
             call.echo = [text for text in shown for _ in range(tries)]
         return call, outputs
-
-    def _listed(self, body: Completion) -> list[str | list[int]]:
-        given: Any = body.prompt
-        return given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the token ids of a text."""
@@ -135,7 +132,28 @@ class CallReader:
         self.check_length(prediction, "prediction")
         return prediction
 
-    # ---------------------------------------------------------------- both
+    # ---------------------------------------------------------------- all calls
+
+    def tokenize(self, body: Tokenize) -> list[int]:
+        """Return the token ids of /tokenize.
+
+        Raises:
+            ApiError: the body has no prompt or messages or has both, or they are too long.
+        """
+        self.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError("Give a prompt or messages, one of both.", "prompt")
+        given = "prompt" if body.messages is None else "messages"
+        other = "add_generation_prompt" if body.messages is None else "add_special_tokens"
+        if getattr(body, other) is not None:
+            raise ApiError(f"{other} has no meaning for {given}: leave {other} out.", other)
+        if body.messages is not None:
+            add = body.add_generation_prompt is not False
+            ids = chat_prompt(self.tokenizer, body.messages, add_generation_prompt=add)
+        else:
+            ids = self.encode(body.prompt or "", special=body.add_special_tokens is not False)
+        self.check_length(ids, given)
+        return ids
 
     def _outputs(
         self,

@@ -63,11 +63,11 @@ class Metrics(Collector):
         with self._lock:
             self._live |= {id(output): output for output in outputs}
 
-    def came(self, output: RequestOutput, count: int, before: float | None) -> None:
+    def emitted(self, output: RequestOutput, count: int, before: float | None) -> None:
         """Count new tokens of an answer; `before` is the time of the previous token, None for none."""
         if before is None:
             self._first.observe(output.last - output.added)
-            count, before = count - 1, output.last  # others of the first step come with the first token
+            count, before = count - 1, output.last
         for _ in range(count):
             self._between.observe((output.last - before) / count)
 
@@ -123,7 +123,7 @@ class _Sums:
 def _counters(sums: _Sums) -> Iterator[Metric]:
     stats = sums.stats
     yield CounterMetricFamily("draftree_prompt_tokens", "Prompt tokens.", sums.prompt)
-    yield CounterMetricFamily("draftree_reused_prompt_tokens", "Those that the cache had already.", sums.reused)
+    yield CounterMetricFamily("draftree_reused_prompt_tokens", "Prompt tokens that were in the cache.", sums.reused)
     yield CounterMetricFamily("draftree_generated_tokens", "New tokens.", sums.given)
     yield CounterMetricFamily("draftree_steps", "Passes, counted for each request in them.", stats.steps)
     yield _labelled("draftree_step_seconds", "Time of steps by stage.", "stage", stats.seconds)
@@ -159,10 +159,10 @@ def _gauges(engine: Engine) -> Iterator[Metric]:
     yield GaugeMetricFamily("draftree_waiting_requests", "Requests that wait for a slot.", len(engine.waiting))
     yield GaugeMetricFamily("draftree_slots", "Requests decoded together at most.", engine.config.slots)
     yield GaugeMetricFamily("draftree_kv_tokens", "Tokens of running requests in the KV cache.", held)
-    kept = "Tokens of earlier requests that the KV cache keeps for prompts which begin alike."
+    kept = "Tokens of finished requests that the KV cache keeps for prompts with the same beginning."
     yield GaugeMetricFamily("draftree_kv_kept_tokens", kept, engine.scheduler.kept_tokens)
     room = cache.slots * (cache.capacity - cache.prefix_length)
     yield GaugeMetricFamily("draftree_kv_capacity_tokens", "Tokens that the KV cache holds before it grows.", room)
     yield GaugeMetricFamily("draftree_kv_bytes", "Bytes of the KV cache.", cache.nbytes)
     tries = sum(trie.nbytes for trie in parts_of(engine.config.drafter, Lookahead))
-    yield GaugeMetricFamily("draftree_trie_bytes", "Bytes of what tries have learned.", tries)
+    yield GaugeMetricFamily("draftree_trie_bytes", "Bytes of the tries.", tries)

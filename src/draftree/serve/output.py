@@ -223,7 +223,7 @@ class OutputStream:
                 self.cancel()
 
     def cancel(self) -> None:
-        """End running answers; their slots are free after the current step."""
+        """End running outputs; their slots are free after the current step."""
         self._end(self)
 
     def deliver(self, delta: Delta) -> None:
@@ -239,16 +239,15 @@ class OutputStream:
 
 def hand_over(news: Sequence[tuple[OutputStream, Delta]]) -> None:
     """Deliver the output of a step, in the event loop."""
-    for answers, delta in news:
-        answers.deliver(delta)
+    for stream, delta in news:
+        stream.deliver(delta)
 
 
 class OutputReader:
     """Read the text of a running output, in the worker's thread."""
 
-    def __init__(self, answers: OutputStream, index: int, tokenizer: Any) -> None:
-        self.answers, self.index = answers, index
-        self.output = answers.outputs[index]
+    def __init__(self, stream: OutputStream, index: int, tokenizer: Any) -> None:
+        self.stream, self.index, self.output = stream, index, stream.outputs[index]
         before = self.output.prompt if self.output.goes_on else ()
         skip = self.output.skip_special_tokens
         self.detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip, before=before)
@@ -256,6 +255,12 @@ class OutputReader:
         self.stops = StopStrings(self.output.stops, include=self.output.include_stop)
         self.held: Delta | None = None  # All deltas so far of an output that is not streamed.
         self.tokens = 0
+
+    @property
+    def request(self) -> Request:
+        """Return the engine's request."""
+        assert self.output.request is not None
+        return self.output.request
 
     def read(self, token: int) -> tuple[str, str]:
         """Read the next token; return its text, and the text that can be passed on now."""
@@ -265,9 +270,7 @@ class OutputReader:
 
     def news(self, now: float) -> Delta | None:
         """Return the tokens and text since the last call; None for none."""
-        output = self.output
-        request = output.request
-        assert request is not None
+        output, request = self.output, self.request
         if output.joined is None and (request.state is State.RUNNING or request.stats.steps):
             output.joined = now
         over = request.state is State.FINISHED
@@ -292,7 +295,7 @@ class OutputReader:
         elif over:
             last = self.stops.feed(self.detokenizer.rest(), may_end=self.tokens > output.min_tokens)
             texts += [last, self.stops.rest()]
-            cancelled = "cancelled" if self.answers.abandoned else "length"
+            cancelled = "cancelled" if self.stream.abandoned else "length"
             ends = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": cancelled}
             if request.finish_reason == "eos" and not output.skip_special_tokens and request.output:
                 delta.end_token = self._special(request.output[-1].token)
@@ -301,7 +304,7 @@ class OutputReader:
             delta.finish = "stop" if self.stops.found is not None else ends.get(ended, "error")
         delta.text = "".join(texts)
         output.finish = delta.finish
-        if not self.answers.whole:
+        if not self.stream.whole:
             return delta
         if self.held is None:
             self.held = delta

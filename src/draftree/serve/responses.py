@@ -75,36 +75,33 @@ class Call:
         return token_text(self.tokenizer, token)
 
 
-def usage(
-    outputs: Sequence[RequestOutput], prompts: int, prediction: Sequence[int] = (), new: int | None = None
-) -> dict[str, Any]:
-    """Return the API's usage object.
+def usage(call: Call, outputs: Sequence[RequestOutput], new: int | None = None) -> dict[str, Any]:
+    """Return the API's usage object; each prompt counts once.
 
     Accepted prediction tokens are accepted draft tokens that follow the same token in the prediction as in the answer;
     the rest of the prediction counts as rejected.
 
     Args:
+        call: the request.
         outputs: all outputs, also the ones that `best_of` leaves out.
-        prompts: tokens of all prompts.
-        prediction: token ids.
-        new: completion tokens; None for all tokens of `outputs` so far.
+        new: completion tokens of a running stream; None for all tokens of `outputs`.
     """
-    new = sum(output.given for output in outputs) if new is None else new
-    tries = sum(len(output.prompt) for output in outputs) // prompts  # Each prompt counts once.
+    tries, prediction = call.body.tries, call.prediction
+    prompts = sum(len(output.prompt) for output in outputs) // tries
     reused = sum(0 if output.request is None else output.request.reused for output in outputs) // tries
+    count = sum(output.given for output in outputs) if new is None else new
     found: dict[str, Any] = {
         "prompt_tokens": prompts,
-        "completion_tokens": new,
-        "total_tokens": prompts + new,
+        "completion_tokens": count,
+        "total_tokens": prompts + count,
         "prompt_tokens_details": {"cached_tokens": reused},
     }
-    if prediction:
+    if prediction and new is None:
         pairs = set(itertools.pairwise(prediction))
         accepted = sum(_from_prediction(output, pairs) for output in outputs)
-        rejected = max(0, len(prediction) - accepted)
         found["completion_tokens_details"] = {
             "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": rejected,
+            "rejected_prediction_tokens": max(0, len(prediction) - accepted),
         }
     return found
 
@@ -118,7 +115,7 @@ def _from_prediction(output: RequestOutput, pairs: set[tuple[int, int]]) -> int:
 
 def statistics(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     """Return draftree's own statistics of outputs."""
-    answers = []
+    found = []
     for output in outputs:
         if output.request is None:  # The client wanted the prompt alone.
             continue
@@ -128,8 +125,8 @@ def statistics(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
             "time_to_first_token": None if output.first is None else output.first - output.added,
             "seconds": None if output.first is None else output.last - output.added,
         }
-        answers.append({name: counts[name] for name in STATISTICS} | times)
-    return {"answers": answers}
+        found.append({name: counts[name] for name in STATISTICS} | times)
+    return {"answers": found}
 
 
 def _logprobs(call: Call, delta: Delta, output: RequestOutput) -> dict[str, Any] | None:
@@ -163,7 +160,7 @@ def _tops(call: Call, token: int, scores: TokenScores | None) -> dict[str, float
         return None
     own = call.token_text(token)
     found = {call.token_text(other): _finite(logprob) for other, logprob in reversed(scores.likeliest)}
-    return {own: 0.0} | found | {own: _finite(scores.chosen)}  # Comes first; its score wins over equal texts.
+    return {own: 0.0} | found | {own: _finite(scores.chosen)}  # The chosen token precedes equal texts.
 
 
 def _finite(logprob: float) -> float:
@@ -175,62 +172,61 @@ def sse(payload: dict[str, Any]) -> bytes:
     return b"data: %b\n\n" % to_json(payload)
 
 
-async def stream(call: Call, answers: OutputStream, prompts: int) -> AsyncIterator[bytes]:
-    """Yield the events of a streamed response up to [DONE]; an error is an event as well.
-
-    Args:
-        call: the request.
-        answers: its outputs.
-        prompts: tokens of all prompts.
-    """
-    envelope, outputs = call.envelope(chunk=True), answers.outputs
+async def events(call: Call, stream: OutputStream) -> AsyncIterator[bytes]:
+    """Yield the server-sent events of a response up to [DONE]; an error is an event as well."""
+    envelope, outputs = call.envelope(chunk=True), stream.outputs
     options = call.body.stream_options or StreamOptions()
-    brought, begun = 0, set[int]()  # Tokens in chunks so far; outputs with a chunk.
+    brought = 0  # Tokens in chunks so far.
 
     def event(choice: dict[str, Any]) -> bytes:
         used: dict[str, Any] = {"usage": None} if options.include_usage else {}
         if options.continuous_usage_stats:
-            used = {"usage": usage(outputs, prompts, new=brought)}
+            used = {"usage": usage(call, outputs, new=brought)}
         return sse(envelope | {"choices": [choice]} | used)
 
     try:
         for index, output in enumerate(outputs):
             if not call.chat and call.echo:  # Log-probabilities take long, so that a thread formats them.
                 yield event(await asyncio.to_thread(_echoed, call, output, index))
-        async for delta in answers.deltas(KEEP_ALIVE):
+        begun = set[int]()
+        async for delta in stream.deltas(KEEP_ALIVE):
             if delta is None:
                 yield b": waiting\n\n"
                 continue
-            output, details = outputs[delta.index], _details(call, delta)
-            if delta.index not in begun:
-                begun.add(delta.index)
-                if call.body.return_token_ids:
-                    details["prompt_token_ids"] = list(output.prompt)
-                if call.chat:  # Clients take this chunk for the first token, so that it must not precede it.
-                    yield event(_chat_choice(delta.index, {"role": "assistant", "content": ""}, None, None))
+            first = delta.index not in begun
+            begun.add(delta.index)
+            if first and call.chat:  # Clients take this chunk for the first token, so that it must not precede it.
+                yield event(_chat_choice(delta.index, {"role": "assistant", "content": ""}, None, None))
             brought += len(delta.emitted)
-            if call.chat:
-                message, finish = _read(call, delta)
-                choice = _chat_choice(delta.index, message, finish, _logprobs(call, delta, output))
-                news = message or finish
-            else:
-                choice = _completion_choice(call, delta, output)
-                news = delta.text or delta.finish
-            if news or choice["logprobs"] or details:
-                yield event(choice | details)
+            choice = _chunk(call, delta, outputs[delta.index], first=first)
+            if choice is not None:
+                yield event(choice)
         last: dict[str, Any] = {}
         if options.include_usage:
-            last["usage"] = usage(outputs, prompts, call.prediction)
+            last["usage"] = usage(call, outputs)
         if call.body.own.stats:
             last["draftree"] = statistics(outputs)
         if last:
             yield sse(envelope | {"choices": []} | last)
     except BaseException as error:
-        answers.cancel()  # The client may leave before the first delta.
+        stream.cancel()  # The client may leave before the first delta.
         if not isinstance(error, Exception):
             raise
         yield sse(api_error(error).body())
     yield b"data: [DONE]\n\n"
+
+
+def _chunk(call: Call, delta: Delta, output: RequestOutput, *, first: bool) -> dict[str, Any] | None:
+    """Return the choice of a delta; None if the delta adds nothing."""
+    details = _details(call, delta)
+    if first and call.body.return_token_ids:
+        details["prompt_token_ids"] = list(output.prompt)
+    if call.chat:
+        message, finish = _read(call, delta)
+        choice, news = _chat_choice(delta.index, message, finish, _logprobs(call, delta, output)), message or finish
+    else:
+        choice, news = _completion_choice(call, delta, output), delta.text or delta.finish
+    return choice | details if news or choice["logprobs"] or details else None
 
 
 def api_error(error: BaseException) -> ApiError:
@@ -320,14 +316,7 @@ def best(whole: Sequence[Delta], keep: int) -> list[Delta]:
 
 
 def whole_choice(call: Call, delta: Delta, index: int, output: RequestOutput) -> dict[str, Any]:
-    """Return a choice of a response that is not streamed.
-
-    Args:
-        call: the request.
-        delta: the whole output.
-        index: of the choice.
-        output: the output's request.
-    """
+    """Return choice `index` of a response that is not streamed, from the delta of a whole output."""
     own = _details(call, delta)
     if call.body.return_token_ids:
         own["prompt_token_ids"] = list(output.prompt)

@@ -31,6 +31,11 @@ class Scoring:
     deadline: float
     found: Future[Scores] = field(default_factory=Future)
 
+    def fail(self, error: Exception) -> None:
+        """End the scoring with an error, unless it was cancelled."""
+        if self.found.set_running_or_notify_cancel():
+            self.found.set_exception(error)
+
 
 class Scorer:
     """Score prompts in order of arrival; belongs to the worker's thread.
@@ -57,7 +62,7 @@ class Scorer:
         now = time.monotonic()
         for scoring, _ in self._queue:
             if now > scoring.deadline:
-                fail(scoring, LateError())
+                scoring.fail(LateError())
         self._tidy()
         if not self._queue:
             return
@@ -65,7 +70,7 @@ class Scorer:
         try:
             scores = next(chunks)
         except Exception as error:
-            fail(scoring, error)
+            scoring.fail(error)
         else:
             if len(scores) == len(scoring.prompts) and scoring.found.set_running_or_notify_cancel():
                 scoring.found.set_result(scores)
@@ -74,7 +79,7 @@ class Scorer:
     def end(self, error: Exception) -> None:
         """End all requests with an error."""
         for scoring, _ in self._queue:
-            fail(scoring, error)
+            scoring.fail(error)
         self._tidy()
 
     def _chunks(self, scoring: Scoring) -> Iterator[Scores]:
@@ -91,9 +96,3 @@ class Scorer:
 
     def _tidy(self) -> None:
         self._queue = [(scoring, chunks) for scoring, chunks in self._queue if not scoring.found.done()]
-
-
-def fail(scoring: Scoring, error: Exception) -> None:
-    """End a scoring with an error, unless it was cancelled."""
-    if scoring.found.set_running_or_notify_cancel():
-        scoring.found.set_exception(error)

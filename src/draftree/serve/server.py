@@ -6,7 +6,6 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -18,7 +17,6 @@ from starlette.requests import ClientDisconnect
 from draftree.drafting.lookahead import Lookahead
 from draftree.drafting.merge import parts_of
 from draftree.engine import Engine
-from draftree.engine.request import TokenScores
 from draftree.errors import ModelChangedError
 from draftree.grammar import GrammarBusyError
 from draftree.serve.calls import CallReader
@@ -26,22 +24,14 @@ from draftree.serve.http import ApiError, GoneError
 from draftree.serve.metrics import Metrics
 from draftree.serve.output import Delta, OutputStream, RequestOutput
 from draftree.serve.protocol import Sampling
-from draftree.serve.responses import (
-    Call,
-    api_error,
-    best,
-    statistics,
-    stream,
-    usage,
-    whole_choice,
-)
+from draftree.serve.responses import Call, api_error, best, events, statistics, usage, whole_choice
 from draftree.serve.settings import ServerSettings
 from draftree.serve.worker import Worker
 
 T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
-# Errors of a value whose JSON type does not match a branch of a union.
-OTHER_TYPE = {"string_type", "int_type", "float_type", "bool_type", "list_type", "dict_type", "model_type"}
+Asked = TypeVar("Asked", bound=Sampling)
+UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # Proxies such as nginx must not buffer streams.
 
 
 async def whole_body(request: Request, settings: ServerSettings) -> bytes:
@@ -105,11 +95,18 @@ def read_body(text: bytes, kind: type[Body]) -> Body:
 
 
 def _as_sentence(error: ValidationError, text: bytes) -> ApiError:
+    """Return the error deepest in the first wrong field.
+
+    pydantic reports errors of all branches of a union; the deepest ones are from the branch that the client meant.
+    """
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     if errors[0]["type"] == "json_invalid":
         return ApiError(f"The body is no JSON: {errors[0]['msg']}.")
-    path, found = _deepest(errors, from_json(text, cache_strings="none"))
-    place = ".".join(str(part) for part in path[:8])[:200]
+    body = from_json(text, cache_strings="none")
+    places = [(_place(one, body), one) for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
+    deepest = max((place for place, _ in places), key=lambda place: (len(place), *map(str, place[-1:])))
+    place = ".".join(str(part) for part in deepest[:8])[:200]
+    found = [one for path, one in places if path == deepest]
     if found[0]["type"] in ("extra_forbidden", "none_required"):
         return ApiError(f"There is no field {place!r}, or it is not supported here: leave it out.", place)
     if found[0]["type"] == "missing":
@@ -119,22 +116,6 @@ def _as_sentence(error: ValidationError, text: bytes) -> ApiError:
     first, *others = dict.fromkeys(one["msg"] for one in found)
     expected = " or ".join([first, *(other.removeprefix("Input should be ") for other in others)])
     return ApiError(f"The field {place!r} has a wrong value: {expected}.", place)
-
-
-def _deepest(errors: list[ErrorDetails], body: Any) -> tuple[list[str | int], list[ErrorDetails]]:
-    """Return the place of the error deepest in the first wrong field, and the errors there.
-
-    pydantic reports errors of all branches of a union. The deepest ones are from the branch that the client meant.
-    """
-
-    def reached(error: ErrorDetails) -> tuple[int, list[int], bool]:
-        place = _place(error, body)
-        return len(place), [part for part in place if isinstance(part, int)], error["type"] not in OTHER_TYPE
-
-    errors = [error for error in errors if error["loc"][:1] == errors[0]["loc"][:1]]
-    first = max(errors, key=reached)
-    place = _place(first, body)
-    return place, [one for one in errors if reached(one) == reached(first) and _place(one, body) == place]
 
 
 def _place(error: ErrorDetails, body: Any) -> list[str | int]:
@@ -149,10 +130,6 @@ def _place(error: ErrorDetails, body: Any) -> list[str | int]:
                 continue
         path.append(part)
     return path
-
-
-Read = TypeVar("Read")
-UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # Proxies such as nginx must not buffer streams.
 
 
 class Server:
@@ -172,34 +149,10 @@ class Server:
             raise ValueError("The server answers for decoder-only models: use draftree.generate for encoder-decoders.")
         self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
         self.metrics = Metrics(engine)
-        self.worker = Worker(engine, tokenizer, settings.queue)
-        self.worker.on_add.append(self.metrics.added)
-        self.worker.on_tokens.append(self.metrics.came)
-        self.worker.on_end.append(self.metrics.ended)
+        self.worker = Worker(engine, tokenizer, self.metrics, settings.queue)
         self.calls = CallReader(engine, tokenizer, settings)
-        self._tries = parts_of(engine.config.drafter, Lookahead)
+        self.tries = parts_of(engine.config.drafter, Lookahead)
         self.started = int(time.time())
-
-    async def body(self, request: Request, kind: type[Body]) -> Body:
-        """Return a request's body as `kind`.
-
-        Raises:
-            ApiError: see `whole_body` and `read_body`.
-        """
-        return read_body(await whole_body(request, self.settings), kind)
-
-    async def read(self, reader: Callable[[Any, str | None], Read], body: Sampling, key: str | None) -> Read:
-        """Return the result of a method of `calls` for a body, run in a thread.
-
-        Args:
-            reader: the method.
-            body: of the request.
-            key: API key of the request.
-
-        Raises:
-            ApiError: a field is wrong.
-        """
-        return await asyncio.to_thread(partial(reader, body, self.settings.cache_salt(key, body.user)))
 
     def key(self, request: Request) -> str | None:
         """Return the short name of a request's key; None if the server has no keys.
@@ -218,84 +171,87 @@ class Server:
             )
         return found
 
-    async def start(self, answers: OutputStream) -> None:
-        """Start answers in the worker.
+    async def body(self, request: Request, kind: type[Body]) -> Body:
+        """Return a request's body as `kind`.
 
         Raises:
-            ApiError: the queue is full, the server is stopping, or the engine refuses a prompt.
+            ApiError: see `whole_body` and `read_body`.
         """
-        cache_salt = answers.outputs[0].params.cache_salt
+        return read_body(await whole_body(request, self.settings), kind)
+
+    async def respond(
+        self,
+        request: Request,
+        kind: type[Asked],
+        reader: Callable[[Asked, str | None], tuple[Call, list[RequestOutput]]],
+    ) -> Response:
+        """Return the response to a completion or a chat, streamed or whole.
+
+        Args:
+            request: the HTTP request.
+            kind: class of its body.
+            reader: method of `calls` for the body; run in a thread.
+
+        Raises:
+            ApiError: a field is wrong, the queue is full, the server is stopping, or the prompt took too long.
+        """
+        key = self.key(request)
+        body = await self.body(request, kind)
+        call, outputs = await asyncio.to_thread(reader, body, self.settings.cache_salt(key, body.user))
+        deadline = time.monotonic() + min(self.settings.timeout, body.own.timeout or math.inf)
+        if call.echo and call.logprobs is not None:
+            prompts = [output.prompt for output in outputs[:: body.tries]]  # Each prompt is scored once.
+            scoring = self.worker.score(prompts, call.logprobs, deadline - time.monotonic())
+            call.scores = [scores for scores in await while_there(request, scoring) for _ in range(body.tries)]
+        stream = OutputStream(outputs, deadline - time.monotonic(), self.worker.cancel, whole=not body.stream)
+        if body.max_tokens == 0:  # The client wants the prompts alone.
+            for index in range(len(outputs)):
+                stream.deliver(Delta(index, finish="length"))
+        else:
+            await self._start(stream)
+        if body.stream:
+            return EventSourceResponse(events(call, stream), headers=UNBUFFERED)
+        return await self._whole(request, call, stream)
+
+    async def _start(self, stream: OutputStream) -> None:
+        """Start outputs in the worker."""
+        cache_salt = stream.outputs[0].params.cache_salt
         try:
-            self.worker.check_queue(len(answers.outputs))
-            for drafter in self._tries:
-                if not drafter.has_trie(cache_salt):  # Making one must not hold up the engine's thread.
+            self.worker.check_queue(len(stream.outputs))
+            for drafter in self.tries:
+                if not drafter.has_trie(cache_salt):  # A thread makes it, so that the engine's thread does not wait.
                     await asyncio.to_thread(drafter.trie_of, cache_salt)
-            await self.worker.start(answers)
+            await self.worker.start(stream)
         except (GrammarBusyError, ModelChangedError) as error:
             raise api_error(error) from None
         except ValueError as error:
             raise ApiError(str(error)) from None
 
-    async def score(
-        self, outputs: list[RequestOutput], count: int, tries: int, timeout: float
-    ) -> list[list[TokenScores]]:
-        """Return the scores of each output's prompt.
-
-        Args:
-            outputs: `tries` for each prompt.
-            count: likeliest tokens to report for each position.
-            tries: outputs of each prompt, which is scored once.
-            timeout: seconds after which the request is refused.
-
-        Raises:
-            ApiError: the queue is full, the server is stopping, or scoring timed out.
-        """
-        found = await self.worker.score([output.prompt for output in outputs[::tries]], count, timeout)
-        return [scores for scores in found for _ in range(tries)]
-
-    async def answer(self, request: Request, call: Call, outputs: list[RequestOutput]) -> Response:
-        """Return the response to a call, streamed or whole."""
+    async def _whole(self, request: Request, call: Call, stream: OutputStream) -> Response:
+        """Return a response that is not streamed; end its outputs if the client disconnects."""
         body, n, tries = call.body, call.body.n or 1, call.body.tries
-        prompts = sum(len(output.prompt) for output in outputs) // tries
-        deadline = time.monotonic() + min(self.settings.timeout, body.own.timeout or math.inf)
-        if call.echo and call.logprobs is not None:
-            scoring = self.score(outputs, call.logprobs, tries, deadline - time.monotonic())
-            call.scores = await while_there(request, scoring)
-        answers = OutputStream(outputs, deadline - time.monotonic(), self.worker.cancel, whole=not body.stream)
-        if body.max_tokens != 0:
-            await self.start(answers)
-        else:  # The client wants the prompts alone.
-            for index in range(len(outputs)):
-                answers.deliver(Delta(index, finish="length"))
-        if body.stream:
-            return EventSourceResponse(stream(call, answers, prompts), headers=UNBUFFERED)
-        whole = await self._whole(request, answers)
-        kept = whole
-        if tries > n:
-            kept = [delta for i in range(0, len(whole), tries) for delta in best(whole[i : i + tries], n)]
-
-        def chosen() -> list[dict[str, Any]]:
-            return [whole_choice(call, delta, number, outputs[delta.index]) for number, delta in enumerate(kept)]
-
-        # Decoding single tokens takes long, so that a thread does it.
-        slow = call.logprobs is not None or body.own.trees
-        choices = await asyncio.to_thread(chosen) if slow else chosen()
-        found = call.envelope(chunk=False) | {"choices": choices, "usage": usage(outputs, prompts, call.prediction)}
-        if body.own.stats:
-            found["draftree"] = statistics(outputs)
-        return Response(to_json(found), media_type="application/json")
-
-    async def _whole(self, request: Request, answers: OutputStream) -> list[Delta]:
-        """Return all answers in order; end them if the client disconnects."""
 
         async def collected() -> list[Delta]:
-            whole = [delta async for delta in answers.deltas() if delta is not None]
-            return sorted(whole, key=lambda delta: delta.index)
+            found = [delta async for delta in stream.deltas() if delta is not None]
+            return sorted(found, key=lambda delta: delta.index)
 
         try:
-            return await while_there(request, collected())
+            whole = await while_there(request, collected())
         except BaseException as error:
-            answers.cancel()
+            stream.cancel()
             if not isinstance(error, Exception):
                 raise
             raise api_error(error) from None
+        if tries > n:
+            whole = [delta for i in range(0, len(whole), tries) for delta in best(whole[i : i + tries], n)]
+
+        def choices() -> list[dict[str, Any]]:
+            return [whole_choice(call, delta, i, stream.outputs[delta.index]) for i, delta in enumerate(whole)]
+
+        # Decoding single tokens takes long, so that a thread does it.
+        slow = call.logprobs is not None or body.own.trees
+        found = call.envelope(chunk=False) | {"choices": await asyncio.to_thread(choices) if slow else choices()}
+        found["usage"] = usage(call, stream.outputs)
+        if body.own.stats:
+            found["draftree"] = statistics(stream.outputs)
+        return Response(to_json(found), media_type="application/json")

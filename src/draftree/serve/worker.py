@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -20,41 +19,13 @@ from draftree.engine import Engine
 from draftree.engine.request import Request, State
 from draftree.engine.sampling import SamplingParams
 from draftree.serve.http import ApiError, FullError, QueuedError, StoppingError
-from draftree.serve.output import Delta, OutputReader, OutputStream, RequestOutput, hand_over
-from draftree.serve.scoring import Scorer, Scores, Scoring, fail
-
-FAILURES = 3  # Failed steps in a row until the worker is failing; a single one may be due to a request.
-ACCELERATOR: Any = getattr(torch, "AcceleratorError", ())  # Only a new process can recover from it.
-
-
-@dataclass(slots=True)
-class Health:
-    """Track the health of a worker.
-
-    Attributes:
-        stopping: the worker refuses new requests.
-        over: an unexpected error has ended its thread.
-        failures: failed steps since the last successful one.
-    """
-
-    stopping: bool = False
-    over: bool = False
-    failures: int = 0
-
-    @property
-    def failing(self) -> bool:
-        """Return True after `FAILURES` failed steps in a row."""
-        return self.failures >= FAILURES
-
-    def stepped(self, error: Exception | None) -> None:
-        """Count a step; `error` is None for success."""
-        if error is None:
-            self.failures = 0
-        else:
-            self.failures += FAILURES if isinstance(error, ACCELERATOR) else 1
-
+from draftree.serve.metrics import Metrics
+from draftree.serve.output import Delta, OutputReader, OutputStream, hand_over
+from draftree.serve.scoring import Scorer, Scores, Scoring
 
 log = logging.getLogger("draftree.serve")
+FAILURES = 3  # The worker is failing after this many failed steps in a row; a single one may be due to a request.
+ACCELERATOR: Any = getattr(torch, "AcceleratorError", ())  # Only a new process recovers from this error.
 
 
 class Worker:
@@ -63,26 +34,19 @@ class Worker:
     Args:
         engine: the worker closes it.
         tokenizer: the model's.
+        metrics: counts outputs and tokens.
         queue: most outputs that wait for a slot.
-
-    Attributes:
-        on_add, on_end: callbacks in the worker's thread, with the queued outputs and with each finished one.
-        on_tokens: callbacks with an output, the number of its new tokens, and the time of the token before them, None
-            for none.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Any, queue: int = 256) -> None:
-        self.engine = engine
-        self.tokenizer = tokenizer
+    def __init__(self, engine: Engine, tokenizer: Any, metrics: Metrics, queue: int = 256) -> None:
+        self.engine, self.tokenizer, self.metrics = engine, tokenizer, metrics
         self._most = engine.config.slots + queue
         self._usual = 1.0  # Running mean of the seconds of an output in its slot.
-        self.on_add: list[Callable[[Sequence[RequestOutput]], None]] = []
-        self.on_end: list[Callable[[RequestOutput], None]] = []
-        self.on_tokens: list[Callable[[RequestOutput, int, float | None], None]] = []
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._live: list[OutputReader] = []
         self._scorer = Scorer(engine.runner)
-        self._health = Health()
+        self._stopping = self._over = False  # It refuses new requests; an error has ended the thread.
+        self._failures = 0  # Failed steps since the last successful one.
         self._thread = threading.Thread(target=self._run, name="draftree-engine", daemon=True)
         self._thread.start()
 
@@ -94,18 +58,19 @@ class Worker:
     @property
     def alive(self) -> bool:
         """Return True while the thread takes requests."""
-        return self._thread.is_alive() and not self._health.stopping
+        return self._thread.is_alive() and not self._stopping
 
     @property
     def failing(self) -> bool:
         """Return True while steps fail; then queue a one-token request, whose success restores the worker."""
-        if self._health.failing:
+        failing = self._failures >= FAILURES
+        if failing:
             self._tasks.put(self._try_token)
-        return self._health.failing
+        return failing
 
     # ---------------------------------------------------------------- called from event loops
 
-    async def start(self, answers: OutputStream) -> None:
+    async def start(self, stream: OutputStream) -> None:
         """Queue outputs; return when the engine has taken them.
 
         Raises:
@@ -115,16 +80,14 @@ class Worker:
         """
         added: Future[None] = Future()
         try:
-            self._put(partial(self._add, answers, added))
+            self._put(partial(self._add, stream, added))
             await asyncio.wrap_future(added)
         except (asyncio.CancelledError, StoppingError):
-            self.cancel(answers)
+            self.cancel(stream)
             raise
-        finally:
-            del added  # The error's frames refer to this frame.
 
     async def score(self, prompts: Sequence[Sequence[int]], count: int, timeout: float) -> Scores:
-        """Return the scores of each prompt's tokens after the first, see `score_prompt`; cancelling the caller ends it.
+        """Return the scores of each prompt's tokens after the first; see `score_prompt`.
 
         Args:
             prompts: token ids.
@@ -137,18 +100,18 @@ class Worker:
             LateError: it took too long.
         """
         scoring = Scoring(prompts, count, time.monotonic() + timeout)
-        self._put(lambda: self._add_scoring(scoring))
+        self._put(partial(self._add_scoring, scoring))
         return await asyncio.wrap_future(scoring.found)
 
-    def cancel(self, answers: OutputStream) -> None:
-        """End the outputs of `answers` that still wait or run."""
-        answers.abandoned = True
-        self._tasks.put(lambda: self._end(answers))
+    def cancel(self, stream: OutputStream) -> None:
+        """End the outputs of `stream` that still wait or run."""
+        stream.abandoned = True
+        self._tasks.put(partial(self._end, stream))
 
     def close(self, grace: float = 0.0) -> None:
         """Refuse new requests, let running ones finish for `grace` seconds, end the rest, and wait for the thread."""
-        self._health.stopping = True
-        self._tasks.put(lambda: None)
+        self._stopping = True
+        self._tasks.put(lambda: None)  # It wakes the thread.
         self._thread.join(grace)
         self._tasks.put(self._end_all)
         self._thread.join(60)
@@ -156,9 +119,9 @@ class Worker:
             self.engine.close()
 
     def _put(self, task: Callable[[], None]) -> None:
-        if not self._health.stopping:
+        if not self._stopping:
             self._tasks.put(task)
-        if self._health.stopping:  # The thread may have ended before it saw the task.
+        if self._stopping:  # The thread may have ended before it saw the task.
             raise StoppingError
 
     # ---------------------------------------------------------------- the worker's own thread
@@ -168,7 +131,7 @@ class Worker:
             self._work()
         except BaseException:
             log.exception("the engine's thread ended by an error: restart the server")
-            self._health.over = self._health.stopping = True
+            self._over = self._stopping = True
             self._fail_all()
 
     def _work(self) -> None:
@@ -179,14 +142,14 @@ class Worker:
                     self.engine.step()
                 except Exception as error:
                     log.exception("a step failed")
-                    self._health.stepped(error)
+                    self._failures += FAILURES if isinstance(error, ACCELERATOR) else 1
                 else:
-                    self._health.stepped(None)
+                    self._failures = 0
             if self._live:  # A failed move of slots can end all requests outside of a step.
                 self._deliver()
             if self._scorer:
                 self._scorer.turn()
-            if self._health.stopping and not self._at_work and self._tasks.empty():
+            if self._stopping and not self._at_work and self._tasks.empty():
                 return
 
     @property
@@ -195,7 +158,7 @@ class Worker:
 
     def _take_tasks(self) -> None:
         """Run the tasks of event loops; sleep while there is no work."""
-        idle = not self._at_work and not self._health.stopping
+        idle = not self._at_work and not self._stopping
         try:
             while True:
                 self._tasks.get(block=idle)()
@@ -203,31 +166,29 @@ class Worker:
         except Empty:
             return
 
-    def _add(self, answers: OutputStream, added: Future[None]) -> None:
+    def _add(self, stream: OutputStream, added: Future[None]) -> None:
         if not added.set_running_or_notify_cancel():
             return
         now = time.monotonic()
         try:
-            self.check_queue(len(answers.outputs))
-            for output in answers.outputs:
+            self.check_queue(len(stream.outputs))
+            for output in stream.outputs:
                 output.added = now
                 output.request = self.engine.add(output.prompt, output.params)
-            live = [OutputReader(answers, i, self.tokenizer) for i in range(len(answers.outputs))]
+            live = [OutputReader(stream, i, self.tokenizer) for i in range(len(stream.outputs))]
         except Exception as error:
-            self._drop(answers)
+            self._drop(stream)
             added.set_exception(error)
-            del added  # the error's frames hold this one
             return
         self._live += live
-        for listener in self.on_add:
-            listener(answers.outputs)
+        self.metrics.added(stream.outputs)
         added.set_result(None)
 
     def _add_scoring(self, scoring: Scoring) -> None:
         try:
             self.check_queue(len(scoring.prompts))
         except ApiError as error:
-            fail(scoring, error)
+            scoring.fail(error)
         else:
             self._scorer.add(scoring)
 
@@ -238,7 +199,7 @@ class Worker:
             FullError: the queue is full.
             StoppingError: the worker has ended.
         """
-        if self._health.over:
+        if self._over:
             raise StoppingError
         waiting = self.live + more
         if waiting > self._most:
@@ -249,16 +210,15 @@ class Worker:
             with suppress(Exception):  # The engine refuses requests once its model has changed.
                 self.engine.add([0], SamplingParams(1, ()))
 
-    def _end(self, answers: OutputStream) -> None:
-        self._drop(answers)
+    def _end(self, stream: OutputStream) -> None:
+        self._drop(stream)
         self._deliver()
 
     def _end_all(self) -> None:
         """End all unfinished outputs because the server stops."""
         for live in self._live:
-            assert live.output.request is not None
-            live.output.request.error = StoppingError()
-            self._drop(live.answers)
+            live.request.error = StoppingError()
+            self._leave(live.request)
         self._deliver()
         self._scorer.end(StoppingError())
 
@@ -267,7 +227,7 @@ class Worker:
         for live in self._live:
             delta = Delta(live.index, finish="error", error=StoppingError())
             with suppress(RuntimeError):  # The event loop is closed.
-                live.answers.loop.call_soon_threadsafe(hand_over, [(live.answers, delta)])
+                live.stream.loop.call_soon_threadsafe(hand_over, [(live.stream, delta)])
         self._live = []
         self._scorer.end(StoppingError())
         with suppress(Empty):
@@ -283,34 +243,31 @@ class Worker:
             output, given, before = live.output, live.output.given, live.output.last
             delta = self._news_of(live, now)
             if output.given > given:
-                for on_tokens in self.on_tokens:
-                    on_tokens(output, output.given - given, before if given else None)
+                self.metrics.emitted(output, output.given - given, before if given else None)
             if delta is not None:
-                news.setdefault(live.answers.loop, []).append((live.answers, delta))
+                news.setdefault(live.stream.loop, []).append((live.stream, delta))
             if delta is None or delta.finish is None:
                 left.append(live)
             else:
                 if output.joined is not None:
                     self._usual += 0.1 * (now - output.joined - self._usual)
-                for listener in self.on_end:
-                    listener(output)
+                self.metrics.ended(output)
         self._live = left
         for loop, deltas in news.items():
             try:
                 loop.call_soon_threadsafe(hand_over, deltas)
             except RuntimeError:  # The event loop is closed.
-                for answers, _ in deltas:
-                    self.cancel(answers)
+                for stream, _ in deltas:
+                    self.cancel(stream)
 
     def _news_of(self, live: OutputReader, now: float) -> Delta | None:
         """Return the new tokens and text of an output; end it at its deadline or at the end of its text."""
-        request = live.output.request
-        assert request is not None
-        if now > live.answers.deadline:
-            if live.answers.begun is None:
-                requests = [output.request for output in live.answers.outputs if output.request is not None]
-                live.answers.begun = any(one.state is not State.WAITING for one in requests)
-            if not live.answers.begun:
+        request, stream = live.request, live.stream
+        if now > stream.deadline:
+            if stream.begun is None:
+                requests = [output.request for output in stream.outputs if output.request is not None]
+                stream.begun = any(one.state is not State.WAITING for one in requests)
+            if not stream.begun:
                 request.error = QueuedError()
             self._leave(request)
         try:
@@ -324,8 +281,8 @@ class Worker:
             delta.error = request.error
         return delta
 
-    def _drop(self, answers: OutputStream) -> None:
-        for output in answers.outputs:
+    def _drop(self, stream: OutputStream) -> None:
+        for output in stream.outputs:
             if output.request is not None:
                 self._leave(output.request)
 
