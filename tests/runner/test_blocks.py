@@ -56,11 +56,11 @@ def reference(form: str, rows: Any) -> Tensor:
 @pytest.mark.parametrize("form", FORMATS)
 def test_blocks_hold_the_files_numbers_in_its_bits(form: str) -> None:
     rows = random_blocks(form, OUTPUTS, INPUTS)
-    panels = pack_blocks(rows, form, INPUTS)
-    assert panels.nbytes <= 1.03 * rows.nbytes * -(-OUTPUTS // 16) * 16 / OUTPUTS
-    assert torch.equal(floats_of(panels, form, INPUTS, torch.arange(OUTPUTS)), reference(form, rows))
+    packed = pack_blocks(rows, form, INPUTS)
+    assert packed.nbytes <= 1.03 * rows.nbytes * -(-OUTPUTS // 16) * 16 / OUTPUTS
+    assert torch.equal(floats_of(packed, form, INPUTS, torch.arange(OUTPUTS)), reference(form, rows))
     some = torch.tensor([3, 49, 3, 16])
-    assert torch.equal(floats_of(panels, form, INPUTS, some), reference(form, rows)[some])
+    assert torch.equal(floats_of(packed, form, INPUTS, some), reference(form, rows)[some])
 
 
 @pytest.mark.parametrize("form", OTHERS)
@@ -74,12 +74,12 @@ def test_formats_are_written_as_others_with_the_same_numbers(form: str) -> None:
 def test_products_are_exact_to_float32_and_of_each_row_alone(widest: int, form: str) -> None:
     library = limited(widest)
     rows = random_blocks(form, OUTPUTS, INPUTS)
-    panels, weight = pack_blocks(rows, form, INPUTS), reference(form, rows).double()
+    packed, weight = pack_blocks(rows, form, INPUTS), reference(form, rows).double()
     bias = torch.randn(OUTPUTS, generator=torch.Generator().manual_seed(1))
     whole = torch.randn(max(ROWS), INPUTS, generator=torch.Generator().manual_seed(2))
     whole[:, 3] *= 100  # as the few large numbers of real models
     whole[1, 64:96] = 0
-    matrix = blocks_matrix(panels, form, INPUTS, OUTPUTS, address(bias, torch.float32))
+    matrix = blocks_matrix(packed, form, INPUTS, OUTPUTS, address(bias, torch.float32))
     alone = None
     for count in ROWS:
         x, out, scratch = whole[:count].clone(), torch.zeros(count, OUTPUTS), torch.zeros(count * INPUTS * 3 // 2)
@@ -91,8 +91,8 @@ def test_products_are_exact_to_float32_and_of_each_row_alone(widest: int, form: 
 
 
 def test_numbers_that_are_none_stay_so() -> None:
-    panels = pack_blocks(random_blocks("Q4_1", OUTPUTS, INPUTS), "Q4_1", INPUTS)
-    linear = PackedLinear(panels, OUTPUTS, None, torch.float32, ("Q4_1", INPUTS))
+    packed = pack_blocks(random_blocks("Q4_1", OUTPUTS, INPUTS), "Q4_1", INPUTS)
+    linear = PackedLinear(packed, OUTPUTS, None, torch.float32, ("Q4_1", INPUTS))
     x = torch.ones(3, INPUTS)
     x[1, 5] = torch.nan
     out = linear(x)
@@ -144,8 +144,8 @@ def test_a_layer_of_several_formats(demo: Any, tmp_path: Path) -> None:
     ours, _ = written(tmp_path, demo, "Q4_K")
     attention = ours.model.layers[1].self_attn
     rows = random_blocks("Q6_K", attention.v_proj.out_features, 256, 7)
-    panels = pack_blocks(rows, "Q6_K", 256)
-    attention.v_proj = PackedLinear(panels, len(rows), None, torch.float32, ("Q6_K", 256))
+    packed = pack_blocks(rows, "Q6_K", 256)
+    attention.v_proj = PackedLinear(packed, len(rows), None, torch.float32, ("Q6_K", 256))
     ids = torch.randint(3, 4000, (2, 9), generator=torch.Generator().manual_seed(4))
     assert inspect_model(ours).alteration is None
     expected = draftree.generate(ours, ids, runner="hooked", max_new_tokens=16).sequences

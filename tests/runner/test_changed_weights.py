@@ -92,8 +92,8 @@ def test_packed_weights_that_change_are_noticed() -> None:
     model = construct(MEMBERS["llama"])
     draftree.runner.pack_weights(model)
     before = ours(model, "auto")
-    model.model.layers[0].mlp.down_proj.panels.neg_()
-    model.model.layers[1].mlp.down_proj.panels.data.neg_()
+    model.model.layers[0].mlp.down_proj.packed.neg_()
+    model.model.layers[1].mlp.down_proj.packed.data.neg_()
     assert ours(model, "auto") == own(model) != before
 
 

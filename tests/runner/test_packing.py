@@ -1,4 +1,4 @@
-"""Models whose weights lie in panels: one copy, the same text, the same files, and back again."""
+"""Models whose weights are packed: one copy, the same text, the same files, and back again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from draftree.runner.cpu import packing
 from draftree.runner.cpu.packing import drop_file_pages
 from draftree.runner.eager import parts
 from draftree.runner.weights import packed as packed_weights
-from draftree.runner.weights.packed import Packed, PackedLinear, from_packed, packed, to_packed
+from draftree.runner.weights.packed import Packed, PackedLinear, from_packed, is_packed, to_packed
 
 FAMILIES = ("llama", "llama-tied", "mistral", "qwen2", "qwen3", "phi3", "glm", "olmo2", "gemma3")
 pytestmark = pytest.mark.skipif(load_library() is None, reason="not built: python hatch_build.py")
@@ -60,11 +60,11 @@ def test_the_cpu_runner_has_no_copy_of_its_own(name):
     model = packed_copy(name)
     runner = open_runner(model, "cpu")
     assert runner.form.startswith("cpu")
-    own = {m.panels.untyped_storage().data_ptr() for m in linears_of(model, PackedLinear)}
-    read = [p._parts[0][1].untyped_storage().data_ptr() for layer in runner._layers for p in layer._packed]
+    own = {m.packed.untyped_storage().data_ptr() for m in linears_of(model, PackedLinear)}
+    read = [p._held.untyped_storage().data_ptr() for layer in runner._layers for p in layer._packed]
     assert set(read) <= own
     tied = name == "llama-tied"
-    assert (runner._head._packed._parts[0][1].untyped_storage().data_ptr() in own) != tied
+    assert (runner._head._packed._held.untyped_storage().data_ptr() in own) != tied
 
 
 def test_one_copy_of_the_weights_is_alive(demo):
@@ -72,7 +72,7 @@ def test_one_copy_of_the_weights_is_alive(demo):
     stock = [weakref.ref(p) for p in model.parameters() if p.dim() == 2]
     weights = sum(p.nbytes for p in model.parameters())
     pack_weights(model)
-    held = [*model.parameters(), *(m.panels for m in model.modules() if isinstance(m, PackedLinear))]
+    held = [*model.parameters(), *(m.packed for m in model.modules() if isinstance(m, PackedLinear))]
     kept = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
     assert weights / 2 < kept < 0.6 * weights, "its linears are held in 16 bits, but for queries that were scaled"
     assert [p() is not None for p in stock] == [True] + [False] * (len(stock) - 1), "the embedding alone stays"
@@ -92,9 +92,9 @@ def test_unpacked_it_is_as_it_was():
 
 def test_packing_twice_changes_nothing():
     model = packed_copy("llama")
-    before = [m.panels.data_ptr() for m in linears_of(model, PackedLinear)]
+    before = [m.packed.data_ptr() for m in linears_of(model, PackedLinear)]
     pack_weights(model)
-    assert [m.panels.data_ptr() for m in linears_of(model, PackedLinear)] == before
+    assert [m.packed.data_ptr() for m in linears_of(model, PackedLinear)] == before
 
 
 def test_it_saves_and_loads_stock_files(tmp_path):
@@ -159,7 +159,7 @@ def test_cast_it_loads_what_it_has_saved(first, then):
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, PackedLinear):
-                module.panels.zero_()
+                module.packed.zero_()
     model.load_state_dict(saved)
     assert all(torch.equal(tensor, saved[name]) for name, tensor in model.state_dict().items())
 
@@ -171,13 +171,13 @@ def test_opening_a_runner_copies_no_packed_weights(name, dtype, monkeypatch):
     pack_weights(model)
     copied = []
     whole = packed_weights.from_packed
-    monkeypatch.setattr(packed_weights, "from_packed", lambda panels, n: copied.append(n) or whole(panels, n))
+    monkeypatch.setattr(packed_weights, "from_packed", lambda packed, n: copied.append(n) or whole(packed, n))
     runner = open_runner(model)
     assert runner.name == "cpu"
     assert copied == []
 
 
-def test_heads_that_end_within_a_panel_are_packed_apart():
+def test_heads_that_end_within_a_group_are_packed_apart():
     model = construct(MEMBERS["llama"], hidden_size=60, num_attention_heads=5, num_key_value_heads=5)  # 60 outputs each
     stock = copy.deepcopy(model)
     pack_weights(model)
@@ -195,14 +195,14 @@ def test_in_bfloat16_it_computes_saves_and_goes_back_too():
     pack_weights(model)
     runner = open_runner(model)
     assert runner.form.startswith("cpu")
-    assert runner.copied_bytes < copied.copied_bytes / 4, "panels are read where they are"
+    assert runner.copied_bytes < copied.copied_bytes / 4, "packed weights are read where they are"
     assert torch.equal(generate(model, ids, runner=runner, max_new_tokens=12).sequences, expected)
     with torch.no_grad():
         torch.testing.assert_close(model(ids).logits, stock(ids).logits, rtol=0.05, atol=0.05)
         assert model(ids).logits.dtype == torch.bfloat16
     for name, tensor in stock.state_dict().items():
         assert torch.equal(model.state_dict()[name], tensor), name
-    model.model.layers[0].mlp.down_proj.panels[:, 0] = 3
+    model.model.layers[0].mlp.down_proj.packed[:, 0] = 3
     model.load_state_dict(stock.state_dict())
     unpack_weights(model)
     assert open_runner(model, "hooked").target.alteration is None
@@ -212,13 +212,13 @@ def test_in_bfloat16_it_computes_saves_and_goes_back_too():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(2000, 1024), (32, 2), (16, 8)])
-def test_panels_are_a_copy_of_the_weights_and_no_larger(shape, dtype):
+def test_packed_weights_are_a_copy_of_the_weights_and_no_larger(shape, dtype):
     weight = torch.randn(shape).to(dtype)
-    panels = to_packed(weight)
-    assert torch.equal(from_packed(panels, len(weight)), weight)
-    assert panels.is_contiguous()
-    assert panels.data_ptr() != weight.data_ptr()
-    assert panels.untyped_storage().nbytes() == weight.nbytes
+    packed = to_packed(weight)
+    assert torch.equal(from_packed(packed, len(weight)), weight)
+    assert packed.is_contiguous()
+    assert packed.data_ptr() != weight.data_ptr()
+    assert packed.untyped_storage().nbytes() == weight.nbytes
 
 
 def test_what_lies_apart_is_copied():
@@ -227,8 +227,8 @@ def test_what_lies_apart_is_copied():
     attention.k_proj = copy.deepcopy(attention.k_proj)
     parts = [attention.q_proj, attention.k_proj, attention.v_proj]
     packed = Packed(parts)
-    assert packed._parts[0][1].untyped_storage().data_ptr() != attention.q_proj.panels.untyped_storage().data_ptr()
-    assert torch.equal(packed._parts[0][1], torch.cat([m.panels for m in parts]))
+    assert packed._held.untyped_storage().data_ptr() != attention.q_proj.packed.untyped_storage().data_ptr()
+    assert torch.equal(packed._held, torch.cat([m.packed for m in parts]))
 
 
 @pytest.mark.parametrize(("free", "form"), [(10**6, "eager"), (None, "eager"), (10**12, "cpu")])
@@ -241,7 +241,7 @@ def test_large_models_are_copied_where_memory_is_plenty(free, form, monkeypatch)
     assert open_runner(model, "cpu").form.startswith("cpu"), "a packed model needs no copy"
 
 
-def test_the_eager_runner_reads_panels_as_they_lie():
+def test_the_eager_runner_reads_packed_weights_as_they_lie():
     model = packed_copy("llama")
     runner = open_runner(model, "eager")
     assert runner.copied_bytes == 0
@@ -323,11 +323,11 @@ def test_a_model_of_our_own_is_packed_where_a_runner_would_copy_much(monkeypatch
     ):  # fmt: skip
         model = copy.deepcopy(build(name))
         packing.pack_own(model, choice)
-        assert packed(model) == wanted, (choice, name)
+        assert is_packed(model) == wanted, (choice, name)
     monkeypatch.setattr(packing, "MUCH", 10**9)
     model = copy.deepcopy(build("llama"))
     packing.pack_own(model, "auto")
-    assert not packed(model)
+    assert not is_packed(model)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems keep the pages")

@@ -41,7 +41,7 @@ def rounded(name: str, dtype: torch.dtype) -> Any:
 def held(model: Any) -> set[torch.dtype]:
     """The types that the runner for a model holds its layers' weights in."""
     runner: Any = open_runner(model, "cpu")
-    return {matrix._parts[0][1].dtype for layer in runner._layers for matrix in layer._packed}
+    return {matrix._held.dtype for layer in runner._layers for matrix in layer._packed}
 
 
 def whole(weight: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def test_logits_are_those_of_32_bits_to_the_last_bit(dtype: torch.dtype, monkeyp
     model = rounded("qwen2", dtype)
     assert held(model) == {dtype}
     pack_weights(model)
-    assert {m.panels.dtype for m in model.modules() if isinstance(m, PackedLinear)} == {dtype}
+    assert {m.packed.dtype for m in model.modules() if isinstance(m, PackedLinear)} == {dtype}
     assert held(model) == {dtype}, "read where they are"
     with monkeypatch.context() as patch:
         patch.setattr("draftree.runner.cpu.packing.in_16_bits", whole)
@@ -169,6 +169,6 @@ def test_a_linear_that_fills_no_words_is_cast_too() -> None:
     linear = PackedLinear(to_packed(weight), 20, None, torch.float32).to(torch.bfloat16)
     assert not linear.readable
     assert torch.equal(linear.weight, weight.bfloat16())
-    assert torch.equal(from_packed(linear.panels, 20), weight.bfloat16())
+    assert torch.equal(from_packed(linear.packed, 20), weight.bfloat16())
     x = torch.randn(3, 33).bfloat16()
     assert torch.equal(linear(x), torch.nn.functional.linear(x, weight.bfloat16()))

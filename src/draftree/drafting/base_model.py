@@ -40,10 +40,10 @@ def model_hash(model: Any) -> str:
     packed: dict[str, Any] = {}
     for name, module in model.named_modules():  # a tied head counts as its embedding, as among parameters
         if isinstance(module, PackedLinear | PackedEmbedding):
-            places = {other.panels.data_ptr() for other in packed.values()}
-            packed |= {} if module.panels.data_ptr() in places else {f"{name}.weight": module}
+            places = {other.packed.data_ptr() for other in packed.values()}
+            packed |= {} if module.packed.data_ptr() in places else {f"{name}.weight": module}
     named = [(name, part) for name, parameter in model.named_parameters() for part in parts_of(parameter)]
-    parameters = sorted([*named, *((name, m.panels) for name, m in packed.items())], key=lambda pair: pair[0])
+    parameters = sorted([*named, *((name, m.packed) for name, m in packed.items())], key=lambda pair: pair[0])
     if any(parameter.is_meta for _, parameter in parameters):
         raise ValueError(
             "The model's weights are offloaded, so nobody can tell whose they are: load the drafter with "

@@ -248,13 +248,13 @@ def _put(model: Any, name: str, tensor: TensorInfo, gguf_name: str, processor: A
     rows = processor.process(weights=tensor.data.reshape(expected[0], -1), name=gguf_name).weights  # reorders rows
     kind, rows = recoded(tensor.kind, np.asarray(rows))
     blocks = kind, expected[1]
-    panels = pack_blocks(rows, *blocks)
-    packed: nn.Module
+    packed = pack_blocks(rows, *blocks)
+    replacement: nn.Module
     if isinstance(module, nn.Embedding):
-        packed = PackedEmbedding(panels, kind, module)
+        replacement = PackedEmbedding(packed, kind, module)
     else:
-        packed = PackedLinear(panels, expected[0], module.bias, torch.float32, blocks)
-    model.set_submodule(place, packed)
+        replacement = PackedLinear(packed, expected[0], module.bias, torch.float32, blocks)
+    model.set_submodule(place, replacement)
 
 
 def _tie(model: Any) -> None:

@@ -64,23 +64,23 @@ def to_blocks(model: Any, form: str) -> list[str]:
         if module.in_features % FORMATS[kind][1]:
             left.append(name)
             continue
-        panels = _packed(module.weight, kind)
+        packed = _packed(module.weight, kind)
         bias = None if module.bias is None else nn.Parameter(module.bias.float())
         blocks = kind, module.in_features
-        model.set_submodule(name, PackedLinear(panels, module.out_features, bias, torch.float32, blocks))
+        model.set_submodule(name, PackedLinear(packed, module.out_features, bias, torch.float32, blocks))
     if embedding.embedding_dim % FORMATS[TABLES][1] == 0:
-        packed = PackedEmbedding(_packed(embedding.weight, TABLES), TABLES, embedding)
-        model.set_submodule(table, packed)
+        made = PackedEmbedding(_packed(embedding.weight, TABLES), TABLES, embedding)
+        model.set_submodule(table, made)
         if tied:
-            model.set_output_embeddings(tied_head(packed))
+            model.set_output_embeddings(tied_head(made))
     model.float()
     return left
 
 
 def tied_head(embedding: PackedEmbedding) -> PackedLinear:
-    """Return a head that reads the panels of the embedding."""
+    """Return a head that reads the weights of the embedding."""
     blocks = embedding.form, embedding.embedding_dim
-    return PackedLinear(embedding.panels, embedding.num_embeddings, None, torch.float32, blocks, saved=False)
+    return PackedLinear(embedding.packed, embedding.num_embeddings, None, torch.float32, blocks, saved=False)
 
 
 def _packed(weight: Tensor, form: str) -> Tensor:

@@ -61,7 +61,7 @@ def started(found: ctypes.CDLL, widest: int) -> ctypes.CDLL | None:
     found.blocks_pack.argtypes = [c_int64, c_void_p, *[c_int64] * 4, c_void_p]
     found.blocks_floats.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_void_p]
     found.blocks_pack.restype = found.blocks_floats.restype = None
-    found.blocks_panel.argtypes, found.blocks_panel.restype = [c_int64, c_int64], c_int64
+    found.blocks_group.argtypes, found.blocks_group.restype = [c_int64, c_int64], c_int64
     found.layer_run.argtypes = [c_void_p, c_int64, POINTER(Pass), c_int64, c_void_p, c_void_p, c_void_p]
     found.t5_pass.argtypes = [POINTER(T5Decoder), POINTER(Pass), *[c_void_p] * 3, *[c_int64] * 3, *[c_void_p] * 3]
     for name in ("norm", "product", "run"):

@@ -53,7 +53,7 @@ INLINE void fetch_tile(const float *weights) {
 typedef struct {
     const float *x;       /* see lay_halves */
     int64_t upper, lower; /* rows of two tiles that lie one behind the other, at most 16 each */
-    const float *panels;  /* [wide, words, LANES] */
+    const float *packed;  /* [wide, words, LANES] */
     int64_t words;
     int wide;
     const float *ahead;   /* as many panels that will be read soon, or NULL */
@@ -65,7 +65,7 @@ typedef struct {
 INLINE void multiply_beside(const Tiles *t, int kind) {
     int64_t words = t->words, wide = t->wide;
     const float *own[4];
-    for (int i = 0; i < 4; i++) own[i] = t->panels + (i < wide ? i : wide - 1) * words * LANES; /* where there are fewer, one again */
+    for (int i = 0; i < 4; i++) own[i] = t->packed + (i < wide ? i : wide - 1) * words * LANES; /* where there are fewer, one again */
     TILE_ZERO(0);
     TILE_ZERO(1);
     TILE_ZERO(2);
@@ -92,7 +92,7 @@ INLINE void multiply_beside(const Tiles *t, int kind) {
  * rows in 4 and 5; weights in 6 and 7. */
 INLINE void multiply_below(const Tiles *t, int kind) {
     int64_t words = t->words, wide = t->wide, upper = t->upper, lower = t->lower;
-    const float *below = t->x + upper * words, *left = t->panels, *right = left + (wide - 1) * words * LANES;
+    const float *below = t->x + upper * words, *left = t->packed, *right = left + (wide - 1) * words * LANES;
     TILE_ZERO(0);
     TILE_ZERO(1);
     TILE_ZERO(2);
@@ -140,9 +140,9 @@ INLINE void product_tiles(const Product *t, int64_t first, int64_t last, int kin
     int usual = tiles == 1 ? 4 : 2;
     float result[4 * TILE_ROWS * LANES], numbers[4 * TILE_ROWS * LANES];
     for (int64_t panel = first; panel < last; panel += usual) {
-        Tiles some = {.panels = m->panels + panel * words * LANES, .words = words, .result = result};
+        Tiles some = {.packed = m->packed + panel * words * LANES, .words = words, .result = result};
         some.wide = last - panel < usual ? (int)(last - panel) : usual;
-        some.ahead = some.panels + usual * words * LANES;
+        some.ahead = some.packed + usual * words * LANES;
         for (int64_t tile = 0, row = 0; tile < tiles; tile += 2) {
             int64_t upper = height_of(t->rows, tiles, tile), lower = tile + 1 < tiles ? height_of(t->rows, tiles, tile + 1) : 0;
             int64_t height = upper + lower;

@@ -114,7 +114,7 @@ INLINE_DOTS void fours_of(int kind, const uint8_t *words, int j, __m512i *low, _
 /* `rows` times a panel: x as in_blocks_dots leaves it, result [rows, LANES]; `rows` and `kind` are constants. */
 INLINE_DOTS void dots_tile(const Matrix *m, const float *x, int64_t panel, int rows, int kind, float *result) {
     const int64_t units = m->inputs / UNIT, bytes = panel_bytes(kind, m->inputs);
-    const uint8_t *own = (const uint8_t *)m->panels + panel * bytes;
+    const uint8_t *own = (const uint8_t *)m->packed + panel * bytes;
     __m512 sums[BLOCK_ROWS];
     EACH(r, rows) sums[r] = _mm512_setzero_ps();
     for (int64_t u = 0; u < units; u++) {

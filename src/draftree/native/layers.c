@@ -135,7 +135,7 @@ typedef struct {
     int kind;
     const uint8_t *rows;
     int64_t row_bytes, inputs, outputs;
-    uint8_t *panels;
+    uint8_t *packed;
 } Packing;
 
 static void packing_share(const void *task, int64_t first, int64_t last) {
@@ -143,12 +143,12 @@ static void packing_share(const void *task, int64_t first, int64_t last) {
     for (int64_t panel = first; panel < last; panel++) {
         int64_t begin = panel * LANES, count = t->outputs - begin < LANES ? t->outputs - begin : LANES;
         pack_any_panel(t->kind, t->rows + begin * t->row_bytes, t->row_bytes, t->inputs, count,
-                   t->panels + panel * panel_bytes(t->kind, t->inputs));
+                   t->packed + panel * panel_bytes(t->kind, t->inputs));
     }
 }
 
-void blocks_pack(int64_t kind, const uint8_t *rows, int64_t row_bytes, int64_t inputs, int64_t outputs, int64_t threads, uint8_t *panels) {
-    Packing t = {(int)kind, rows, row_bytes, inputs, outputs, panels};
+void blocks_pack(int64_t kind, const uint8_t *rows, int64_t row_bytes, int64_t inputs, int64_t outputs, int64_t threads, uint8_t *packed) {
+    Packing t = {(int)kind, rows, row_bytes, inputs, outputs, packed};
     spread(packing_share, &t, (outputs + LANES - 1) / LANES, threads, inputs * outputs);
 }
 
@@ -157,7 +157,7 @@ void blocks_floats(const Matrix *m, const int64_t *outputs, int64_t count, float
     int kind = (int)m->kind;
     float numbers[UNIT * LANES];
     for (int64_t n = 0; n < count; n++, out += m->inputs) {
-        const uint8_t *panel = (const uint8_t *)m->panels + outputs[n] / LANES * panel_bytes(kind, m->inputs);
+        const uint8_t *panel = (const uint8_t *)m->packed + outputs[n] / LANES * panel_bytes(kind, m->inputs);
         for (int64_t u = 0; u < m->inputs / UNIT; u++) {
             expand_any_unit(kind, panel, u, numbers);
             for (int64_t i = 0; i < UNIT; i++) out[u * UNIT + i] = numbers[i * LANES + outputs[n] % LANES];
@@ -166,7 +166,7 @@ void blocks_floats(const Matrix *m, const int64_t *outputs, int64_t count, float
 }
 
 /* Bytes of a panel of that kind. */
-int64_t blocks_panel(int64_t kind, int64_t inputs) { return panel_bytes((int)kind, inputs); }
+int64_t blocks_group(int64_t kind, int64_t inputs) { return panel_bytes((int)kind, inputs); }
 
 /* The first half of an MLP, see Gating; x [rows, inputs], of as many rows as `gated` and then `raised`. */
 static void gate_rows(const Matrix *gate, const Matrix *up, const float *x, int64_t rows, const Pass *p, int gelu, float *gated) {

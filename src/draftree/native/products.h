@@ -46,7 +46,7 @@ enum Kind {
 
 /* A matrix in panels, as draftree.runner.weights.packed lays it out. */
 typedef struct Matrix {
-    const float *panels; /* words [ceil(outputs / LANES), words_of, LANES], zeros behind the last output; or blocks */
+    const float *packed; /* words [ceil(outputs / LANES), words_of, LANES], zeros behind the last output; or blocks */
     const float *bias;   /* [outputs] or NULL */
     const float *scales; /* [outputs], by which sums of weights of 8 bits are multiplied, or NULL */
     int64_t inputs, outputs;
@@ -312,7 +312,7 @@ INLINE void product_panels(const Product *t, int64_t first, int64_t last, int ve
         float *to = t->out;
         for (int64_t i = 0, before = 0; i < tiles; i++) {
             int64_t height = height_of(t->rows, tiles, i), count = height * parts;
-            const float *own = m->panels + (panel - t->before) * words * LANES;
+            const float *own = m->packed + (panel - t->before) * words * LANES;
             const float *next = t->soon ? t->soon : own + wide * words * LANES, *ahead[2] = {next, next};
             int64_t step = LANES;
             if (wide == 1) { /* the next one, by halves, of which each tile takes its part */
@@ -348,13 +348,13 @@ INLINE int product_expanded(const Product *t, int64_t first, int64_t last, int v
     if (!held) return 0;
     float *numbers = (float *)(((uintptr_t)held + LINE - 1) / LINE * LINE);
     Matrix m = *t->m;
-    m.panels = numbers, m.kind = FLOAT32;
+    m.packed = numbers, m.kind = FLOAT32;
     Product some = *t;
     some.m = &m, some.kind = FLOAT32;
     for (int64_t panel = first; panel < last; panel += 2) {
         int64_t wide = last - panel < 2 ? last - panel : 2;
         WITH(vector, expand_panels, t->m, panel, wide, kind, numbers);
-        some.before = panel, some.soon = t->m->panels + (panel + wide) * words_of(t->m) * LANES;
+        some.before = panel, some.soon = t->m->packed + (panel + wide) * words_of(t->m) * LANES;
         product(&some, panel, panel + wide);
     }
     free(held);
@@ -369,7 +369,7 @@ INLINE void product_units(const Product *t, int64_t first, int64_t last, int vec
     float few[12 * LANES], numbers[UNIT * LANES], *held = t->rows > 12 ? malloc((size_t)t->rows * LINE) : 0, *sums = held ? held : few;
     int64_t most = held ? t->rows : 12; /* rows whose sums there is memory for */
     for (int64_t panel = first; panel < last; panel++) {
-        const uint8_t *own = (const uint8_t *)m->panels + panel * bytes;
+        const uint8_t *own = (const uint8_t *)m->packed + panel * bytes;
         for (int64_t tile = 0, before = 0; tile < tiles;) {
             int64_t end = tile, rows = 0;
             while (end < tiles && rows + height_of(t->rows, tiles, end) <= most) rows += height_of(t->rows, tiles, end++);

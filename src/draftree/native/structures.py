@@ -18,10 +18,10 @@ from torch import Tensor
 
 
 class Matrix(Structure):
-    """A matrix in panels (`products.h`)."""
+    """A matrix of packed weights (`products.h`)."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("panels", "bias", "scales")),
+        *((name, c_void_p) for name in ("packed", "bias", "scales")),
         *((name, c_int64) for name in ("inputs", "outputs", "kind", "rounds", "stride")),
         ("beside", c_void_p),
     )

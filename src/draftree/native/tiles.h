@@ -35,7 +35,7 @@ INLINE void TILED(product_tile)(const Matrix *m, const float *x, int64_t panel, 
     const float *soon = ahead[0], *also = ahead[1];
     VECTOR sums[12][4][PARTS];
     const int64_t words = words_of(m);
-    const float *weights = m->panels + panel * words * LANES;
+    const float *weights = m->packed + panel * words * LANES;
     EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] = (VECTOR){0};
     for (int64_t k = 0; k < words; k++) {
         if (wide == 1) {
@@ -84,7 +84,7 @@ INLINE void TILED(product_tile)(const Matrix *m, const float *x, int64_t panel, 
 
 /* Panels [panel, panel + wide) of weights of 16 bits as floats, [wide, inputs, LANES]. */
 INLINE void TILED(expand_panels)(const Matrix *m, int64_t panel, int64_t wide, int kind, float *numbers) {
-    const float *word = m->panels + panel * words_of(m) * LANES;
+    const float *word = m->packed + panel * words_of(m) * LANES;
     VECTOR *to = (VECTOR *)numbers;
     for (int64_t k = 0; k < wide * words_of(m); k++, word += LANES, to += 2 * PARTS) {
         EACH(q, PARTS) {

@@ -23,7 +23,7 @@ from draftree.runner.hooked.check import check_trees
 from draftree.runner.hooked.families import TESTED_FAMILIES
 from draftree.runner.hooked.runner import HookedRunner, ModelLayout
 from draftree.runner.target import Target, inspect_model, offloaded, unwrapped
-from draftree.runner.weights.packed import MUCH, packed
+from draftree.runner.weights.packed import MUCH, is_packed
 
 __all__ = [
     "CpuRunner",
@@ -156,6 +156,6 @@ def _open(target: Target, way: type[Runner]) -> Runner:
 def _of_copies(runner: Runner) -> str:
     """Return a warning of the memory that the runner's copies take, and how to avoid them."""
     ways = 'runner="in_place" (--no-pack) does without, and is slower'
-    if isinstance(runner, CpuRunner) and not packed(runner.target.model):
+    if isinstance(runner, CpuRunner) and not is_packed(runner.target.model):
         ways = f"draftree.pack_weights(model) makes it the only one, {ways}"
     return f"The {runner.name} runner keeps a copy of {runner.copied_bytes / 1e9:.1f} GB of weights: {ways}."

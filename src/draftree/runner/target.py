@@ -232,7 +232,7 @@ def device_of(model: Any) -> torch.device:
     """Return the device of a model's input ids."""
     embedding = model.get_input_embeddings()
     if isinstance(embedding, PackedEmbedding):
-        return embedding.panels.device
+        return embedding.packed.device
     device = torch.device(getattr(embedding, "weight", next(model.parameters())).device)
     return torch.device(_brought_to(embedding) or device) if device.type == "meta" else device
 

@@ -21,7 +21,7 @@ from draftree.drafting.folder import base_of
 from draftree.drafting.small_model import check_pair, warn_of_size
 from draftree.errors import brief
 from draftree.runner.target import inspect_model
-from draftree.runner.weights.packed import packed
+from draftree.runner.weights.packed import is_packed
 from draftree.runner.weights.stock import has_eight_bits
 from draftree.training.answers import META, AnswerOptions, Progress, make_data
 from draftree.training.objectives import Objective, cross_entropy
@@ -85,7 +85,7 @@ def check_trainable(model: Any) -> None:
         ValueError: it is packed, quantised, frozen, or has an adapter or a generation config that cannot be saved.
     """
     model = inspect_model(model).model
-    if packed(model):
+    if is_packed(model):
         raise ValueError("The model is packed and cannot be trained so: call draftree.unpack_weights(model) before.")
     if getattr(model, "hf_quantizer", None) is not None or has_eight_bits(model):
         raise ValueError("The model's weights are quantised and cannot be trained: load it without quantisation.")

@@ -29,7 +29,6 @@ from draftree.runner.weights.packed import LANES, Packed, scratch_for
 
 ROUNDS, NORMS_ROUND_TWICE = 1, 2  # where numbers are rounded to bfloat16 (`layers.c`)
 NO_END = 2**31 - 1  # KV positions; more than any window or context has
-MATRICES = "qkv", "output", "gate", "up", "down"  # of `Layer`
 WORTH_THREADS = 2_500_000  # multiplications of a pass under which waking other threads costs more than it saves
 
 
@@ -53,15 +52,14 @@ class CompiledLayer:
     ) -> None:
         self.parts = parts
         self._packed = [Packed(linears) for linears in parts.products()]
-        self.in_place = any(packed.in_place for packed in self._packed)
         self.copied = sum(packed.nbytes for packed in self._packed)  # bytes of weights
         kv, groups, dim = parts.heads
         norms = [*parts.norms, *(parts.head_norms or (None, None)), *parts.behind]
-        # Copies, as C keeps their addresses, and torch moves the memory of parameters that other processes share.
+        # Copies, as C keeps their addresses.
         self._weights = [None if norm is None else norm.weight.to(torch.float32, copy=True) for norm in norms]
         self._partner = None if rotation.plain else rotation.partner.int()
         matrices = [packed.described for packed in self._packed]
-        hidden, self._at = matrices[0].inputs, [matrix.panels for matrix in matrices]
+        hidden = matrices[0].inputs
         self._described = Layer(
             *matrices,
             *(optional_address(weight, torch.float32) for weight in self._weights),
@@ -74,19 +72,6 @@ class CompiledLayer:
         self.scratch = hidden + max(matrices[0].stride + queries, 2 * matrices[2].stride)  # floats a row
         self.widest = max(matrix.inputs for matrix in matrices)
         self.weights = sum(matrix.inputs * matrix.stride for matrix in matrices)  # in a row's products
-
-    @property
-    def moved(self) -> bool:
-        """True if torch has moved the model's memory, which it does for all of it at once."""
-        return self.in_place and self._packed[0].described.panels != self._at[0]
-
-    def follow(self) -> None:
-        """Update the addresses of packed weights that belong to the model; see `Packed.described`."""
-        at = [packed.described.panels for packed in self._packed]
-        if at != self._at:
-            self._at = at
-            for name, place in zip(MATRICES, at, strict=True):
-                getattr(self._described, name).panels = place
 
 
 class CompiledStack:
@@ -110,9 +95,6 @@ class CompiledStack:
         In a batch of one, the first `unread` rows of the result are not read, so their values are undefined.
         """
         keys, values = self.stores(angles.cache, x, first, last)
-        if self.layers[first].moved:
-            for layer in self.layers:
-                layer.follow()
         some = [ctypes.addressof(layer._described) for layer in self.layers[first:last]]
         layers = (c_void_p * len(some))(*some)
         self._run(layers, len(some), angles.described, unread, address(x, torch.float32), keys, values)

@@ -114,23 +114,23 @@ def unpack_weights(model: Any) -> None:
 
 
 def _replace(parent: nn.Module, linears: Sequence[Any], forget: Callable[[Tensor], None]) -> None:
-    """Pack linears that read the same input below `parent`, in one piece of memory where panels do not straddle two."""
+    """Pack linears below `parent` that read the same input, in one piece of memory if groups of outputs allow it."""
     if any(type(linear) is not nn.Linear for linear in linears):
         return  # packed already
     if any(linear.out_features % LANES for linear in linears[:-1]):
         for linear in linears:
             _replace(parent, [linear], forget)
         return
-    panels, dtype = to_packed(in_16_bits(side_by_side(linears))), linears[0].weight.dtype
+    packed, dtype = to_packed(in_16_bits(side_by_side(linears))), linears[0].weight.dtype
     for linear in linears:
         forget(linear.weight.detach())
     counts = [-(-linear.out_features // LANES) for linear in linears]
-    for linear, own in zip(linears, panels.split(counts), strict=True):
-        packed = PackedLinear(own, linear.out_features, linear.bias, dtype).train(linear.training)
+    for linear, own in zip(linears, packed.split(counts), strict=True):
+        made = PackedLinear(own, linear.out_features, linear.bias, dtype).train(linear.training)
         for module in list(parent.modules()):
             for name, child in list(module.named_children()):
                 if child is linear:
-                    setattr(module, name, packed)
+                    setattr(module, name, made)
 
 
 def drop_file_pages(tensor: Tensor) -> None:

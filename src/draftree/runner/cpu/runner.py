@@ -21,7 +21,7 @@ from draftree.runner.masks import LayerKind
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.surgery import logit_slice
 from draftree.runner.target import Target
-from draftree.runner.weights.packed import misfit, packed
+from draftree.runner.weights.packed import is_packed, misfit
 
 TYPES = (torch.float32, torch.bfloat16)
 
@@ -62,7 +62,7 @@ class CpuRunner(EagerRunner):
         reason = misfit([*products_of(target), [target.model.get_output_embeddings()]])
         if reason is not None:
             return f"This model does not qualify for runner='cpu', as {reason}: use runner='auto'."
-        if not packed(target.model) and not may_copy(target.model, target.device, much_faster=True):
+        if not is_packed(target.model) and not may_copy(target.model, target.device, much_faster=True):
             return (
                 "There is too little free memory for the copy of the weights that runner='cpu' reads: call "
                 "draftree.pack_weights(model) first, or use runner='in_place'."

@@ -110,19 +110,7 @@ class CudaGraphRunner(EagerRunner):
         self._kv_positions = torch.arange(0, device=target.device)
         self._free_stores: deque[Stores] = deque(maxlen=1)  # of the last cache that was dropped
         self._replaying = threading.RLock()
-        self._addresses = self._weight_addresses()
         self.recorded = 0
-
-    def _weight_addresses(self) -> list[int]:
-        """Return where the weights lie that recordings read: the embedding's alone where the others were copied."""
-        modules = [self._embedding] if self.copied_bytes else self.target.model.modules()
-        held = (parameter for module in modules for parameter in module._parameters.values())
-        return [parameter.data_ptr() for parameter in held if parameter is not None]
-
-    @property
-    def outdated(self) -> bool:
-        """See `Runner.outdated`. Recordings read weights at their addresses, so moved weights count as changed."""
-        return super().outdated or self._addresses != self._weight_addresses()
 
     @property
     def plan_device(self) -> torch.device:

@@ -30,7 +30,7 @@ from draftree.runner.kv.cache import SlotCache
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.surgery import logit_slice, operate
 from draftree.runner.target import Target
-from draftree.runner.weights.packed import PackedLinear, linear_bytes, packed
+from draftree.runner.weights.packed import PackedLinear, is_packed, linear_bytes
 from draftree.runner.weights.stock import has_eight_bits
 
 
@@ -86,7 +86,7 @@ class EagerRunner(Runner):
         """
         product = StockProduct
         model = self.target.model
-        if self.fuses and not packed(model) and may_copy(model, self.target.device, much_faster=False):
+        if self.fuses and not is_packed(model) and may_copy(model, self.target.device, much_faster=False):
             product, self.copied_bytes = FusedProduct, linear_bytes(self.target)
         self._layers = [TensorLayer(part, product) for part in parts]
         self._head = TensorHead(self._norm, head, product, cap)

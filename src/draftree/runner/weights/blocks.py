@@ -1,4 +1,4 @@
-"""Weights that stay in a GGUF file's blocks: in panels of sixteen outputs, as `native/blocks.h` lays them.
+"""Weights that stay in a GGUF file's blocks: packed in groups of sixteen outputs, as `native/blocks.h` lays them.
 
 A block has 32 whole numbers of 4 to 8 bits and their scale. Compiled products expand blocks in registers; elsewhere
 weights are dequantised, for the rows that are needed.
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from draftree.native import load_library
 from draftree.native.structures import Matrix, address, array_address
 
-LANES = 16  # outputs of a panel
+LANES = 16  # outputs of a group
 # Formats by GGUF's names: the number of each in `products.h`, and the inputs that a row must be a multiple of.
 FORMATS = {
     **{name: (10 + i, 32) for i, name in enumerate(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"))},
@@ -24,13 +24,13 @@ FORMATS = {
 }
 
 
-def blocks_matrix(panels: Tensor, form: str, inputs: int, outputs: int, bias: int | None = None) -> Matrix:
-    """Return what C reads of panels of that format; `bias` is an address."""
-    return Matrix(address(panels, torch.uint8), bias, None, inputs, outputs, FORMATS[form][0], 0, outputs, None)
+def blocks_matrix(packed: Tensor, form: str, inputs: int, outputs: int, bias: int | None = None) -> Matrix:
+    """Return what C reads of packed blocks of that format; `bias` is an address."""
+    return Matrix(address(packed, torch.uint8), bias, None, inputs, outputs, FORMATS[form][0], 0, outputs, None)
 
 
 def pack_blocks(rows: NDArray[np.uint8], form: str, inputs: int) -> Tensor:
-    """Lay a file's blocks in panels, with zeros behind the last output.
+    """Pack the blocks of a file, with zeros behind the last output.
 
     Args:
         rows: uint8 [outputs, bytes of a row], as they lie in the file.
@@ -38,23 +38,23 @@ def pack_blocks(rows: NDArray[np.uint8], form: str, inputs: int) -> Tensor:
         inputs: weights of a row.
 
     Returns:
-        uint8 [panels, bytes of a panel].
+        uint8 [groups, bytes of a group].
     """
     library = load_library()
     assert library is not None
     kind, outputs = FORMATS[form][0], len(rows)
-    panels = torch.empty(-(-outputs // LANES), library.blocks_panel(kind, inputs), dtype=torch.uint8, device="cpu")
+    packed = torch.empty(-(-outputs // LANES), library.blocks_group(kind, inputs), dtype=torch.uint8, device="cpu")
     at = array_address(np.ascontiguousarray(rows), np.uint8)
     shape = rows.shape[1], inputs, outputs
-    library.blocks_pack(kind, at, *shape, torch.get_num_threads(), address(panels, torch.uint8))
-    return panels
+    library.blocks_pack(kind, at, *shape, torch.get_num_threads(), address(packed, torch.uint8))
+    return packed
 
 
-def floats_of(panels: Tensor, form: str, inputs: int, outputs: Tensor) -> Tensor:
+def floats_of(packed: Tensor, form: str, inputs: int, outputs: Tensor) -> Tensor:
     """Dequantise the weights of some outputs.
 
     Args:
-        panels: uint8, on the CPU.
+        packed: uint8, on the CPU.
         form: of `FORMATS`.
         inputs: weights of an output.
         outputs: LongTensor [n], which.
@@ -66,39 +66,39 @@ def floats_of(panels: Tensor, form: str, inputs: int, outputs: Tensor) -> Tensor
     assert library is not None
     outputs = outputs.cpu().contiguous()
     found = torch.empty(len(outputs), inputs, dtype=torch.float32, device="cpu")
-    matrix = blocks_matrix(panels, form, inputs, len(panels) * LANES)
+    matrix = blocks_matrix(packed, form, inputs, len(packed) * LANES)
     library.blocks_floats(matrix, address(outputs, torch.long), len(outputs), address(found, torch.float32))
     return found
 
 
-def all_floats(panels: Tensor, form: str, inputs: int, outputs: int) -> Tensor:
+def all_floats(packed: Tensor, form: str, inputs: int, outputs: int) -> Tensor:
     """Dequantise all weights, float32 [outputs, inputs]."""
-    return floats_of(panels, form, inputs, torch.arange(outputs, dtype=torch.long, device="cpu"))
+    return floats_of(packed, form, inputs, torch.arange(outputs, dtype=torch.long, device="cpu"))
 
 
 class PackedEmbedding(nn.Module):
-    """An embedding whose table stays in blocks; a tied head may read the same panels.
+    """An embedding whose table stays in blocks; a tied head may read the same weights.
 
     Attributes:
-        panels: uint8, see `pack_blocks`.
+        packed: uint8, see `pack_blocks`.
         form: of `FORMATS`.
         num_embeddings, embedding_dim: as of `nn.Embedding`.
         stock: the class of transformers or torch that this stands for.
         scale: by which Gemma multiplies what it looks up.
     """
 
-    panels: Tensor
+    packed: Tensor
 
-    def __init__(self, panels: Tensor, form: str, like: nn.Embedding) -> None:
+    def __init__(self, packed: Tensor, form: str, like: nn.Embedding) -> None:
         super().__init__()
         self.form, self.num_embeddings, self.embedding_dim = form, like.num_embeddings, like.embedding_dim
         self.stock, self.scale = type(like), float(getattr(like, "scalar_embed_scale", 1.0))
-        self.register_buffer("panels", panels, persistent=False)
+        self.register_buffer("packed", packed, persistent=False)
 
     @property
     def weight(self) -> Tensor:
         """[num_embeddings, embedding_dim] in float32, a copy."""
-        return all_floats(self.panels, self.form, self.embedding_dim, self.num_embeddings)
+        return all_floats(self.packed, self.form, self.embedding_dim, self.num_embeddings)
 
     def forward(self, ids: Tensor) -> Tensor:
         """LongTensor [...] to float32 [..., embedding_dim].
@@ -109,7 +109,7 @@ class PackedEmbedding(nn.Module):
         flat = ids.reshape(-1)
         if len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < self.num_embeddings:
             raise IndexError(f"a token id is outside of the vocabulary of {self.num_embeddings}")
-        found = floats_of(self.panels, self.form, self.embedding_dim, flat).view(*ids.shape, self.embedding_dim)
+        found = floats_of(self.packed, self.form, self.embedding_dim, flat).view(*ids.shape, self.embedding_dim)
         return found if self.scale == 1 else found * self.scale
 
     def unpacked(self) -> nn.Embedding:

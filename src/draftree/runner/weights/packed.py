@@ -1,4 +1,4 @@
-"""Packed weights: panels of sixteen outputs, as the compiled products read them, and a linear that holds them.
+"""Packed weights: groups of sixteen outputs, as the compiled products read them, and a linear that holds them.
 
 A decoding step multiplies a handful of rows, and one pass over packed weights feeds them all (`native/products.h`).
 Runners make a packed copy, or the model's own linears are packed once and there is no second copy
@@ -48,42 +48,42 @@ def to_packed(weight: Tensor) -> Tensor:
         weight: [outputs, inputs].
 
     Returns:
-        [panels, inputs, LANES]; of types of which n lie together (`IN_WORD`), where inputs fill whole words,
-        [panels, inputs / n, LANES, n].
+        [groups, inputs, LANES]; of types of which n lie together (`IN_WORD`), where inputs fill whole words,
+        [groups, inputs / n, LANES, n].
     """
     outputs, inputs = weight.shape
-    panels, some = -(-outputs // LANES), IN_WORD.get(weight.dtype, 1)
+    groups, some = -(-outputs // LANES), IN_WORD.get(weight.dtype, 1)
     some = 1 if inputs % some else some
-    padded = F.pad(weight, (0, 0, 0, panels * LANES - outputs)) if outputs % LANES else weight
-    made = weight.new_empty(panels, inputs // some, LANES, some)
-    made.copy_(padded.view(panels, LANES, inputs // some, some).transpose(1, 2))
+    padded = F.pad(weight, (0, 0, 0, groups * LANES - outputs)) if outputs % LANES else weight
+    made = weight.new_empty(groups, inputs // some, LANES, some)
+    made.copy_(padded.view(groups, LANES, inputs // some, some).transpose(1, 2))
     return made if some > 1 else made.squeeze(3)
 
 
-def from_packed(panels: Tensor, outputs: int) -> Tensor:
+def from_packed(packed: Tensor, outputs: int) -> Tensor:
     """Unpack weights to [outputs, inputs], a copy."""
-    return panels.transpose(1, 2).reshape(-1, inputs_of(panels))[:outputs].contiguous()
+    return packed.transpose(1, 2).reshape(-1, inputs_of(packed))[:outputs].contiguous()
 
 
-def inputs_of(panels: Tensor) -> int:
+def inputs_of(packed: Tensor) -> int:
     """Return the number of inputs of packed weights."""
-    return panels.shape[1] * (panels.shape[3] if panels.dim() == 4 else 1)
+    return packed.shape[1] * (packed.shape[3] if packed.dim() == 4 else 1)
 
 
 def matrix_of(
-    panels: Tensor, bias: Tensor | None, outputs: int, dtype: torch.dtype, scales: Tensor | None = None
+    packed: Tensor, bias: Tensor | None, outputs: int, dtype: torch.dtype, scales: Tensor | None = None
 ) -> Matrix:
     """Describe packed weights for C.
 
     Args:
-        panels: contiguous; of 16 bits also where results are float32.
+        packed: contiguous; of 16 bits also where results are float32.
         bias: [outputs] in float32, or None.
         outputs: number of outputs.
         dtype: of results, to which they are rounded.
         scales: [outputs] in float32, of weights of 8 bits.
     """
-    at = address(panels, panels.dtype), *(optional_address(t, torch.float32) for t in (bias, scales))
-    return Matrix(*at, inputs_of(panels), outputs, KINDS[panels.dtype], dtype == torch.bfloat16, outputs)
+    at = address(packed, packed.dtype), *(optional_address(t, torch.float32) for t in (bias, scales))
+    return Matrix(*at, inputs_of(packed), outputs, KINDS[packed.dtype], dtype == torch.bfloat16, outputs)
 
 
 def scratch_for(rows: int, inputs: int) -> Tensor:
@@ -92,9 +92,9 @@ def scratch_for(rows: int, inputs: int) -> Tensor:
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Return how many weights a model has, those in panels included, and those of a tied head once."""
+    """Return how many weights a model has, packed ones included, and those of a tied head once."""
     held = [m for m in model.modules() if isinstance(m, PackedLinear | PackedEmbedding)]
-    inside = {m.panels.data_ptr(): m for m in held}.values()
+    inside = {m.packed.data_ptr(): m for m in held}.values()
     sizes = [
         m.num_embeddings * m.embedding_dim if isinstance(m, PackedEmbedding) else m.in_features * m.out_features
         for m in inside
@@ -105,54 +105,46 @@ def parameter_count(model: nn.Module) -> int:
 class Packed:
     """Linears on the same input as one packed matrix.
 
-    Linears that hold panels of one piece of memory, one behind the other, are read where they are; others are copied.
+    Packed linears of one piece of memory, one behind the other, are read where they are; others are copied.
 
     Attributes:
-        in_place: whether the model's own panels are read where they are.
+        described: the matrix for C.
         nbytes: bytes that copies of weights take.
     """
 
     def __init__(self, linears: Sequence[Any]) -> None:
         if all(form_of(m) is not None for m in linears):
-            self._keep_blocks(linears)
+            self._read_blocks(linears)
             return
         whole = [m.linear if isinstance(m, Stretch) else m for m in linears]
-        held = [m.panels if isinstance(m, PackedLinear | Stretch) else None for m in linears]
+        held = [m.packed if isinstance(m, PackedLinear | Stretch) else None for m in linears]
         ready = all(isinstance(m, PackedLinear) and m.readable for m in whole) and None not in held
-        panels = joined([p for p in held if p is not None]) if ready else None
-        self.in_place = panels is not None
+        packed = joined([p for p in held if p is not None]) if ready else None
         self._scales = None
-        dtype = linears[0].weight.dtype if panels is None else whole[0].dtype
+        dtype = linears[0].weight.dtype if packed is None else whole[0].dtype
         outputs = sum(m.out_features for m in linears)
         self.nbytes = 0
-        if panels is None:
+        if packed is None:
             found = [eight_bits(m.weight) for m in linears]
             small = [parts for parts in found if parts is not None]
             if small:
                 self._scales = torch.cat([scales for _, scales in small]).float()
             weight = torch.cat([values for values, _ in small]) if small else in_16_bits(side_by_side(linears))
-            panels, self.nbytes = to_packed(weight), weight.nbytes
+            packed, self.nbytes = to_packed(weight), weight.nbytes
         self._bias = None if linears[0].bias is None else torch.cat([m.bias.detach() for m in linears]).float()
-        self._described = matrix_of(panels, self._bias, outputs, dtype, self._scales)
-        self._parts = [(self._described, panels)]
+        self._held: Any = packed  # C has its address
+        self.described = matrix_of(packed, self._bias, outputs, dtype, self._scales)
 
-    def _keep_blocks(self, linears: Sequence[Any]) -> None:
+    def _read_blocks(self, linears: Sequence[Any]) -> None:
         """Read linears in blocks in place, one matrix beside the other."""
         self.nbytes = 0
-        self.in_place = True
         self._biases = [None if m.bias is None else m.bias.detach().float() for m in linears]
-        self._parts = []
+        parts = []
         for m, bias in zip(linears, self._biases, strict=True):
             at = optional_address(bias, torch.float32)
-            self._parts.append((blocks_matrix(m.panels, str(form_of(m)), m.in_features, m.out_features, at), m.panels))
-        self._described = beside([matrix for matrix, _ in self._parts])
-
-    @property
-    def described(self) -> Matrix:
-        """The matrix for C with current addresses: torch moves memory that it shares with other processes."""
-        for matrix, panels in self._parts:
-            matrix.panels = panels.data_ptr()
-        return self._described
+            parts.append(blocks_matrix(m.packed, str(form_of(m)), m.in_features, m.out_features, at))
+        self._held = parts, [m.packed for m in linears]  # C has their addresses
+        self.described = beside(parts)
 
 
 class Stretch(NamedTuple):
@@ -189,17 +181,17 @@ class Stretch(NamedTuple):
         return None if self.linear.bias is None else self.linear.bias[self.first : self.last]
 
     @property
-    def panels(self) -> Tensor | None:
-        """Those of a packed linear, where both ends are those of panels."""
+    def packed(self) -> Tensor | None:
+        """Of a packed linear, where both ends are those of groups."""
         if not isinstance(self.linear, PackedLinear) or self.first % LANES or self.last % LANES:
             return None
-        return self.linear.panels[self.first // LANES : self.last // LANES]
+        return self.linear.packed[self.first // LANES : self.last // LANES]
 
 
 def form_of(linear: Any) -> str | None:
-    """The format of a linear's blocks, of which it may be a stretch of whole panels; None for one without blocks."""
+    """The format of a linear's blocks, of which it may be a stretch of whole groups; None for one without blocks."""
     whole = linear.linear if isinstance(linear, Stretch) else linear
-    return whole.form if isinstance(whole, PackedLinear) and linear.panels is not None else None
+    return whole.form if isinstance(whole, PackedLinear) and linear.packed is not None else None
 
 
 def side_by_side(linears: Sequence[Any]) -> Tensor:
@@ -239,7 +231,7 @@ def _type_of(linear: Any) -> torch.dtype:
     return torch.int8 if eight_bits(linear.weight) else linear.weight.dtype
 
 
-def packed(model: nn.Module) -> bool:
+def is_packed(model: nn.Module) -> bool:
     """Return whether linears of a model are packed."""
     return any(isinstance(module, PackedLinear) for module in model.modules())
 
@@ -263,17 +255,17 @@ class PackedLinear(nn.Module):
     needs gradients of the weight needs `unpack_weights` first.
 
     Attributes:
-        panels: see `to_packed`, perhaps `in_16_bits`, or `pack_blocks`; a buffer, as the layout is not the model's.
-        form: of the blocks of a GGUF file that the panels hold; None for numbers.
-        dtype: of the weight, of which panels may hold less.
+        packed: see `to_packed`, perhaps `in_16_bits`, or `pack_blocks`; a buffer, as the layout is not the model's.
+        form: of the blocks of a GGUF file that it holds; None for numbers.
+        dtype: of the weight, of which `packed` may hold fewer bits.
         bias: parameter [out_features], or None.
     """
 
-    panels: Tensor
+    packed: Tensor
 
     def __init__(
         self,
-        panels: Tensor,
+        packed: Tensor,
         outputs: int,
         bias: nn.Parameter | None,
         dtype: torch.dtype,
@@ -281,29 +273,29 @@ class PackedLinear(nn.Module):
         *,
         saved: bool = True,
     ) -> None:
-        """`blocks` are the format and the inputs of panels that hold blocks; `saved` is off for a tied head."""
+        """`blocks` are the format and the inputs of packed blocks; `saved` is off for a tied head."""
         super().__init__()
         self.saved = saved
         self.form: str | None = None if blocks is None else blocks[0]
-        self.in_features = inputs_of(panels) if blocks is None else blocks[1]
+        self.in_features = inputs_of(packed) if blocks is None else blocks[1]
         self.out_features, self.dtype = outputs, dtype
-        self.register_buffer("panels", panels, persistent=False)
+        self.register_buffer("packed", packed, persistent=False)
         self.bias = bias
 
     @property
     def weight(self) -> Tensor:
         """[out_features, in_features] in `dtype`, a copy."""
         if self.form is not None:
-            return all_floats(self.panels, self.form, self.in_features, self.out_features).to(self.dtype)
-        return from_packed(self.panels, self.out_features).to(self.dtype)
+            return all_floats(self.packed, self.form, self.in_features, self.out_features).to(self.dtype)
+        return from_packed(self.packed, self.out_features).to(self.dtype)
 
     @property
     def readable(self) -> bool:
         """True if compiled functions read the weights: not after a move or a cast to other dtypes."""
         if self.form is not None:
-            return self.dtype == torch.float32 and self.panels.is_cpu
-        own = self.dtype == torch.float32 or (self.dtype == torch.bfloat16 and self.panels.dim() == 4)
-        return own and self.panels.is_cpu
+            return self.dtype == torch.float32 and self.packed.is_cpu
+        own = self.dtype == torch.float32 or (self.dtype == torch.bfloat16 and self.packed.dim() == 4)
+        return own and self.packed.is_cpu
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
@@ -317,10 +309,10 @@ class PackedLinear(nn.Module):
         scratch = scratch_for(len(rows), self.in_features)
         at, by, to = (address(t, torch.float32) for t in (rows, scratch, out))
         if self.form is None:
-            matrix = matrix_of(self.panels, bias, self.out_features, x.dtype)
+            matrix = matrix_of(self.packed, bias, self.out_features, x.dtype)
         else:
             at_bias = optional_address(bias, torch.float32)
-            matrix = blocks_matrix(self.panels, self.form, self.in_features, self.out_features, at_bias)
+            matrix = blocks_matrix(self.packed, self.form, self.in_features, self.out_features, at_bias)
         library.layer_product(matrix, at, len(rows), torch.get_num_threads(), 0, by, to)
         return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
@@ -331,20 +323,20 @@ class PackedLinear(nn.Module):
     @torch.no_grad()
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
         """See `nn.Module`; a cast changes `dtype` of the weight, whatever type packs it."""
-        bits = self.panels.view(BITS[self.panels.itemsize])
-        dtype = fn(self.panels.new_empty(0, dtype=self.dtype)).dtype
+        bits = self.packed.view(BITS[self.packed.itemsize])
+        dtype = fn(self.packed.new_empty(0, dtype=self.dtype)).dtype
         if dtype == self.dtype and (self.form is None or fn(bits[:0]).is_cpu):
             moved = fn(bits)
-            panels = moved.view(self.panels.dtype) if moved.dtype == bits.dtype else self.panels
+            packed = moved.view(self.packed.dtype) if moved.dtype == bits.dtype else self.packed
         else:
-            panels = to_packed(in_16_bits(fn(self.weight)))
+            packed = to_packed(in_16_bits(fn(self.weight)))
             self.form = None
-        self._buffers["panels"] = None
+        self._buffers["packed"] = None
         try:
             super()._apply(fn, recurse)
             self.dtype = dtype
         finally:
-            self._buffers["panels"] = panels
+            self._buffers["packed"] = packed
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -373,8 +365,8 @@ class PackedLinear(nn.Module):
             )
         else:
             with torch.no_grad():
-                panels = to_packed(in_16_bits(state_dict[name].to(self.panels.device, self.dtype)))
-                if panels.dtype == self.panels.dtype and self.form is None:
-                    self.panels.copy_(panels)  # which may lie behind those of another linear
+                packed = to_packed(in_16_bits(state_dict[name].to(self.packed.device, self.dtype)))
+                if packed.dtype == self.packed.dtype and self.form is None:
+                    self.packed.copy_(packed)  # which may lie behind those of another linear
                 else:
-                    self.panels, self.form = panels, None
+                    self.packed, self.form = packed, None

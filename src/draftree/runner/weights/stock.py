@@ -92,28 +92,28 @@ SAMPLES = 128  # numbers of each tensor
 
 
 def fingerprint(model: nn.Module) -> tuple[Any, ...]:
-    """Return a value that changes with the weights, their number or the hooks of a model.
+    """Return a value that changes with the weights, their addresses or the hooks of a model.
 
-    Weights that accelerate keeps elsewhere between calls, and those of unknown classes, are counted and not read.
+    Weights that accelerate keeps elsewhere between calls, and those of unknown classes, are not read.
     """
     hooks: list[int] = []
     samples: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    count = 0
+    addresses: list[int] = []
     for module in model.modules():
         hooks += hooks_of(module)
         for tensor in _weights(module):
             held, size = tensor.detach(), tensor.numel()
             if type(held) is Tensor:
+                addresses.append(held.data_ptr())
                 held = held if held.is_contiguous() else held.contiguous()
                 some = held.as_strided((min(size, SAMPLES),), (max(1, size // SAMPLES),))
                 samples.setdefault((held.device, held.dtype), []).append(some)
-            count += 1
     read = [torch.cat(some).view(torch.uint8).cpu().numpy().tobytes() for some in samples.values()]
-    return count, *hooks, *read
+    return tuple(addresses), *hooks, *read
 
 
 def _weights(module: nn.Module) -> Iterator[Tensor]:
-    held = [*module._parameters.values(), module._buffers.get("panels")]
+    held = [*module._parameters.values(), module._buffers.get("packed")]
     for tensor in held:
         if tensor is not None:
             yield from (part for part in parts_of(tensor) if not part.is_meta and part.numel())
