@@ -27,8 +27,7 @@ from draftree.drafting import Drafter, GrammarDrafter, Lookahead, Merge
 from draftree.engine import Engine, SamplingParams
 from draftree.engine.limits import eos_token_ids
 from draftree.engine.request import State
-from draftree.grammar import CompiledGrammar, Grammar, GrammarState
-from draftree.grammar import compiled as compiled_grammars
+from draftree.grammar import CompiledGrammar, Grammar, GrammarState, source
 
 HF = "HF generate"
 BOTH = "lookahead+grammar"
@@ -89,7 +88,7 @@ def compiled(setup: Setup, name: str) -> CompiledGrammar:
 
 def forget(tokenizer: Any) -> None:
     """Let go of a tokenizer's compiled grammars, but not of what was read of the tokenizer itself."""
-    compiled_grammars._kept[tokenizer].grammars.clear()
+    source._caches[tokenizer].grammars.clear()
 
 
 def by_engine(engine: Engine, setup: Setup, name: str, task: Task) -> dict[str, Any]:

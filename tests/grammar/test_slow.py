@@ -14,24 +14,21 @@ from draftree.grammar import GrammarError, llguidance
 
 
 @pytest.fixture
-def endless(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[threading.Thread]]:
-    """Yield threads that compile until the test ends."""
-    over, left = threading.Event(), list[threading.Thread]()
+def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compile without end until the test ends, in all places."""
+    over = threading.Event()
     with monkeypatch.context() as patch:
         patch.setattr(llguidance, "SECONDS", 0.05)
-        patch.setattr(llguidance, "_left_behind", left)
-        for _ in range(llguidance.MOST_LEFT_BEHIND):
+        for _ in range(2):
             with pytest.raises(GrammarError, match="was not compiled within"):
                 llguidance._in_time("regex", "a", over.wait)
-        patch.setattr(llguidance, "SECONDS", 10.0)
-        yield left
+        yield
         over.set()
-        for thread in left:
-            thread.join()
     assert Grammar.regex("a text that is compiled when they have ended")
 
 
-def test_the_client_is_told_to_come_again(demo: Any, endless: list[threading.Thread]) -> None:
+@pytest.mark.usefixtures("busy")
+def test_a_client_is_asked_to_try_again(demo: Any) -> None:
     with serving(*demo) as server:
         asked = {"prompt": "Hi", "max_tokens": 2}
         refused = server.post("/v1/completions", **asked, structured_outputs={"regex": "another text, and a new one"})

@@ -1,17 +1,14 @@
-"""Grammars: what an answer may say, and how that constrains tokens, in drafts and in choices (extra `grammar`).
+"""Grammars: constrain the tokens of an answer, in drafts and in sampling (extra `grammar`).
 
-A `Grammar` says what texts are allowed; `compile` fits it to a tokenizer. Each request that has one follows it in a
-`GrammarState`, which is asked about prefixes of the answer: it knows nothing of drafts, so constrained texts are the
-same with and without them.
+A `Grammar` describes the allowed texts; `compile` fits it to a tokenizer. A constrained request has a `GrammarState`,
+whose masks depend on the prefix of the answer alone, so drafting does not change the text.
 """
 
 from __future__ import annotations
 
-from draftree.grammar.compiled import CompiledGrammar
 from draftree.grammar.llguidance import GrammarBusyError, GrammarError, Matcher
-from draftree.grammar.processor import GrammarProcessor, with_grammar
-from draftree.grammar.source import Grammar, Grammars, compile_grammars
-from draftree.grammar.state import GrammarState
+from draftree.grammar.source import CompiledGrammar, Grammar, Grammars, compile_grammars
+from draftree.grammar.state import GrammarProcessor, GrammarState, with_grammar
 
 __all__ = [
     "CompiledGrammar",

@@ -1,25 +1,80 @@
-"""A grammar as its author writes it: a JSON schema, a regular expression, an EBNF, a list of texts."""
+"""Grammars as users write them (a JSON schema, a regular expression, an EBNF, a list of texts), and compiled ones."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Self
 
-from draftree.grammar.compiled import CompiledGrammar, compiled
-from draftree.grammar.llguidance import WHITESPACE, GrammarError, check, compose, translate
+from draftree.grammar.llguidance import (
+    WHITESPACE,
+    GrammarError,
+    Matcher,
+    build,
+    check_pace,
+    compose,
+    read_tokenizer,
+    translate,
+)
+from draftree.grammar.state import GrammarState
+
+KEPT = 128  # Compiled grammars per tokenizer, by latest use.
+
+
+class CompiledGrammar:
+    """A grammar for one tokenizer, vocabulary and set of end tokens; made by `Grammar.compile`.
+
+    Args:
+        build: makes a matcher at the beginning of a text.
+        vocabulary: V, tokens of the model's logits.
+        end_tokens: ids that end an answer.
+    """
+
+    def __init__(self, build: Callable[[], Any], vocabulary: int, end_tokens: tuple[int, ...]) -> None:
+        self.vocabulary, self.end_tokens = vocabulary, end_tokens
+        self._build, self._original = build, build()
+        self._full = False  # Whether the shared store of states has met its limit, see `state`.
+
+    def begin(self) -> GrammarState:
+        """Return a state at the beginning of an answer."""
+        if self._full:
+            self._original, self._full = self._build(), False
+        return GrammarState(self._matcher(self._original.deep_copy()), self._private_matcher)
+
+    def _private_matcher(self) -> Matcher:
+        """Return a matcher at the beginning with its own states; called when the shared store is full."""
+        self._full = True
+        return self._matcher(self._build())
+
+    def _matcher(self, made: Any) -> Matcher:
+        return Matcher(made, self.vocabulary, self.end_tokens)
+
+
+@dataclass(slots=True)
+class _Cache:
+    """Compiled parts of one tokenizer, by vocabulary and end tokens."""
+
+    tokens: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    grammars: OrderedDict[tuple[Any, ...], CompiledGrammar] = field(default_factory=OrderedDict)
+
+
+_lock = threading.Lock()
+_caches: weakref.WeakKeyDictionary[Any, _Cache] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer may say; made by one of the class methods, and good for any model.
+    """The allowed texts of an answer, for any model; made by one of the class methods.
 
     Attributes:
         kind: "json_schema", "regex", "ebnf", "choice", or "composed" of several.
-        text: as it was written; of several, as the library reads it.
+        text: as written; of several, in the library's language.
         whitespace: between the parts of JSON, see `json_schema`.
-        longest: most bytes of an answer where that is known at once.
+        longest: most bytes of an answer, if known.
     """
 
     kind: str
@@ -30,19 +85,19 @@ class Grammar:
     def __post_init__(self) -> None:
         if self.whitespace not in WHITESPACE:
             raise GrammarError(f"whitespace is {self.whitespace!r}: choose {', '.join(WHITESPACE)}.")
-        check(self.kind, self.text, self.whitespace)
+        translate(self.kind, self.text, self.whitespace)  # It raises if the grammar is bad.
 
     @classmethod
     def json_schema(cls, schema: Any, *, whitespace: str = "fixed") -> Self:
-        """JSON by a schema.
+        """Return the grammar of JSON by a schema.
 
         Args:
             schema: a dict, its JSON text, or a pydantic model (the class).
-            whitespace: "fixed" writes ", " and ": " as `json.dumps` does, "compact" nothing between the parts; "any"
-                leaves line breaks and spaces to the model, which forces fewer tokens and may go on for ever.
+            whitespace: "fixed" for ", " and ": " as in `json.dumps`; "compact" for none; "any" leaves line breaks and
+                spaces to the model, which forces fewer tokens and may never end.
 
         Raises:
-            GrammarError: no schema, or another whitespace.
+            GrammarError: no valid schema, or another whitespace.
         """
         if hasattr(schema, "model_json_schema"):
             schema = schema.model_json_schema()
@@ -66,24 +121,24 @@ class Grammar:
 
     @classmethod
     def json(cls, *, whitespace: str = "fixed") -> Self:
-        """Any JSON object."""
+        """Return the grammar of any JSON object."""
         return cls.json_schema({"type": "object"}, whitespace=whitespace)
 
     @classmethod
     def regex(cls, pattern: str) -> Self:
-        """Texts that a regular expression matches as a whole, in the syntax of Rust's `regex` (no look-around)."""
+        """Return the grammar of full matches of a regular expression, in the syntax of Rust's `regex`."""
         return cls("regex", _text(pattern, "pattern"))
 
     @classmethod
     def ebnf(cls, text: str, **parts: Grammar) -> Self:
-        """Texts of a context-free grammar, as GBNF (llama.cpp's, `root ::= ...`) or Lark (`start: ...`) write it.
+        """Return a context-free grammar, in GBNF (llama.cpp's, `root ::= ...`) or Lark (`start: ...`).
 
         Args:
-            text: the grammar, in llguidance's Lark where there are parts.
+            text: the grammar; with parts, in llguidance's Lark.
             parts: other grammars, to which `text` refers as @name.
 
         Raises:
-            GrammarError: a text or part that is no grammar, or a part that is made of parts itself.
+            GrammarError: a bad text or part, or a part with parts of its own.
         """
         if not parts:
             return cls("ebnf", _text(text, "grammar"))
@@ -95,7 +150,7 @@ class Grammar:
 
     @classmethod
     def choice(cls, texts: Sequence[str]) -> Self:
-        """One of some texts."""
+        """Return the grammar of one of some texts."""
         if isinstance(texts, str) or not texts or not all(isinstance(text, str) and text for text in texts):
             raise GrammarError("A choice is a list of texts, none of them empty, such as ['yes', 'no'].")
         longest = max(len(text.encode("utf-8", "replace")) for text in texts)
@@ -104,25 +159,58 @@ class Grammar:
     def compile(
         self, tokenizer: Any, vocabulary: int, end_tokens: Sequence[int], min_new_tokens: int | None = None
     ) -> CompiledGrammar:
-        """Fit the grammar to a model; kept, so that asking again costs nothing.
+        """Compile the grammar for a model; results are cached.
 
         Args:
             tokenizer: the model's, a fast one.
-            vocabulary: V, tokens that its logits have.
+            vocabulary: V, tokens of its logits.
             end_tokens: ids that end an answer (EOS).
-            min_new_tokens: of the answer; None for none.
+            min_new_tokens: of the answer, or None.
 
         Raises:
-            GrammarError: what the library cannot express, a grammar that explodes, a tokenizer that does not fit, or
-                texts that end before the answer may.
+            GrammarError: a grammar beyond the limits, a tokenizer that does not fit, or texts shorter than
+                `min_new_tokens`.
         """
-        # A token is a byte or more, and the end token is one of those counted.
+        # A token has at least one byte, and the end token counts.
         if self.longest is not None and (min_new_tokens or 0) > self.longest + 1:
             raise GrammarError(
                 f"min_new_tokens is {min_new_tokens}, and the grammar's texts have at most {self.longest} bytes: "
                 "lower it."
             )
-        return compiled(self.kind, self.text, self.whitespace, tokenizer, vocabulary, tuple(end_tokens))
+        return _compiled(self, tokenizer, vocabulary, tuple(end_tokens))
+
+
+def _compiled(grammar: Grammar, tokenizer: Any, vocabulary: int, end_tokens: tuple[int, ...]) -> CompiledGrammar:
+    if tokenizer is None:
+        raise GrammarError("A grammar needs the model's tokenizer: pass tokenizer=.")
+    if not end_tokens:
+        raise GrammarError("A grammar ends an answer by an end token, and there is none: pass eos_token_id=.")
+    beyond = [token for token in end_tokens if not 0 <= token < vocabulary]
+    if beyond:
+        raise GrammarError(f"The end token {beyond[0]} is outside the model's vocabulary of {vocabulary}.")
+    key = grammar, vocabulary, end_tokens
+    with _lock:
+        cache = _caches.setdefault(tokenizer, _Cache())
+        if key in cache.grammars:
+            cache.grammars.move_to_end(key)
+            return cache.grammars[key]
+        tokens = cache.tokens.get((vocabulary, end_tokens))
+    if tokens is None:
+        last = max(tokenizer.get_vocab().values())
+        if last >= vocabulary:
+            raise GrammarError(
+                f"The tokenizer has token {last} and the model a vocabulary of {vocabulary}: pass the model's own one."
+            )
+        tokens = read_tokenizer(tokenizer, vocabulary, end_tokens)
+    kind, text = grammar.kind, translate(grammar.kind, grammar.text, grammar.whitespace)
+    made = CompiledGrammar(lambda: build(tokens, kind, text), vocabulary, end_tokens)
+    check_pace(tokens, kind, text)  # With another matcher, because it fills the store of states.
+    with _lock:
+        cache.tokens[vocabulary, end_tokens] = tokens
+        cache.grammars[key] = made
+        while len(cache.grammars) > KEPT:
+            cache.grammars.popitem(last=False)
+    return made
 
 
 def _text(given: Any, what: str) -> str:

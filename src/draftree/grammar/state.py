@@ -1,9 +1,8 @@
-"""One answer under a grammar: which tokens may follow a prefix of it, and which of its draft tokens it allows.
+"""The state of one answer under a grammar: its masks, its forced tokens, and the allowed nodes of its draft trees.
 
-A matcher keeps the states that it has met in one store for all its copies, up to a limit of memory. Draft tokens that
-were tried, and other answers, fill the store too. So where an answer's matcher meets the limit, it is replaced by a
-private one with a store of its own. That one is asked only about true prefixes of the answer, from the first on, as
-plain decoding asks: where it meets the limit, the answer ends, and would have ended with any drafter.
+Copies of a matcher share one store of lexer states with a limit of memory, which draft tokens and other answers fill
+too. An answer that meets the limit continues with a private matcher with its own store, which reads only true prefixes,
+from the first on. If it meets the limit as well, the answer ends, at the same token as in plain decoding.
 """
 
 from __future__ import annotations
@@ -12,31 +11,36 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
 
-from draftree.grammar.llguidance import GrammarError, GrammarSlowError, Matcher
+from draftree.grammar.llguidance import GrammarError, Matcher
 
-KEPT = 16  # masks; a draft model and the model itself ask about the same prefixes
+KEPT = 16  # Cached masks: a draft model and the target ask for the same prefixes.
+# Processors that Hugging Face puts after a caller's own; a grammar has the place of the latter.
+LAST = ("LogitsWarper", "WatermarkLogitsProcessor", "LogitNormalization")
 
 
 class GrammarState:
-    """Answers about prefixes of one answer. A prefix is given whole, so nothing depends on what was asked before.
+    """The grammar at any prefix of one answer. Results do not depend on earlier calls.
 
     Args:
         matcher: at the beginning of the answer.
-        make_private: makes a matcher that shares its store with no other.
+        make_private: makes a matcher with a store of its own.
     """
 
     def __init__(self, matcher: Matcher, make_private: Callable[[], Matcher]) -> None:
         self._matcher, self._make_private = matcher, make_private
-        self._private = False  # whether the matcher is such a one
-        self._at: list[int] = []  # the tokens that the matcher has consumed
-        self._masks: dict[tuple[int, ...], np.ndarray] = {}  # by prefix, the last ones that were asked for
+        self._private = False  # Whether the matcher is private.
+        self._at: list[int] = []  # Tokens that the matcher has consumed.
+        self._masks: dict[tuple[int, ...], np.ndarray] = {}  # The latest masks by prefix.
 
     def allowed(self, answer: Sequence[int]) -> np.ndarray:
-        """BoolArray [V], read-only: the tokens that may follow `answer`.
+        """Return the tokens that may follow `answer`: BoolArray [V], read-only.
 
         Raises:
-            GrammarError: `answer` is outside the grammar, or takes it more time or memory than its limits.
+            GrammarError: `answer` is outside the grammar, or the grammar exceeds its limits.
         """
         key = tuple(answer)
         mask = self._masks.get(key)
@@ -50,8 +54,8 @@ class GrammarState:
         try:
             self._move(answer)
             return self._matcher.allowed()
-        except GrammarError as error:
-            if self._private or isinstance(error, GrammarSlowError):
+        except GrammarError:
+            if self._private:
                 raise
         self._matcher, self._private, self._at = self._make_private(), True, []
         for end in range(len(answer)):
@@ -60,10 +64,9 @@ class GrammarState:
         return self._mask(answer)
 
     def forced(self, answer: Sequence[int]) -> list[int]:
-        """The tokens that follow `answer` whatever is chosen, as the tokenizer would write them; often none.
+        """Return the tokens that must follow `answer`, as the tokenizer would write them; often none.
 
-        None as well where the grammar cannot be followed further: `allowed` says why, to the one who has to choose. And
-        none of a private matcher, see the module.
+        There are none of a private matcher, or of a grammar beyond its limits (`allowed` raises the error).
         """
         if self._private:
             return []
@@ -74,28 +77,26 @@ class GrammarState:
             return []
 
     def permits(self, answer: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
-        """Of a draft tree behind `answer`, which nodes the grammar allows; none below one that it does not.
-
-        A private matcher is not asked, see the module: the root alone is kept.
+        """Return which nodes of a draft tree the grammar allows; the root alone with a private matcher.
 
         Args:
             answer: its last token is the root.
-            tokens, parents: of the nodes, the root first; a parent comes before its children.
+            tokens, parents: of the nodes, the root first; a parent precedes its children.
         """
         keep = [True] + [False] * (len(tokens) - 1)
         if self._private:
             return keep
-        with suppress(GrammarError):  # see `forced`
+        with suppress(GrammarError):  # `allowed` raises it.
             self._move(answer)
             self._walk(tokens, parents, keep)
         return keep
 
     def _walk(self, tokens: Sequence[int], parents: Sequence[int], keep: list[bool]) -> None:
-        """Try all paths of a tree from where the matcher stands, and mark what it consumes."""
+        """Try all paths of a tree from the matcher's position, and mark the nodes that it consumes."""
         children: dict[int, list[int]] = {}
         for node in range(1, len(tokens)):
             children.setdefault(parents[node], []).append(node)
-        depth = 0  # tokens consumed beyond the answer
+        depth = 0  # Tokens consumed beyond the answer.
         to_see = [(node, 0) for node in reversed(children.get(0, ()))]
         while to_see:
             node, above = to_see.pop()
@@ -107,7 +108,7 @@ class GrammarState:
         self._matcher.rollback(depth)
 
     def _move(self, answer: Sequence[int]) -> None:
-        """Have the matcher stand behind `answer`."""
+        """Move the matcher to the end of `answer`."""
         at, answer = self._at, list(answer)
         common = len(at)
         if at != answer[:common]:
@@ -120,3 +121,36 @@ class GrammarState:
                     f"The answer has token {token} where its grammar does not allow it: begin with the grammar's text."
                 )
             at.append(token)
+
+
+class GrammarProcessor(LogitsProcessor):
+    """Masks the tokens that the grammar does not allow.
+
+    Args:
+        state: of the answer.
+        start: position of the answer in the ids that the processor receives.
+    """
+
+    def __init__(self, state: GrammarState, start: int) -> None:
+        self.state, self._start = state, start
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return `scores` [1, V] with -inf at forbidden tokens.
+
+        Raises:
+            GrammarError: other options forbid all allowed tokens.
+        """
+        allowed = torch.from_numpy(self.state.allowed(input_ids[0, self._start :].tolist()))
+        left = scores.masked_fill(~allowed.to(scores.device), -torch.inf)
+        if bool(left.amax() == -torch.inf):
+            raise GrammarError(
+                "The grammar allows here only tokens that other options forbid (min_new_tokens, bad words, suppressed "
+                "tokens): loosen one of them."
+            )
+        return left
+
+
+def with_grammar(processors: LogitsProcessorList, own: GrammarProcessor) -> LogitsProcessorList:
+    """Return `processors` with a grammar's, in the place of a caller's own in Hugging Face's `generate`."""
+    place = next((i for i, p in enumerate(processors) if type(p).__name__.endswith(LAST)), len(processors))
+    return LogitsProcessorList([*processors[:place], own, *processors[place:]])
