@@ -46,10 +46,6 @@ class Model:
     def capped(self, node):
         return min(self.logp[i] for i in self.above(node))
 
-    def matches(self, node, continuation):
-        drafted = self.path(node)[1:]
-        return list(drafted) == list(continuation)[: len(drafted)]
-
     def keep(self, wanted):
         """Return the model of the nodes whose whole path is wanted (the root always is), and their ids."""
         ids = [i for i in range(len(self)) if all(j in wanted for j in self.above(i)[1:])]

@@ -42,7 +42,7 @@ from draftree.drafting.folder import demo_drafter, model_hash
 from draftree.drafting.small_model import check_pair
 from draftree.prompts import Prompt, take_per_set
 from draftree.runner import inspect_model
-from draftree.trace.labels import pieces
+from draftree.trace.file import pieces
 from draftree.training.answers import fingerprint
 from draftree.training.questions import Question, read_questions, template_of
 

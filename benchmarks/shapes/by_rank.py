@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from draftree.drafting.base import ByRequest, RequestState
-from draftree.tree import TokenTree, follow
+from draftree.tree import TokenTree
 
 DEPTHS, RANKS = 16, 16  # counted separately; deeper and later places count with the last one
 FIRST = 0.5  # initial share of the best rank; each next rank has half of the one before
@@ -138,7 +138,11 @@ def _given_the_parent(drafted: _Awaiting, text: Sequence[int]) -> _Found:
     offered: list[int] = []
     right: list[int] = []
     found = [0]
-    for below, found in follow(drafted.tokens, drafted.parents, text[drafted.position :]):
+    for token in text[drafted.position :]:
+        below = [node for node, parent in enumerate(drafted.parents) if parent in found]
+        if not below:
+            break
+        found = [node for node in below if drafted.tokens[node] == token]
         offered += below
         right += found
     return (offered, right) if set(found).isdisjoint(drafted.parents) else None

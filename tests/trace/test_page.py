@@ -17,8 +17,7 @@ import draftree
 from draftree.engine import Recorder, generate
 from draftree.models import encode_prompt
 from draftree.shaping import Fixed
-from draftree.trace.file import Trace, read_trace, write_trace, write_trace_page
-from draftree.trace.labels import request_name
+from draftree.trace.file import Trace, read_trace, request_name, write_trace, write_trace_page
 
 HOSTILE = 'Say </script><script>alert(1)</script> & "it\'s" <!-- {{data}} \\u003c\n\u2028 naïve 中文 🙂 \x00\x1b[31m'
 PROMPTS = ["Describe the restaurant: name[Aromi], food[French], area[riverside]", HOSTILE]

@@ -25,8 +25,7 @@ from draftree.engine.recorder import Track
 from draftree.engine.request import Request
 from draftree.engine.stats import RequestStats
 from draftree.shaping import Fixed
-from draftree.trace.file import Trace, read_trace, write_trace
-from draftree.trace.labels import label, pieces
+from draftree.trace.file import Trace, label, pieces, read_trace, write_trace
 from draftree.tree import TokenTree
 
 

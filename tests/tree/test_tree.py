@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tree_model import TOKENS, batches, models
+from tree_model import batches, models
 from tree_paths import children_of, from_arrays, path_of
 
 from draftree.tree import TokenTree
@@ -50,7 +50,3 @@ def test_paths_and_children_of_one_tree(model, data):
     node = data.draw(st.integers(0, len(model) - 1))
     assert tuple(path_of(tree, 1, node)) == model.path(node)
     assert children_of(tree, 1, node) == model.children(node)
-    truth = data.draw(st.lists(TOKENS, max_size=6))
-    matching = [i for i in range(len(model)) if model.matches(i, truth)]
-    assert tree.walk(1, truth) == model.above(max(matching, key=lambda i: (model.depth(i), -i)))
-    assert tree.walk(0, truth) == [0]

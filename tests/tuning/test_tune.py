@@ -15,9 +15,8 @@ from draftree.models import encode_prompt
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
 from draftree.shaping import Fixed, shape_for
-from draftree.tuning.candidates import PLAIN, Candidate, Runner, list_candidates
 from draftree.tuning.file import load_tuned, write_tuned
-from draftree.tuning.search import halve, tune
+from draftree.tuning.search import PLAIN, Candidate, Runner, halve, list_candidates, tune
 
 PROMPTS = [[number] for number in range(60)]
 

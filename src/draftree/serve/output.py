@@ -13,7 +13,7 @@ from draftree.detokenizer import Detokenizer
 from draftree.engine import Emitted, SamplingParams
 from draftree.engine.request import Request, State, StepTree
 from draftree.serve.http import ApiError
-from draftree.trace.labels import BYTE_ALPHABET
+from draftree.trace.file import BYTE_ALPHABET
 
 
 class StopStrings:

@@ -20,7 +20,7 @@ from draftree.serve.chat import MessageReader
 from draftree.serve.http import ApiError, log_failure
 from draftree.serve.output import Delta, OutputStream, RequestOutput, TokenBytes, token_text
 from draftree.serve.protocol import Chat, Completion, StreamOptions
-from draftree.trace.labels import label, pieces
+from draftree.trace.file import label, pieces
 
 KEEP_ALIVE = 15.0  # Seconds of silence after which a stream sends a comment, because proxies close silent ones.
 STATISTICS = ("steps", "drafted", "accepted", "emitted", "acceptance_length", "accepted_by_depth", "accepted_by_source")

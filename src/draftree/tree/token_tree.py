@@ -9,7 +9,7 @@ their sizes and, for depths and ancestors, for the parents.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from draftree.tree.candidates import Choices, best_first, choice_structure
 from draftree.tree.layout import NOTHING, PADDING, Draft, laid_out, likeliest, per_request
+from draftree.tree.static import best_first, choice_structure
 from draftree.tree.structure import Structure, any_above, moved, structure_of
 
 
@@ -96,7 +96,7 @@ class TokenTree:
 
     @classmethod
     def from_choices(
-        cls, roots: Tensor, candidates: Tensor, choices: Choices, logp: Tensor, source: int = 1
+        cls, roots: Tensor, candidates: Tensor, choices: Sequence[Sequence[int]], logp: Tensor, source: int = 1
     ) -> TokenTree:
         """Fill the Medusa / EAGLE choice list `choices` from per-depth candidates, all on the CPU.
 
@@ -294,30 +294,3 @@ class TokenTree:
             sizes,
         )
         return tree, index
-
-    def walk(self, b: int, tokens: Sequence[int]) -> list[int]:
-        """Return the longest path (node ids, root first) of tree b that the continuation `tokens` confirms."""
-        known, parents = self.tokens[b, : self.sizes[b]].tolist(), self.parents[b, : self.sizes[b]].tolist()
-        last = 0
-        for _, found in follow(known, parents, tokens):
-            last = min(found, default=last)
-        path = [last]
-        while path[-1] > 0:
-            path.append(parents[path[-1]])
-        return path[::-1]
-
-
-def follow(tokens: Sequence[int], parents: Sequence[int], text: Iterable[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Follow a text from the root through a tree of these nodes, as far as it agrees.
-
-    Yields:
-        for each token of the text, the nodes that might be it, for their parents were found, and those that are it:
-        several where siblings share a token. The last ones found have no children, or the text is at its end.
-    """
-    found = [0]
-    for token in text:
-        below = [node for node, parent in enumerate(parents) if parent in found]
-        if not below:
-            return
-        found = [node for node in below if tokens[node] == token]
-        yield below, found
