@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from draftree.engine import Engine
 from draftree.engine.limits import check_prompt
 from draftree.serve.chat import MessageReader, chat_prompt, template_variables, tools_of
-from draftree.serve.grammars import Constraint, constraint_of
+from draftree.serve.grammars import Constraint, constraint_of, refused
 from draftree.serve.http import ApiError
 from draftree.serve.output import RequestOutput
 from draftree.serve.protocol import Chat, Completion, Sampling, Tokenize, plain
 from draftree.serve.responses import Call
-from draftree.serve.sampling import sampling_params, seeds
+from draftree.serve.sampling import options_of, own_ends, sampling_params
 from draftree.serve.settings import ServerSettings
 
 COMPLETION_TOKENS = 16  # Default of the API.
@@ -23,7 +25,7 @@ class CallReader:
     """Turn checked bodies into `RequestOutput`s for the worker.
 
     Args:
-        engine: answers them.
+        engine: the server's.
         tokenizer: the model's.
         settings: limits and names.
     """
@@ -68,8 +70,8 @@ class CallReader:
         special = body.add_special_tokens is not False
         prompts = [one if isinstance(one, list) else self.encode(one, special=special) for one in listed]
         constraint = constraint_of(body, (), self.tokenizer)
-        options = most, logprobs, cache_salt, (), constraint
-        outputs = [output for prompt in prompts for output in self._outputs(body, prompt, *options)]
+        more = {"logprobs": logprobs, "cache_salt": cache_salt}
+        outputs = [output for prompt in prompts for output in self._outputs(body, prompt, most, constraint, **more)]
         call = Call(body, self.settings.model_name, self.tokenizer, body.logprobs)
         if body.echo:
             shown = [one if isinstance(one, str) else self.tokenizer.decode(one) for one in listed]
@@ -111,7 +113,8 @@ class CallReader:
         constraint = constraint_of(body, tools, self.tokenizer, readers[0].begun)
         for reader in readers:
             reader.strips = constraint is not None
-        outputs = self._outputs(body, prompt, most, logprobs, cache_salt, prediction, constraint)
+        more = {"logprobs": logprobs, "cache_salt": cache_salt, "prediction": tuple(prediction)}
+        outputs = self._outputs(body, prompt, most, constraint, **more)
         call = Call(body, self.settings.model_name, self.tokenizer, logprobs, prediction=prediction, readers=readers)
         for output, reader in zip(outputs, readers, strict=True):
             output.skip_special_tokens = output.skip_special_tokens and not reader.raw
@@ -156,40 +159,33 @@ class CallReader:
         return ids
 
     def _outputs(
-        self,
-        body: Sampling,
-        prompt: list[int],
-        most: int | None,
-        logprobs: int | None,
-        cache_salt: str | None,
-        prediction: Sequence[int] = (),
-        constraint: Constraint | None = None,
+        self, body: Sampling, prompt: list[int], most: int | None, constraint: Constraint | None, **shared: Any
     ) -> list[RequestOutput]:
+        """Return the outputs for one prompt; `shared` are further fields of their `SamplingParams`."""
         new = self._remaining(body, prompt, most)
         if body.min_tokens is not None and body.min_tokens > new:
             raise ApiError(f"min_tokens is {body.min_tokens} and the answer has at most {new}: lower it.", "min_tokens")
         if body.own.node_budget and (self.drafter is None or body.own.drafter == "off"):
             raise ApiError("node_budget bounds draft tokens, and nothing drafts: leave it out.", "draftree.node_budget")
-        outputs = []
-        for seed in seeds(body, body.tries):
-            params = sampling_params(
-                self.target,
-                self.tokenizer,
-                body,
-                prompt=prompt,
-                max_new_tokens=max(1, new),
-                seed=seed,
-                logprobs=logprobs,
-                prediction=prediction,
-                cache_salt=cache_salt,
-                constraint=constraint,
+        target, options = self.target, options_of(self.target, self.tokenizer, body)
+        if constraint is not None:
+            with refused(constraint.field):
+                ends = own_ends(target, body)
+                shared["grammar"] = constraint.grammar.compile(self.tokenizer, target.vocab_size, ends, body.min_tokens)
+        first = random.getrandbits(63) if body.seed is None else body.seed
+        seeds = [(first + i) % 2**64 for i in range(body.tries)]
+        return [
+            RequestOutput(
+                prompt,
+                replace(sampling_params(target, options, body, prompt, new, seed), **shared),
+                stops=body.stops,
+                include_stop=bool(body.include_stop_str_in_output),
+                skip_special_tokens=body.skip_special_tokens is not False,
+                goes_on=isinstance(body, Completion),
+                min_tokens=body.min_tokens or 0,
             )
-            skip = body.skip_special_tokens is not False
-            include, least = bool(body.include_stop_str_in_output), body.min_tokens or 0
-            outputs.append(
-                RequestOutput(prompt, params, body.stops, include, skip, isinstance(body, Completion), least)
-            )
-        return outputs
+            for seed in seeds
+        ]
 
     def _remaining(self, body: Sampling, prompt: list[int], most: int | None) -> int:
         """Return the remaining tokens: the largest number of tokens of the output.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,8 +12,8 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from draftree.engine import SamplingParams
 from draftree.engine.limits import eos_token_ids
-from draftree.engine.sampling import params_for, read_options
-from draftree.serve.grammars import Constraint, refused
+from draftree.engine.sampling import Options, params_for, read_options
+from draftree.runner.target import Target
 from draftree.serve.http import ApiError
 from draftree.serve.protocol import Sampling
 
@@ -66,30 +65,8 @@ class TokenBias(LogitsProcessor):
         return scores.index_add(1, self._ids.to(scores.device), self._values.to(scores)[None])
 
 
-def sampling_params(
-    target: Any,
-    tokenizer: Any,
-    body: Sampling,
-    *,
-    prompt: Sequence[int],
-    max_new_tokens: int,
-    seed: int | None,
-    logprobs: int | None = None,
-    prediction: Sequence[int] = (),
-    cache_salt: str | None = None,
-    constraint: Constraint | None = None,
-) -> SamplingParams:
-    """Return the sampling parameters of one answer.
-
-    Args:
-        target: of the engine.
-        tokenizer: the model's.
-        body: the request's fields.
-        prompt: its token ids.
-        max_new_tokens: most tokens of the answer.
-        seed: of sampling; None without sampling.
-        logprobs, prediction, cache_salt: see `SamplingParams`.
-        constraint: grammar of the answer; None for none.
+def options_of(target: Target, tokenizer: Any, body: Sampling) -> Options:
+    """Return the decoding options of a request's fields over the model's own, checked.
 
     Raises:
         ApiError: values contradict each other, or a token is outside the vocabulary.
@@ -102,50 +79,57 @@ def sampling_params(
         fields["top_k"] = max(0, fields["top_k"])
     else:
         fields = {"repetition_penalty": fields["repetition_penalty"]}
-    own_ends = () if body.ignore_eos else eos_token_ids(target.model)
-    beyond = [token for token in body.stop_token_ids or () if token >= target.vocab_size]
+    stops = body.stop_token_ids or []
+    beyond = [token for token in stops if token >= target.vocab_size]
     if beyond:
         message = f"stop_token_ids names token {beyond[0]}: give token ids from 0 to {target.vocab_size - 1}."
         raise ApiError(message, "stop_token_ids")
-    ends = tuple(dict.fromkeys([*own_ends, *(body.stop_token_ids or ())]))
+    ends = tuple(dict.fromkeys([*own_ends(target, body), *stops]))
     given = fields | {"do_sample": sample, "eos_token_id": ends, "num_return_sequences": 1}
     given["min_new_tokens"] = body.min_tokens
     try:
-        checked = read_options(target.model, None, None, tokenizer, {n: v for n, v in given.items() if v is not None})
+        return read_options(target.model, None, None, tokenizer, {n: v for n, v in given.items() if v is not None})
     except (TypeError, ValueError) as error:
         raise ApiError(str(error)) from None
-    seed = seed if sample else None
-    read = torch.tensor([list(prompt)], dtype=torch.long, device=target.device)
+
+
+def own_ends(target: Target, body: Sampling) -> tuple[int, ...]:
+    """Return the model's EOS tokens; none with `ignore_eos`."""
+    return () if body.ignore_eos else eos_token_ids(target.model)
+
+
+def sampling_params(
+    target: Target, options: Options, body: Sampling, prompt: Sequence[int], max_new_tokens: int, seed: int
+) -> SamplingParams:
+    """Return the sampling parameters of one output.
+
+    Args:
+        target: the engine's.
+        options: see `options_of`.
+        body: the request's fields.
+        prompt: token ids.
+        max_new_tokens: most tokens of the output.
+        seed: seed of sampling; unused in greedy decoding.
+
+    Raises:
+        ApiError: `logit_bias` names something else than a token.
+    """
     params = params_for(
         target.model,
-        checked,
+        options,
         max_new_tokens=max_new_tokens,
         padded_length=len(prompt),
-        seed=seed,
-        encoder_ids=read,
+        seed=seed if options.config.do_sample else None,
+        encoder_ids=torch.tensor([list(prompt)], dtype=torch.long, device=target.device),
     )
-    grammar = None
-    if constraint is not None:
-        with refused(constraint.field):
-            grammar = constraint.grammar.compile(tokenizer, target.vocab_size, own_ends, body.min_tokens)
     front = [*_bias(body, target.vocab_size), *_penalties(body, len(prompt))]
     return replace(
         params,
         processors=LogitsProcessorList([*front, *params.processors]),
-        grammar=grammar,
         drafting=body.own.drafter != "off",
         node_budget=body.own.node_budget,
-        logprobs=logprobs,
         keep_trees=bool(body.own.trees),
-        prediction=tuple(prediction),
-        cache_salt=cache_salt,
     )
-
-
-def seeds(body: Sampling, count: int) -> list[int]:
-    """Return a seed for each of `count` answers."""
-    first = random.getrandbits(63) if body.seed is None else body.seed
-    return [(first + i) % 2**64 for i in range(count)]
 
 
 def _own(config: Any, name: str, default: Any) -> Any:
