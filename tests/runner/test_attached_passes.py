@@ -134,16 +134,3 @@ def test_where_draft_tokens_pay_rows_are_attached_to_every_pass(
     assert torch.equal(out.sequences, plain)
     assert out.stats.acceptance_length > 1.5
     assert attached[:-1] == [True] * (len(attached) - 1)
-
-
-def test_embeddings_of_another_type_are_those_numbers(model: Any) -> None:
-    runner = open_runner(model)
-    torch.manual_seed(0)
-    embeddings = torch.randn(1, 1, model.config.hidden_size, dtype=torch.float64)
-
-    def logits(given: torch.Tensor) -> torch.Tensor:
-        seen = torch.ones(2, 2, dtype=torch.bool).tril()[None]
-        plan = Plan(torch.tensor([[5, 0]]), torch.tensor([[0, 1]]), seen, embeddings=given)
-        return runner.run(plan, runner.new_cache(1)).logits
-
-    assert torch.equal(logits(embeddings), logits(embeddings.float()))

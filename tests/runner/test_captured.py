@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import weakref
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from zoo import build
 
 from draftree.runner import CudaGraphRunner, EagerRunner, inspect_model, open_runner
 from draftree.runner.cuda_graphs.frames import band_of, bucket_of
-from draftree.runner.eager import parts
 from draftree.runner.eager import runner as eager_runner
 from draftree.runner.plan import Segment, Surgery
 
@@ -257,16 +255,3 @@ def test_weights_changed_in_place_are_seen_and_moved_ones_are_noticed(monkeypatc
     again = open_runner(model, "cuda_graphs")
     assert again is not runner
     assert difference(Run(again, (21,)).prefill().step(trees).logits, before) > 1e-2
-
-
-def test_a_model_that_is_too_large_to_copy_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recordings read the model's own weights, and do not keep the model alive."""
-    monkeypatch.setattr(parts, "COPY_LIMIT", 0)
-    model = copy.deepcopy(build("llama"))
-    runner = open_runner(model, "cuda_graphs")
-    Run(runner, (21,)).prefill()
-    assert runner.copied_bytes == 0
-    alive = weakref.ref(model)
-    del model, runner
-    gc.collect()
-    assert alive() is None

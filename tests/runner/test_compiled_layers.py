@@ -14,11 +14,9 @@ from runner_driver import Tree, one_thread  # noqa: F401
 from torch import Tensor, nn
 from zoo import MEMBERS, VOCABULARY, build, construct
 
-import draftree
 from draftree import native
 from draftree.native import LIBRARY, load_library
 from draftree.runner import open_runner, pack_weights
-from draftree.runner.cpu.layers import CompiledAngles
 from draftree.runner.cpu.runner import CpuRunner
 from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.kv.cache import SlotCache
@@ -363,25 +361,3 @@ def test_without_a_library_tensor_operations_do(damage: str, monkeypatch: pytest
         monkeypatch.setattr(native, "ABI", native.ABI + 1)
     monkeypatch.setattr(native, "LIBRARY", path)
     assert load_library.__wrapped__() is None
-
-
-@pytest.mark.parametrize("window", [2**31 - 1, 2**31, 2**32 + 3, 2**63 - 1])
-def test_a_window_that_never_ends(window: int) -> None:
-    """As people write it for none."""
-    model = construct(MEMBERS["mistral-window"], sliding_window=window)
-    ids = torch.randint(3, VOCABULARY, (1, 20), generator=torch.Generator().manual_seed(0))
-    found = draftree.generate(model, ids, runner="cpu", max_new_tokens=8).sequences
-    assert torch.equal(found, draftree.generate(model, ids, runner="hooked", max_new_tokens=8).sequences)
-
-
-def test_segments_are_described_anew() -> None:
-    """Rows that leave and join change what C is told of a pass."""
-    runner = CpuRunner(inspect_model(build("llama")))
-    cache = runner.new_cache(1)
-    cache.open(0, 1, 8)
-    for rows in (1, 3):
-        square = torch.ones(1, rows, rows, dtype=torch.bool)
-        segment = Segment(0, None, torch.arange(rows)[None], square)
-        looked_up = runner.tables.of(segment, (), torch.float32, cache, runner.target.kinds[0])
-        angles = CompiledAngles(looked_up, segment, runner.stack)
-        assert angles.described.rows == rows

@@ -140,28 +140,6 @@ def test_encoder_and_cross_projections_run_once_a_request() -> None:
             handle.remove()
 
 
-def test_misuse_is_told() -> None:
-    model = zoo.build("t5")
-    runner, compiled = runners_for(model)
-    state = EncoderState(runner.target, 2)
-    state.admit(0, torch.tensor([5]))
-    with pytest.raises(ValueError, match="Slot 1 has no source"):
-        state.arguments(runner.new_cache(2), 0, 2)
-    state.clear(0)
-    with pytest.raises(ValueError, match="Slot 0 has no source"):
-        state.arguments(runner.new_cache(2), 0, 1)
-    with pytest.raises(ValueError, match="at least one token"):
-        state.admit(0, torch.tensor([], dtype=torch.long))
-    with pytest.raises(ValueError, match="needs no EncoderState"):
-        EncoderState(inspect_model(zoo.build("llama")), 1)
-    plan = Plan(torch.tensor([[3]]), torch.tensor([[0]]), torch.ones(1, 1, 1, dtype=torch.bool))
-    for driving in (runner, compiled):
-        with pytest.raises(ValueError, match="pass its EncoderState"):
-            driving.run(plan, driving.new_cache(1))
-        with pytest.raises(ValueError, match="Slot 0 has no source"):
-            driving.run(plan, driving.new_cache(1), 0, state)
-
-
 def test_decoders_that_are_not_compiled() -> None:
     hooked = copy.deepcopy(zoo.build("t5"))
     hooked.decoder.block[1].register_forward_hook(lambda *_: None)

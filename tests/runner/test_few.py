@@ -16,11 +16,6 @@ def test_every_value_of_every_axis_runs_every_day():
     assert len({parameter.values for parameter in crossed(*axes)}) == 2 * 3 * 2 * 4
 
 
-def test_shorter_axes_meet_in_all_ways_where_there_is_room():
-    chosen = quick(crossed([0, 1], "abcd", [False, True]))
-    assert {(values[0], values[2]) for values in chosen} == {(0, False), (0, True), (1, False), (1, True)}
-
-
 def test_few_leaves_no_value_out_altogether():
     found = few(["llama", "gpt2", "t5"], ["gpt2"])
     assert [parameter.values for parameter in found] == [("llama",), ("gpt2",), ("t5",)]

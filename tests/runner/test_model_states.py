@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import LogitsProcessor
 
 import draftree
-from draftree.drafting.folder import base_of, model_hash
+from draftree.drafting.folder import base_of
 from draftree.engine import generate
 from draftree.runner import inspect_model, open_runner
 
@@ -34,52 +34,6 @@ def ask(model: Any, drafter: str = "none", **options: Any) -> list[list[int]]:
     settings = {"max_new_tokens": NEW, "eos_token_id": None} | options
     found: list[list[int]] = generate(model, IDS, MASK, drafter=DRAFTERS[drafter](model), **settings).sequences.tolist()
     return found
-
-
-class Halves(Tensor):
-    """A weight that is half of its numbers, as quantised weights are their numbers times a scale."""
-
-    inner: Tensor
-
-    @staticmethod
-    def __new__(cls, inner: Tensor) -> Halves:
-        made: Halves = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)  # type: ignore[attr-defined]
-        made.inner = inner
-        return made
-
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["inner"], None
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.detach.default:
-            return cls(args[0].inner)
-        if func not in (torch.ops.aten.t.default, torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
-            raise NotImplementedError(f"Halves have no {func}.")
-        return func(*(arg.inner * 0.5 if isinstance(arg, cls) else arg for arg in args), **(kwargs or {}))
-
-
-def halved(model: Any) -> Any:
-    """The model with weights of linears that say the same, held as `Halves`."""
-    head = model.get_output_embeddings()
-    for module in list(model.modules()):
-        if type(module) is nn.Linear and module is not head:
-            module.weight = nn.Parameter(Halves(module.weight.detach() * 2.0), requires_grad=False)
-    return model
-
-
-@pytest.mark.parametrize(("drafter", "family"), crossed(DRAFTERS, ["demo", "t5-gated"]))
-def test_weights_of_another_class_go_through_the_hooked_one(family: str, drafter: str) -> None:
-    expected, model = ask(copy_of(family), runner="hooked"), halved(copy_of(family))
-    assert open_runner(model).name == "hooked"
-    assert ask(model, drafter) == expected
-    with pytest.raises(ValueError, match="does not qualify"):
-        open_runner(model, "cpu")
-
-
-def test_models_with_weights_of_another_class_are_known_again() -> None:
-    model = halved(copy_of("llama"))
-    assert model_hash(model) == model_hash(halved(copy_of("llama"))) == base_of(model).hash
 
 
 def by_torchao(model: Any) -> Any:

@@ -16,7 +16,6 @@ from zoo import MEMBERS, build, construct
 import draftree
 from benchmarks.inflate.model import inflate
 from benchmarks.inflate.sizes import Size
-from draftree import placement
 from draftree import runner as runners
 from draftree.drafting.folder import model_hash
 from draftree.engine.generate import generate
@@ -25,8 +24,7 @@ from draftree.runner import open_runner, pack_weights, unpack_weights
 from draftree.runner.cpu import packing
 from draftree.runner.cpu.packing import drop_file_pages
 from draftree.runner.eager import parts
-from draftree.runner.weights import packed as packed_weights
-from draftree.runner.weights.packed import Packed, PackedLinear, from_packed, is_packed, to_packed
+from draftree.runner.weights.packed import PackedLinear, is_packed
 
 FAMILIES = ("llama", "llama-tied", "mistral", "qwen2", "qwen3", "phi3", "glm", "olmo2", "gemma3")
 pytestmark = pytest.mark.skipif(load_library() is None, reason="not built: python hatch_build.py")
@@ -90,13 +88,6 @@ def test_unpacked_it_is_as_it_was():
         assert open_runner(model, "cpu").form.startswith("cpu")
 
 
-def test_packing_twice_changes_nothing():
-    model = packed_copy("llama")
-    before = [m.packed.data_ptr() for m in linears_of(model, PackedLinear)]
-    pack_weights(model)
-    assert [m.packed.data_ptr() for m in linears_of(model, PackedLinear)] == before
-
-
 def test_it_saves_and_loads_stock_files(tmp_path):
     model = packed_copy("qwen2")
     model.save_pretrained(tmp_path)
@@ -149,34 +140,6 @@ def test_cast_it_still_works_on_the_runner_for_its_type():
         torch.testing.assert_close(model(ids).logits, expected, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("first", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("then", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_cast_it_loads_what_it_has_saved(first, then):
-    model = copy.deepcopy(build("qwen2")).to(first)
-    pack_weights(model)
-    model.to(then)
-    saved = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, PackedLinear):
-                module.packed.zero_()
-    model.load_state_dict(saved)
-    assert all(torch.equal(tensor, saved[name]) for name, tensor in model.state_dict().items())
-
-
-@pytest.mark.parametrize("name", ["llama", "phi3"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_opening_a_runner_copies_no_packed_weights(name, dtype, monkeypatch):
-    model = copy.deepcopy(build(name)).to(dtype)
-    pack_weights(model)
-    copied = []
-    whole = packed_weights.from_packed
-    monkeypatch.setattr(packed_weights, "from_packed", lambda packed, n: copied.append(n) or whole(packed, n))
-    runner = open_runner(model)
-    assert runner.name == "cpu"
-    assert copied == []
-
-
 def test_heads_that_end_within_a_group_are_packed_apart():
     model = construct(MEMBERS["llama"], hidden_size=60, num_attention_heads=5, num_key_value_heads=5)  # 60 outputs each
     stock = copy.deepcopy(model)
@@ -210,27 +173,6 @@ def test_in_bfloat16_it_computes_saves_and_goes_back_too():
         assert torch.equal(model(ids).logits, stock(ids).logits)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(2000, 1024), (32, 2), (16, 8)])
-def test_packed_weights_are_a_copy_of_the_weights_and_no_larger(shape, dtype):
-    weight = torch.randn(shape).to(dtype)
-    packed = to_packed(weight)
-    assert torch.equal(from_packed(packed, len(weight)), weight)
-    assert packed.is_contiguous()
-    assert packed.data_ptr() != weight.data_ptr()
-    assert packed.untyped_storage().nbytes() == weight.nbytes
-
-
-def test_what_lies_apart_is_copied():
-    model = packed_copy("llama")
-    attention = copy.deepcopy(model.model.layers[0].self_attn)
-    attention.k_proj = copy.deepcopy(attention.k_proj)
-    parts = [attention.q_proj, attention.k_proj, attention.v_proj]
-    packed = Packed(parts)
-    assert packed._held.untyped_storage().data_ptr() != attention.q_proj.packed.untyped_storage().data_ptr()
-    assert torch.equal(packed._held, torch.cat([m.packed for m in parts]))
-
-
 @pytest.mark.parametrize(("free", "form"), [(10**6, "eager"), (None, "eager"), (10**12, "cpu")])
 def test_large_models_are_copied_where_memory_is_plenty(free, form, monkeypatch):
     monkeypatch.setattr(parts, "COPY_LIMIT", 1000)
@@ -246,12 +188,6 @@ def test_the_eager_runner_reads_packed_weights_as_they_lie():
     runner = open_runner(model, "eager")
     assert runner.copied_bytes == 0
     assert type(runner._layers[0]._qkv) is parts.StockProduct, "which unpacks nothing"
-
-
-def test_free_memory_is_known_here():
-    assert placement.free_bytes(torch.device("meta")) is None
-    free = placement.free_bytes(torch.device("cpu"))
-    assert free is None or 2**20 < free < 2**50
 
 
 def test_what_cannot_be_packed_is_refused(monkeypatch):
@@ -284,15 +220,6 @@ def test_copies_of_weights_are_told_in_one_line(name, choice, monkeypatch, caplo
     linears = set(linears_of(runner.target.decoder, torch.nn.Linear)) - (set(stock) if choice == "cpu" else set())
     copied = sum(m.weight.nbytes for m in linears)
     assert runner.copied_bytes == copied + model.get_output_embeddings().weight.nbytes
-
-
-def test_a_packed_model_has_nothing_to_tell_of_but_a_tied_head(monkeypatch, caplog):
-    monkeypatch.setattr(runners, "MUCH", 1)
-    assert open_runner(packed_copy("llama"), "cpu").copied_bytes == 0
-    assert not caplog.messages
-    tied = packed_copy("llama-tied")
-    assert open_runner(tied, "cpu").copied_bytes == tied.lm_head.weight.nbytes
-    assert "pack_weights" not in caplog.messages[0]
 
 
 @pytest.mark.parametrize(("name", "kind"), [("llama", "in_place"), ("gpt2", "hooked"), ("t5", "hooked")])

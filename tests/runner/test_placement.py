@@ -11,7 +11,6 @@ from unittest.mock import MagicMock
 import huggingface_hub
 import pytest
 import torch
-import typer
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -172,23 +171,6 @@ def test_the_command_line_loads_by_them(stored: str) -> None:
     silent = CliRunner().invoke(app, [*arguments, "--dtype", "bfloat16", "--device", "cpu", "--threads", "1"])
     assert silent.exit_code == 0
     assert "float32" not in silent.stderr
-
-
-def test_every_verb_that_loads_a_model_takes_them() -> None:
-    def commands(command: Any, name: str) -> Any:
-        held = getattr(command, "commands", None)
-        for part in [] if held is None else held:
-            yield from commands(held[part], f"{name} {part}")
-        if held is None:
-            yield name, {p.opts[0] for p in command.params}
-
-    checked = 0
-    for name, options in commands(typer.main.get_command(app), "draftree"):
-        if "--model" in options:
-            assert {"--device", "--dtype", "--threads"} <= options, name
-            assert "--quantize" in options or name == "draftree bench gpu", name
-            checked += 1
-    assert checked > 12
 
 
 # ---------------------------------------------------------------- names that are no folder

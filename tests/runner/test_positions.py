@@ -128,17 +128,6 @@ def test_prompt_lengths_matter() -> None:
         assert _worst("llama-dynamic", run, [tree], run.prefill().step([tree]).logits) > 1e-2
 
 
-def test_a_long_pass_leaves_the_rotary_module_as_it_was() -> None:
-    model = zoo.construct(zoo.MEMBERS["llama-dynamic"])
-    module = model.model.rotary_emb
-    before = (module.max_seq_len_cached, module.inv_freq.clone(), sorted(vars(module)))
-    for runner in runners_for(model):
-        Run(runner, [80]).prefill()
-        assert module.max_seq_len_cached == before[0]
-        assert torch.equal(module.inv_freq, before[1])
-        assert sorted(vars(module)) == before[2]
-
-
 def test_dynamic_models_may_grow_to_their_stretched_length() -> None:
     assert inspect_model(zoo.build("llama-dynamic")).max_positions == 128  # 64 in the config, factor 2
     assert inspect_model(_pristine("gemma3+dynamic")).max_positions == 256  # 64 and 4, in some layers

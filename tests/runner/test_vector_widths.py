@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,21 +80,3 @@ def test_answers(widest: int, published: tuple[Any, torch.Tensor]) -> None:
             model, PROMPT, drafter=drafter, shape=drafter and draftree.Fixed(12), max_new_tokens=24
         )
         assert torch.equal(drafted.sequences, expected)
-
-
-def seconds(work: Callable[[], Any]) -> float:
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
-
-
-@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no vectors of 8 floats")
-@pytest.mark.parametrize("widest", [8, 16], indirect=True)
-def test_a_row_takes_no_longer_than_torch_does(widest: int) -> None:
-    """Vectors that a processor does not have stay in memory, at a tenth of the speed."""
-    weight, x = torch.randn(4096, 1024, dtype=torch.float32), torch.randn(1, 1024, dtype=torch.float32)
-    linear = PackedLinear(to_packed(weight), 4096, None, weight.dtype)
-    with torch.no_grad():
-        own = [(seconds(lambda: linear(x)), seconds(lambda: x @ weight.T)) for _ in range(30)]
-    ours, theirs = map(min, zip(*own, strict=True))
-    assert ours < 1.7 * theirs

@@ -8,20 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
-
-Described = TypeVar("Described", "Surgery", "Plan")
-
-
-class Scorer(Protocol):
-    """The methods of `base.Runner` that compute logits from hidden states."""
-
-    def close(self, hidden: Tensor) -> Tensor: ...
-    def head(self, closed: Tensor) -> Tensor: ...
-    def logits(self, hidden: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,22 +136,14 @@ class Plan:
         """Return the plan with its tensors on `device`; itself if they are there."""
         if self.tokens.device == device:
             return self
-        return self._changed(lambda tensor: tensor.to(device))
-
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> Plan:
-        """Return a copy with every tensor changed, including those of the surgeries."""
-        surgeries = tuple(_with_tensors(surgery, change) for surgery in self.surgeries)
-        return replace(_with_tensors(self, change), surgeries=surgeries)
+        surgeries = tuple(_moved(surgery, device) for surgery in self.surgeries)
+        return replace(_moved(self, device), surgeries=surgeries)
 
 
-def _with_tensors(held: Described, change: Callable[[Tensor], Tensor]) -> Described:
-    """Return a copy of a plan or surgery with `change` applied to every tensor."""
-    changed: dict[str, Any] = {}
-    for one in fields(held):
-        value = getattr(held, one.name)
-        if isinstance(value, Tensor):
-            changed[one.name] = change(value)
-    return replace(held, **changed)
+def _moved(held: Any, device: torch.device) -> Any:
+    """Return a copy of a plan or surgery with its tensors on `device`."""
+    tensors = {one.name: value for one in fields(held) if isinstance(value := getattr(held, one.name), Tensor)}
+    return replace(held, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
 
 @dataclass(slots=True)
@@ -192,13 +174,13 @@ class PassResult:
         logits: [B, n, V] of the final segment's rows from `first_logit_row` on, up to `last_logit_row`.
         segments: the row layouts that the cache holds, one per run of layers.
         hidden: layer index -> tapped hidden states [B, n_at_that_layer, d].
-        runner: the one that ran the pass, for logits of tapped rows.
+        runner: the `Runner` of the pass, for logits of tapped rows.
     """
 
     logits: Tensor
     segments: list[Segment]
     hidden: dict[int, Tensor] = field(default_factory=dict)
-    runner: Scorer | None = None
+    runner: Any = None
 
     @property
     def rows(self) -> Tensor | None:

@@ -49,12 +49,9 @@ def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> t
     if surgery.resolve is not None and rows is not None:
         surgery = surgery.resolve(surgery, rows)
     if surgery.append is not None:
-        if surgery.positions is None or surgery.visible is None:
-            raise ValueError("A surgery that appends rows must give their `positions` and `visible`.")
-        given = hidden
-        if surgery.source is not None:
-            given = _pick(hidden, surgery.source)
-        extra = surgery.append(given)
+        assert surgery.positions is not None
+        assert surgery.visible is not None
+        extra = surgery.append(hidden if surgery.source is None else _pick(hidden, surgery.source))
         added = extra.shape[1]
         if surgery.numbers is not None and rows is not None:
             rows = torch.cat([rows, surgery.numbers], 1)

@@ -171,7 +171,6 @@ class CompiledHead:
         return threads_for(rows * matrix.inputs * matrix.outputs, 0.25)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See `eager.layer.TensorHead`."""
         x = x.float().contiguous()
         rows, width = x.shape[0] * x.shape[1], x.shape[2]
         normed = torch.empty_like(x)

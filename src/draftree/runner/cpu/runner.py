@@ -34,7 +34,6 @@ class CpuRows(SegmentRows):
         self._stack, self._dtype, self.unread = stack, stack.dtype, unread
 
     def look_up(self, kind: LayerKind) -> CompiledAngles:
-        """See `SegmentRows.look_up`."""
         return CompiledAngles(super().look_up(kind), self.segment, self._stack)
 
 
@@ -50,7 +49,6 @@ class CpuRunner(EagerRunner):
 
     @classmethod
     def refusal(cls, target: Target) -> str | None:
-        """See `Runner.refusal`."""
         reason = super().refusal(target)
         if reason is not None:
             return reason
@@ -88,7 +86,6 @@ class CpuRunner(EagerRunner):
 
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
-        """See `Runner.run`."""
         ragged = plan.sizes is not None and plan.plain and min(plan.sizes) < plan.width
         if not ragged or len(self.tables.tables) > 1 or self.tables.by_length:
             return super().run(plan, cache, first)
@@ -131,5 +128,4 @@ class CpuRunner(EagerRunner):
 
     @torch.inference_mode()
     def head(self, closed: Tensor) -> Tensor:
-        """See `Runner.head`."""
         return self._head.product(closed)

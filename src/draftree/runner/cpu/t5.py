@@ -39,7 +39,6 @@ class T5Runner(HookedRunner):
 
     @classmethod
     def refusal(cls, target: Target) -> str | None:
-        """See `Runner.refusal`."""
         if _drives(target):
             if may_copy(target.model, target.device, much_faster=True):
                 return None
@@ -62,7 +61,6 @@ class T5Runner(HookedRunner):
         self.copied_bytes = self._compiled.copied
 
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
-        """See `Runner.run`."""
         if not plan.plain or cache.prefix_length or encoder is None:
             return super().run(plan, cache, first, encoder)
         if self.target.model.training:
@@ -98,7 +96,7 @@ class _Decoder:
 
     def run(self, plan: Plan, cache: SlotCache, encoder: EncoderState) -> Tensor | None:
         """Logits [B, n, V] of the rows that need some by `plan`; `cache` is open for it. None for unknown tokens."""
-        lengths = (c_int64 * plan.batch)(*encoder.sources(cache.first, plan.batch))
+        lengths = (c_int64 * plan.batch)(*encoder.lengths[cache.first : cache.first + plan.batch])
         rows, starts, hidden = plan.batch * plan.width, cache.starts, self._embedding.shape[1]
         longest = max(max(starts) + plan.width, encoder.capacity)
         threads, inner = threads_for(rows * self._weights), int(self._layers[0].down.inputs)

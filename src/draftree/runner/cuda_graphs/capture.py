@@ -56,7 +56,6 @@ class CallAgain(Capture):
     """Records nothing: a replay calls the function."""
 
     def record(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """See `Capture.record`."""
         return fn
 
 
@@ -134,7 +133,6 @@ class CudaCapture(Capture):
         return graph
 
     def once(self, fn: Callable[[], None]) -> None:
-        """See `Capture.once`."""
         with torch.cuda.device(self._device):
             fn()
 
@@ -143,11 +141,9 @@ class CudaCapture(Capture):
         return torch.zeros(words, dtype=torch.long, pin_memory=True, device="cpu")
 
     def wait_until_sent(self) -> None:
-        """See `Capture.wait_until_sent`."""
         self._sent.synchronize()
 
     def send(self, staged: Tensor, to: Tensor) -> None:
-        """See `Capture.send`."""
         to.copy_(staged, non_blocking=True)
         self._sent.record(torch.cuda.current_stream(self._device))
 

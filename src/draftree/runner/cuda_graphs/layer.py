@@ -90,7 +90,6 @@ def _linears(stock: StockProduct, x: Tensor, by_torch: bool) -> list[Linear] | N
 
 
 def _outputs(stock: StockProduct, x: Tensor, by_torch: bool) -> list[Tensor]:
-    """See `StockProduct.outputs`."""
     linears = _linears(stock, x, by_torch)
     return stock.outputs(x) if linears is None else [product(x, linears)]
 

@@ -69,7 +69,7 @@ class FixedSlots:
 
 
 class FixedRows:
-    """Angles and masks of a recorded pass; see `eager.layer.Rows`.
+    """Angles and masks of a recorded pass; see `eager.rows.SegmentRows`.
 
     Args:
         frame: the pass's shape.

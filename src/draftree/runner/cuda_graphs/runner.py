@@ -82,7 +82,6 @@ class CudaGraphRunner(EagerRunner):
 
     @classmethod
     def refusal(cls, target: Target) -> str | None:
-        """See `Runner.refusal`."""
         reason = super().refusal(target)
         if reason is None and is_length_dependent(target.decoder.rotary_emb):
             reason = (
@@ -114,7 +113,6 @@ class CudaGraphRunner(EagerRunner):
 
     @property
     def plan_device(self) -> torch.device:
-        """See `Runner.plan_device`."""
         return torch.device("cpu")
 
     def new_cache(
@@ -136,7 +134,6 @@ class CudaGraphRunner(EagerRunner):
 
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
-        """See `Runner.run`."""
         if self.takes(plan, cache, first):
             with self._replaying:
                 return self._run_recorded(plan, cache, first)

@@ -5,7 +5,7 @@ It runs on any device in any dtype. `cpu.layers` has whole layers in C, for floa
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,16 +14,6 @@ from torch.nn import functional as F
 from draftree.runner.eager.parts import ACTIVATIONS, Norm, Parts, StockProduct, normed
 from draftree.runner.masks import LayerKind
 from draftree.runner.positions import Rotation
-
-
-class Rows(Protocol):
-    """Angles and attention that all layers of one segment share."""
-
-    def angles(self, kind: LayerKind) -> Any:
-        """The angles in layers of that kind."""
-
-    def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
-        """The attention of queries [B, kv, groups * n, dim] in a layer of that kind, of the same shape."""
 
 
 class Attention(NamedTuple):
@@ -49,8 +39,11 @@ class Attention(NamedTuple):
         return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ values
 
 
-def attend(layer: Any, x: Tensor, index: int, rows: Rows, kind: LayerKind, cap: float | None) -> Tensor:
-    """Run a layer: first half, attention, second half; may change and return x [B, n, d]."""
+def attend(layer: Any, x: Tensor, index: int, rows: Any, kind: LayerKind, cap: float | None) -> Tensor:
+    """Run a layer: first half, attention, second half; may change and return x [B, n, d].
+
+    `rows` has the angles and the attention that all layers of one segment share, see `SegmentRows`.
+    """
     angles = rows.angles(kind)
     query, keys, values = layer.enter(x, angles, index)
     heads = Attention(layer.parts.heads.groups, layer.parts.scaling, cap)

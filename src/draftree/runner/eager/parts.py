@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from draftree.placement import free_bytes
 from draftree.runner.target import Target
-from draftree.runner.weights.packed import PackedLinear, Stretch
+from draftree.runner.weights.packed import PackedLinear, part_of
 from draftree.runner.weights.stock import weight_bytes
 
 FAMILIES = (
@@ -171,7 +171,7 @@ class Parts(NamedTuple):
         gate_up: list[Any] = self.gate_up
         if len(gate_up) == 1:
             both, half = gate_up[0], gate_up[0].out_features // 2
-            gate_up = [Stretch(both, 0, half), Stretch(both, half, 2 * half)]
+            gate_up = [part_of(both, 0, half), part_of(both, half, 2 * half)]
         return [self.qkv, [self.output], [gate_up[0]], [gate_up[1]], [self.down]]
 
 
@@ -286,7 +286,6 @@ class FusedProduct(StockProduct):
         return [self(x)]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See `StockProduct`."""
         if x.dtype != torch.float32:
             return F.linear(x, self.weight, self.bias)
         rows, weight = x.reshape(-1, x.shape[-1]), self.weight.t()

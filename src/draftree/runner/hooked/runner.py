@@ -228,8 +228,6 @@ class HookedRunner(Runner):
     def _run(self, plan: Plan, cache: SlotCache, first: int, encoder: Any) -> PassResult:
         if self.target.model.training:
             self.target.refuse_training()
-        if self.target.encoder_decoder and encoder is None:
-            raise ValueError(f"'{self.target.model_type}' has an encoder: pass its EncoderState as `encoder`.")
         with self.lock:  # else another thread could take a pass's hooks for the user's
             cache.open(first, plan.batch, plan.width + plan.appended, bare=plan.bare)
             result = HookedPass(self._stock, plan, cache, first, encoder).run()

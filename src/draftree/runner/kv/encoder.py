@@ -24,14 +24,9 @@ class EncoderState(SlotCache):
     Args:
         target: an encoder-decoder.
         slots: number of requests held at once.
-
-    Raises:
-        ValueError: the target is decoder-only.
     """
 
     def __init__(self, target: Target, slots: int) -> None:
-        if not target.encoder_decoder:
-            raise ValueError(f"'{target.model_type}' is decoder-only: it needs no EncoderState.")
         super().__init__(len(target.layers), slots)
         self.target = target
 
@@ -43,13 +38,9 @@ class EncoderState(SlotCache):
             slot: slot of the request.
             input_ids: LongTensor [L], the source; ignored where `states` are given.
             states: floating [L, d], the encoder's output where it is known.
-
-        Raises:
-            ValueError: no source, or an empty one.
         """
         source = input_ids if states is None else states[:, 0]
-        if source is None or source.dim() != 1 or source.numel() == 0:
-            raise ValueError("The encoder needs a source: one sequence of at least one token, or its states [L, d].")
+        assert source is not None
         layers = self._stock(source, states)
         self.clear(slot)
         self.open(slot, 1, len(source))
@@ -77,12 +68,8 @@ class EncoderState(SlotCache):
         return cross.layers
 
     def arguments(self, cache: SlotCache, first: int, batch: int) -> dict[str, Any]:
-        """Return keyword arguments of the model's `forward` for the requests in slots [first, first + batch).
-
-        Raises:
-            ValueError: a slot that holds no admitted request.
-        """
-        lengths, device = self.sources(first, batch), self.target.device
+        """Return keyword arguments of the model's `forward` for the requests in slots [first, first + batch)."""
+        lengths, device = self.lengths[first : first + batch], self.target.device
         longest, stop = max(lengths), first + batch
         cross = DynamicCache()
         for keys, values in zip(self.keys, self.values, strict=True):
@@ -101,14 +88,3 @@ class EncoderState(SlotCache):
             "attention_mask": (torch.arange(longest, device=device) < ends).long(),
             self.target.cache_argument: EncoderDecoderCache(cache, cross),
         }
-
-    def sources(self, first: int, batch: int) -> list[int]:
-        """Return lengths of the sources in slots [first, first + batch).
-
-        Raises:
-            ValueError: a slot that holds no admitted request.
-        """
-        lengths = self.lengths[first : first + batch]
-        if min(lengths) == 0:
-            raise ValueError(f"Slot {first + lengths.index(0)} has no source: call `admit` before its first pass.")
-        return lengths

@@ -12,7 +12,7 @@ processors with AMX, which sums in another order (`native/amx.h`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -113,15 +113,13 @@ class Packed:
     """
 
     def __init__(self, linears: Sequence[Any]) -> None:
-        if all(form_of(m) is not None for m in linears):
+        if all(in_blocks(m) for m in linears):
             self._read_blocks(linears)
             return
-        whole = [m.linear if isinstance(m, Stretch) else m for m in linears]
-        held = [m.packed if isinstance(m, PackedLinear | Stretch) else None for m in linears]
-        ready = all(isinstance(m, PackedLinear) and m.readable for m in whole) and None not in held
-        packed = joined([p for p in held if p is not None]) if ready else None
+        ready = all(isinstance(m, PackedLinear) and m.readable for m in linears)
+        packed = joined([m.packed for m in linears]) if ready else None
         self._scales = None
-        dtype = linears[0].weight.dtype if packed is None else whole[0].dtype
+        dtype = linears[0].weight.dtype if packed is None else linears[0].dtype
         outputs = sum(m.out_features for m in linears)
         self.nbytes = 0
         if packed is None:
@@ -142,56 +140,26 @@ class Packed:
         parts = []
         for m, bias in zip(linears, self._biases, strict=True):
             at = optional_address(bias, torch.float32)
-            parts.append(blocks_matrix(m.packed, str(form_of(m)), m.in_features, m.out_features, at))
+            parts.append(blocks_matrix(m.packed, m.form, m.in_features, m.out_features, at))
         self._held = parts, [m.packed for m in linears]  # C has their addresses
         self.described = beside(parts)
 
 
-class Stretch(NamedTuple):
-    """Outputs [first, last) of a linear, as one of its own.
-
-    Attributes:
-        linear: stock or packed.
-        first, last: which outputs.
-    """
-
-    linear: Any
-    first: int
-    last: int
-
-    @property
-    def in_features(self) -> int:
-        """Number of inputs."""
-        return int(self.linear.in_features)
-
-    @property
-    def out_features(self) -> int:
-        """Number of outputs."""
-        return self.last - self.first
-
-    @property
-    def weight(self) -> Tensor:
-        """[outputs, inputs]."""
-        weight: Tensor = self.linear.weight[self.first : self.last]
-        return weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        """[outputs], or None."""
-        return None if self.linear.bias is None else self.linear.bias[self.first : self.last]
-
-    @property
-    def packed(self) -> Tensor | None:
-        """Of a packed linear, where both ends are those of groups."""
-        if not isinstance(self.linear, PackedLinear) or self.first % LANES or self.last % LANES:
-            return None
-        return self.linear.packed[self.first // LANES : self.last // LANES]
+def part_of(linear: Any, first: int, last: int) -> Any:
+    """Return outputs [first, last) of a linear as a linear of its own, in its memory if it ends with groups."""
+    bias = None if linear.bias is None else nn.Parameter(linear.bias.detach()[first:last], requires_grad=False)
+    if isinstance(linear, PackedLinear) and first % LANES == last % LANES == 0:
+        blocks = None if linear.form is None else (linear.form, linear.in_features)
+        return PackedLinear(linear.packed[first // LANES : last // LANES], last - first, bias, linear.dtype, blocks)
+    made = nn.Linear(linear.in_features, last - first, bias=False, device="meta")
+    made.weight = nn.Parameter(linear.weight.detach()[first:last], requires_grad=False)
+    made.register_parameter("bias", bias)
+    return made
 
 
-def form_of(linear: Any) -> str | None:
-    """The format of a linear's blocks, of which it may be a stretch of whole groups; None for one without blocks."""
-    whole = linear.linear if isinstance(linear, Stretch) else linear
-    return whole.form if isinstance(whole, PackedLinear) and linear.packed is not None else None
+def in_blocks(linear: Any) -> bool:
+    """Return whether a linear holds the blocks of a GGUF file."""
+    return isinstance(linear, PackedLinear) and linear.form is not None
 
 
 def side_by_side(linears: Sequence[Any]) -> Tensor:
@@ -213,7 +181,7 @@ def misfit(groups: Sequence[Sequence[Any]]) -> str | None:
         groups: linears that read the same input, each group one matrix.
     """
     for linears in groups:
-        if all(form_of(m) is not None for m in linears):
+        if all(in_blocks(m) for m in linears):
             continue
         kinds = {_type_of(m) for m in linears}
         if len(kinds) > 1:
@@ -225,7 +193,6 @@ def misfit(groups: Sequence[Sequence[Any]]) -> str | None:
 
 def _type_of(linear: Any) -> torch.dtype:
     """Return the dtype of a linear's weights, without unpacking them."""
-    linear = linear.linear if isinstance(linear, Stretch) else linear
     if isinstance(linear, PackedLinear):
         return linear.dtype
     return torch.int8 if eight_bits(linear.weight) else linear.weight.dtype
@@ -317,7 +284,6 @@ class PackedLinear(nn.Module):
         return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
-        """See `nn.Linear`."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
     @torch.no_grad()
