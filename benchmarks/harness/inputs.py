@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.inflate import inflate, inflate_drafter
 from draftree.bench.machine import describe
-from draftree.bench.samples import Task, encode_tasks
+from draftree.bench.measure import Task, encode_tasks
 from draftree.drafting.folder import model_hash
 from draftree.models import load_model
 from draftree.placement import Placement

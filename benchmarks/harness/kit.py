@@ -17,11 +17,10 @@ from transformers import CompileConfig
 
 from benchmarks.harness.inputs import Settings, Subject, Texts
 from draftree.bench.machine import now
-from draftree.bench.measure import measure, ready
+from draftree.bench.measure import Sample, measure, ready
 from draftree.bench.methods import Draftree, HuggingFace, Method
 from draftree.bench.quick import entries, remarks, warmed
 from draftree.bench.report import Table
-from draftree.bench.samples import Sample
 from draftree.bench.summary import Row, find_differences, summarise
 from draftree.by_name import make_parts
 from draftree.drafting import Drafter, DraftModel, Lookahead

@@ -21,8 +21,8 @@ from benchmarks.drafters.early_exit import SelfSpeculative
 from benchmarks.drafters.jacobi import Jacobi
 from benchmarks.harness.inputs import Settings, Subject, Texts, encode_all
 from draftree import registry
+from draftree.bench.measure import Task
 from draftree.bench.methods import Draftree
-from draftree.bench.samples import Task
 from draftree.by_name import make_parts
 from draftree.demo_model import without_bars
 from draftree.drafting import Drafter

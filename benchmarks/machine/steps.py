@@ -20,9 +20,8 @@ from transformers import DynamicCache
 
 from benchmarks.harness.kit import EAGER, GRAPHS
 from benchmarks.harness.kit import PLAIN as LOOP
-from draftree.bench.measure import measure
-from draftree.bench.methods import Method
-from draftree.bench.samples import Answer, Task
+from draftree.bench.measure import Task, measure
+from draftree.bench.methods import Answer, Method
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
 from draftree.runner import Runner, inspect_model

@@ -26,7 +26,7 @@ from benchmarks.harness.comparisons import ANSWERS, CLAIMED, rows_of
 from benchmarks.harness.measure import measure, of, whole
 from benchmarks.peers.environments import EIGHT_BITS, ENVIRONMENTS, ROOT, python_of
 from benchmarks.peers.worker import COLD, Ids, Job
-from draftree.bench.samples import Answer
+from draftree.bench.methods import Answer
 from draftree.checkpoints import is_gguf
 from draftree.drafting import DraftModel
 from draftree.drafting.folder import base_of

@@ -7,12 +7,11 @@ only, so it gets the first test prompt of seven sets. Times exclude the display.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from draftree.bench.equality import Difference, difference
-from draftree.bench.methods import Draftree, HuggingFace
-from draftree.bench.samples import Answer
+from draftree.bench.methods import Answer, Draftree, HuggingFace
+from draftree.bench.summary import Difference, difference
 from draftree.drafting import Drafter, PromptLookup
 from draftree.engine import Request, RunStats
 from draftree.models import encode_prompt
@@ -111,7 +110,7 @@ class Scene:
         """Return the figures, the question and the drafted answer as JSON values."""
         facts: dict[str, Any] = {"prompt": self.question.text, "token_ids": self.drafted.ids}
         facts["stats"] = self.drafted.stats and self.drafted.stats.as_dict()
-        differences = {way: where.as_dict() for way, where in self.differences.items()}
+        differences = {way: asdict(where) for way, where in self.differences.items()}
         return figures(self.question.kind, [self]) | facts | {"differences": differences}
 
 

@@ -6,12 +6,10 @@ import sys
 import pytest
 import torch
 
-from draftree.bench.equality import difference
 from draftree.bench.machine import describe
-from draftree.bench.measure import measure, ready
-from draftree.bench.methods import Method
-from draftree.bench.samples import Answer, Sample, Task
-from draftree.bench.summary import count_disturbed, find_differences, summarise
+from draftree.bench.measure import Sample, Task, measure, ready
+from draftree.bench.methods import Answer, Method
+from draftree.bench.summary import count_disturbed, difference, find_differences, summarise
 from draftree.progress import Watcher
 from draftree.prompts import Prompt, embedded_prompts, read_prompts, split_prompts, take_per_set
 

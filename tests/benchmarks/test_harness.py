@@ -24,7 +24,7 @@ from benchmarks.harness.measure import differing, length, of, per_token, size, w
 from benchmarks.harness.report import Report
 from benchmarks.harness.tables import markdown, shown
 from benchmarks.shapes import calibration
-from draftree.bench.samples import Answer
+from draftree.bench.methods import Answer
 from draftree.drafting import PromptLookup
 from draftree.engine import Recorder
 from draftree.models import encode_prompt

@@ -15,8 +15,7 @@ from forked import Done, forked
 from typer.testing import CliRunner
 
 from draftree import showcase
-from draftree.bench.methods import Draftree, HuggingFace
-from draftree.bench.samples import Answer
+from draftree.bench.methods import Answer, Draftree, HuggingFace
 from draftree.cli import app
 from draftree.cli.screen import ColouredText
 from draftree.colours import colour_of

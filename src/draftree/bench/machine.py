@@ -17,7 +17,7 @@ import transformers
 from draftree.runner.step_cost import chip_name
 from draftree.version import __version__
 
-MADE = ("commit", "device", "dtype", "threads", "command")  # the facts in every row of a result file
+MADE = ("commit", "device", "dtype", "threads", "command")  # Facts in every row of a result file.
 
 
 def now() -> str:
@@ -26,26 +26,18 @@ def now() -> str:
 
 
 def commit() -> str | None:
-    """Return the commit of the sources, with '+changes' if files differ from it; None outside a clone."""
-    here = Path(__file__).parent
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, timeout=10)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
+    """Return the commit of the sources, with '+changes' if tracked files differ from it; None outside a clone."""
+    command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+changes"]
     try:
-        found = git("rev-parse", "--short=12", "HEAD")
-        if not found:
-            return None
-        return found + ("+changes" if git("status", "--porcelain", "--untracked-files=no", "--", ":/src") else "")
-    except (OSError, subprocess.SubprocessError):
+        return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip() or None
+    except OSError:  # There is no git.
         return None
 
 
 def describe(model: Any, name: str | None) -> dict[str, Any]:
     """Return commit, device, dtype, threads, command and versions for `model` called `name` (None: the embedded one).
 
-    With `model` None no model was run, and the device is the processor.
+    `model` None means that no model was run; the device is then the processor.
     """
     device = torch.device("cpu") if model is None else model.device
     return {
@@ -68,5 +60,5 @@ def describe(model: Any, name: str | None) -> dict[str, Any]:
 
 def _shown(argument: str) -> str:
     """Return an argument with an absolute path shortened to its last part."""
-    option, sign, value = argument.rpartition("=")  # --option=PATH, and the NAME=PATH of --set and --drafter
+    option, sign, value = argument.rpartition("=")  # Of --option=PATH, or NAME=PATH of --set and --drafter.
     return f"{option}{sign}{Path(value).name}" if value.startswith(("/", "~")) else argument

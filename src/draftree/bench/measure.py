@@ -1,16 +1,54 @@
-"""Interleaved measurement: every method answers a prompt before the next prompt begins.
+"""Measure methods interleaved: each answers a prompt (or batch) before the next prompt begins, in rotating order.
 
-A slow minute of the machine then affects all methods alike. The order of the methods rotates from prompt to prompt. A
-prompt may be a batch of prompts that are answered together.
+A slow minute of the machine then affects all methods alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from draftree.bench.methods import Method
-from draftree.bench.samples import Sample, Task
+from draftree.bench.methods import Answer, Method
+from draftree.engine.limits import check_prompt
+from draftree.models import encode_prompt
 from draftree.progress import Watcher
+from draftree.prompts import Prompt
+from draftree.runner import inspect_model
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A prompt and its token ids."""
+
+    prompt: Prompt
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One answer of a method, by the numbers of its task and round."""
+
+    method: str
+    task: int
+    round: int
+    answer: Answer
+
+
+def encode_tasks(tokenizer: Any, model: Any, prompts: Sequence[Prompt], new: int) -> list[Task]:
+    """Return prompts with their token ids, by the chat template if there is one.
+
+    Raises:
+        ValueError: `model` cannot answer a prompt with `new` tokens; the message names the prompt.
+    """
+    target = inspect_model(model)
+    tasks = [Task(prompt, encode_prompt(tokenizer, prompt.text)) for prompt in prompts]
+    for task in tasks:
+        try:
+            check_prompt(task.ids, new, target.vocab_size, target.max_positions)
+        except ValueError as error:
+            raise ValueError(f"Prompt {task.prompt.id!r}: {error}") from None
+    return tasks
 
 
 def groups_of(tasks: Sequence[Task], batch: int) -> list[list[int]]:
@@ -19,9 +57,10 @@ def groups_of(tasks: Sequence[Task], batch: int) -> list[list[int]]:
 
 
 def ready(methods: Sequence[Method], tasks: Sequence[Task], batch: int = 1) -> tuple[list[Method], dict[str, str]]:
-    """Let every method answer the longest and the shortest prompt (or batch), uncounted.
+    """Answer the longest and the shortest prompt (or batch) with each method, uncounted.
 
-    Returns the methods that can answer, and the reason by name of each other one. Only an `optional` method may fail.
+    Returns:
+        The methods that can answer, and the reasons of the others by name. Only an `optional` method may fail.
     """
     groups = [[tasks[i].ids for i in group] for group in groups_of(tasks, batch)]
     groups.sort(key=lambda prompts: max(map(len, prompts)))
@@ -46,8 +85,8 @@ def measure(
 
     Args:
         methods: in the order of the first group's answers.
-        tasks, rounds: what to answer, and how often.
-        watcher: is stepped after each method's answers to a group, outside of the measured time.
+        tasks, rounds: the prompts, and how often each is answered.
+        watcher: stepped after each method's answers to a group, outside of the measured time.
         batch: neighbouring tasks that are answered together.
     """
     groups = groups_of(tasks, batch)

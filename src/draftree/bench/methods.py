@@ -1,24 +1,36 @@
-"""Methods that answer prompts, all behind one call, so that a benchmark treats them alike.
-
-A method takes token ids and returns new token ids, its wall time in seconds and, if it is the engine, its counts.
-"""
+"""Methods that answer prompts behind one interface, so that a benchmark treats them alike."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from draftree.bench.samples import Answer
 from draftree.drafting import Drafter
-from draftree.engine import Engine, Request
+from draftree.engine import Engine, Request, RequestStats
 from draftree.engine.limits import decoder_start, eos_token_ids
 from draftree.shaping import Shape
 
 AfterStep = Callable[[Request], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answered prompt.
+
+    Attributes:
+        ids: new token ids, an EOS included.
+        seconds: wall time of the call, prefill included; each prompt of a batch counts an equal part.
+        stats: the engine's counts; None for Hugging Face's methods.
+    """
+
+    ids: list[int]
+    seconds: float
+    stats: RequestStats | None = None
 
 
 class Method(ABC):
@@ -26,7 +38,7 @@ class Method(ABC):
 
     Attributes:
         name: key in result files.
-        optional: whether a benchmark goes on without this method if its first calls fail.
+        optional: whether a benchmark omits this method if its first calls fail.
         note: a sentence for the report.
     """
 
@@ -42,7 +54,7 @@ class Method(ABC):
             self.answers(prompts)
 
     def start(self) -> None:
-        """Begin a round: forget what was learned in the last one."""
+        """Begin a round with a new drafter."""
 
     def answer(self, ids: Sequence[int]) -> Answer:
         """Answer one prompt of token ids."""
@@ -96,16 +108,14 @@ class HuggingFace(Method):
 
 
 class Draftree(Method):
-    """The engine, one call an answer: reading the options and making the engine count, as in `generate`.
-
-    The drafter and the shape live through all calls of a round.
+    """An engine for each answer, whose construction counts, as in `generate`; drafter and shape serve a whole round.
 
     Args:
-        model: decoder-only, or an encoder-decoder, whose prompts go through its encoder.
+        model: decoder-only, or an encoder-decoder, whose encoder reads the prompts.
         make_drafter: makes a round's drafter; None for plain decoding.
         make_shape: makes a round's shape; None for the engine's default.
-        temperature: 0 decodes greedily; prompt b of a batch has seed b.
-        options: more of `Engine`, such as `runner` or `reject_drafts`.
+        temperature: 0 for greedy decoding; prompt b of a batch has seed b.
+        options: of `Engine`, such as `runner` or `reject_drafts`.
     """
 
     def __init__(
@@ -134,8 +144,8 @@ class Draftree(Method):
 
         Args:
             ids: token ids of the prompt.
-            after_step: is called with the request after each step, outside of the measured time.
-            asked: more arguments of `Engine.add`, such as `grammar`.
+            after_step: called with the request after each step, outside of the measured time.
+            asked: arguments of `Engine.add`, such as `grammar`.
         """
         return self.answers([ids], after_step, **asked)[0]
 

@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from draftree.bench.machine import describe, now
-from draftree.bench.measure import measure, ready
+from draftree.bench.measure import Sample, encode_tasks, measure, ready
 from draftree.bench.methods import Draftree, HuggingFace, Method
 from draftree.bench.report import Report, Table
-from draftree.bench.samples import Sample, encode_tasks
 from draftree.bench.summary import Row, count_disturbed, find_differences, summarise
 from draftree.drafting import DraftModel, Lookahead, PromptLookup
 from draftree.progress import Watcher
@@ -30,23 +29,29 @@ CAPTION = (
     "Total tokens / total time, prefill included [95 % bootstrap over prompts]. Acceptance length: 1 + accepted / "
     "steps. Differing: prompts whose token ids are not those of the reference."
 )
-MOST_DISTURBED = 0.02  # share of slow answers above which a report warns
+MOST_DISTURBED = 0.02  # Share of slow answers above which a report warns.
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The size of a measurement."""
+    """The size of a measurement.
 
-    per_set: int = 4  # measured prompts of each set
+    Attributes:
+        per_set: measured prompts of each set.
+        rounds: answers of each prompt.
+        warm_per_set: prompts of each set whose answers fill the trie.
+    """
+
+    per_set: int = 4
     max_new_tokens: int = 96
-    rounds: int = 2  # answers of each prompt
-    warm_per_set: int = 23  # prompts of each set whose answers fill the trie
+    rounds: int = 2
+    warm_per_set: int = 23
 
 
 def warmed(model: Any, lessons: Sequence[Sequence[int]], new: int, watcher: Watcher) -> Draftree:
     """Return Lookahead after it has answered `lessons` (token ids of prompts) with up to `new` tokens each.
 
-    Each measured round takes copies of its drafter and its calibrated shape, so that all begin with the same trie.
+    Each measured round copies its drafter and its calibrated shape, so that all begin with the same trie.
     """
     watcher.stage("warming the trie", len(lessons))
     teacher = Draftree("", model, new, Lookahead, DynamicTree)
@@ -70,14 +75,14 @@ def run_quick(
 
     Args:
         model, tokenizer: as loaded; decoder-only.
-        prompts: to measure and to warm the trie with.
+        prompts: measured ones, and those that warm the trie.
         settings: the size of the measurement.
         name: of the model, for the report; None for the embedded one.
-        small: a small Hugging Face model that drafts; None for no such method.
+        small: a small Hugging Face model that drafts, or None.
         watcher: shows progress.
 
     Raises:
-        ValueError: a model or prompt that cannot be measured, before any work.
+        ValueError: a model or prompt that cannot be measured.
     """
     watcher, new = watcher or Watcher(), settings.max_new_tokens
     if inspect_model(model).encoder_decoder:
@@ -125,7 +130,7 @@ def entries(rows: dict[str, Row], over: dict[str, str]) -> list[dict[str, Any]]:
         {"method": name}
         | row.figures(over)
         | {"differing": len(row.differing)}
-        | {"differing_prompts": [{"id": task.prompt.id} | where.as_dict() for task, where in row.differing]}
+        | {"differing_prompts": [{"id": task.prompt.id} | asdict(where) for task, where in row.differing]}
         for name, row in rows.items()
     ]
 

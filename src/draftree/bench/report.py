@@ -21,12 +21,12 @@ from draftree.files import write_json
 
 
 class Table(NamedTuple):
-    """Rows of plain values."""
+    """Rows of plain values, by column; `columns` are those shown, in order."""
 
-    title: str  # above the table
-    rows: list[dict[str, Any]]  # column names to values; a row may have more columns than are shown
-    columns: Sequence[str]  # the shown ones, in order
-    caption: str = ""  # below the table
+    title: str
+    rows: list[dict[str, Any]]
+    columns: Sequence[str]
+    caption: str = ""
 
     @property
     def filled(self) -> list[str]:
@@ -34,13 +34,13 @@ class Table(NamedTuple):
         return [name for name in self.columns if any(row.get(name) is not None for row in self.rows)]
 
     def texts(self) -> list[list[str]]:
-        """Return the headings, then a line for each row, with intervals in brackets; empty columns are left out."""
+        """Return the headings, then a line for each row, with intervals in brackets; without empty columns."""
         names = self.filled
         lines = ([_cell(row, name) for name in names] for row in self.rows)
         return [[name.replace("_", " ") for name in names], *lines]
 
-    def rich(self, bold: int | None = None) -> RichTable:
-        """Return the table for a terminal: words on the left, numbers on the right, row `bold` in bold."""
+    def rich(self) -> RichTable:
+        """Return the table for a terminal."""
         options: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "caption_justify": "left"}
         options |= {"title": escape(self.title), "caption": escape(self.caption) or None}
         table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, **options)
@@ -50,13 +50,13 @@ class Table(NamedTuple):
                 table.add_column(heading, no_wrap=name == "name")  # A name can be copied only unbroken.
             else:
                 table.add_column(heading.replace(" ", "\n", 1), justify="right")
-        for number, line in enumerate(lines):
-            table.add_row(*map(escape, line), style="bold" if number == bold else "")
+        for line in lines:
+            table.add_row(*map(escape, line))
         return table
 
 
 def number(value: Any) -> str:
-    """Return a value as tables show it: nothing for None and NaN, three digits for small floats."""
+    """Return the text of a value in tables: "" for None and NaN, three digits for small floats."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -75,14 +75,23 @@ def _cell(row: dict[str, Any], name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A finished measurement."""
+    """A finished measurement.
 
-    name: str  # of its file, after "bench-"
-    says: str  # one line about the first table
-    about: dict[str, Any]  # commit, device, threads, dtype, command, model and more
-    tables: list[Table]  # the first has the rows of the JSON file
-    remarks: list[str]  # lines below the tables
-    more: dict[str, Any]  # further plain values for the JSON file
+    Attributes:
+        name: of its file, after "bench-".
+        says: a line about the first table.
+        about: commit, device, threads, dtype, command, model and more.
+        tables: the first has the rows of the JSON file.
+        remarks: lines below the tables.
+        more: further plain values for the JSON file.
+    """
+
+    name: str
+    says: str
+    about: dict[str, Any]
+    tables: list[Table]
+    remarks: list[str]
+    more: dict[str, Any]
 
     def printed(self) -> Iterator[Any]:
         """Yield the parts for a rich console."""

@@ -18,7 +18,7 @@ RESAMPLES, LEVEL = 2000, 0.95
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Return a value with its 95 % bootstrap interval; None for a single prompt, which cannot be resampled."""
+    """A value with its 95 % bootstrap interval; None for a single prompt, which cannot be resampled."""
 
     value: float
     low: float | None = None
@@ -36,13 +36,18 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Share:
-    """The ratio plus + sum(over) / sum(under) of counts by prompt, or that over another share of the same prompts."""
+    """The ratio plus + sum(over) / sum(under), or that over another share of the same prompts.
 
-    # over, under: a number for each prompt (or batch of them).
+    Attributes:
+        over, under: a count for each prompt (or batch).
+        plus: 1 for acceptance lengths.
+        divisor: another share, or None.
+    """
+
     over: Sequence[float] | NDArray[Any]
     under: Sequence[float] | NDArray[Any]
-    plus: float = 0.0  # what is added: 1 for acceptance lengths
-    divisor: Share | None = None  # another share; None for none
+    plus: float = 0.0
+    divisor: Share | None = None
 
     def __truediv__(self, other: Share) -> Share:
         assert self.divisor is None

@@ -1,4 +1,4 @@
-"""Make figures of samples: total tokens over total time with intervals, and the answers that differ."""
+"""Summarise samples: total tokens over total time with intervals, and the answers that differ."""
 
 from __future__ import annotations
 
@@ -7,31 +7,76 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
-from draftree.bench.equality import Difference, difference
-from draftree.bench.measure import groups_of
-from draftree.bench.samples import Sample, Task
+from draftree.bench.measure import Sample, Task, groups_of
 from draftree.bench.shares import Estimate, Share
 from draftree.engine import RequestStats
 
 
 @dataclass(frozen=True, slots=True)
+class Difference:
+    """The first difference of two answers; its gap distinguishes a bug from a near-tie.
+
+    Attributes:
+        position: new token that differs; the shorter answer's length if the longer one begins with it.
+        expected, found: the token ids there; None after an answer's end.
+        gap: best minus second-best logit of the model there, after the tokens before.
+    """
+
+    position: int
+    expected: int | None
+    found: int | None
+    gap: float
+
+    def __str__(self) -> str:
+        return (
+            f"first differs at new token {self.position} (expected id {self.expected}, found {self.found}; "
+            f"top-2 logit gap there {self.gap:.3g})"
+        )
+
+
+@torch.no_grad()
+def difference(model: Any, prompt: Sequence[int], expected: Sequence[int], found: Sequence[int]) -> Difference | None:
+    """Return where two answers to `prompt` (all token ids) part; None if they are equal."""
+    if list(expected) == list(found):
+        return None
+    shorter = min(len(expected), len(found))
+    position = next((i for i in range(shorter) if expected[i] != found[i]), shorter)
+    prefix = torch.tensor([[*prompt, *expected[:position]]], device=model.device)
+    best = model(prefix).logits[0, -1].float().topk(2).values
+    return Difference(
+        position,
+        expected[position] if position < len(expected) else None,
+        found[position] if position < len(found) else None,
+        float(best[0] - best[1]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
-    """Figures of one method."""
+    """Figures of one method.
+
+    Attributes:
+        speed: tokens per second.
+        over: this method's speed over a reference's, by the reference's name.
+        stats: counts over all answers; None for Hugging Face's methods.
+        differing: prompts with another answer than the reference's.
+    """
 
     method: str
     tokens: int
     seconds: float
-    speed: Estimate  # tokens a second
-    over: dict[str, Estimate]  # by name of a reference method, this method's speed over that one's
-    stats: RequestStats | None  # counts over all answers; None for Hugging Face's methods
-    differing: list[tuple[Task, Difference]] = field(default_factory=list)  # prompts with another answer than expected
+    speed: Estimate
+    over: dict[str, Estimate]
+    stats: RequestStats | None
+    differing: list[tuple[Task, Difference]] = field(default_factory=list)
 
     def figures(self, columns: dict[str, str]) -> dict[str, Any]:
         """Return plain numbers by column; X_low and X_high are the interval of X.
 
         Args:
-            columns: by column, the reference method whose speed this method's is divided by.
+            columns: reference methods by the column of the speed over theirs.
         """
         found: dict[str, Any] = {"tokens": self.tokens, "seconds": self.seconds} | self.speed.columns("tokens/s")
         for column, reference in columns.items():
