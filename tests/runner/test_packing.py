@@ -88,26 +88,13 @@ def test_unpacked_it_is_as_it_was():
         assert open_runner(model, "cpu").form.startswith("cpu")
 
 
-def test_it_saves_and_loads_stock_files(tmp_path):
+def test_it_saves_stock_files_and_loads_none(tmp_path):
     model = packed_copy("qwen2")
     model.save_pretrained(tmp_path)
-    stock = type(model).from_pretrained(tmp_path)
-    expected = build("qwen2").state_dict()
+    stock, expected = type(model).from_pretrained(tmp_path), build("qwen2").state_dict()
     assert {k: v.tolist() for k, v in stock.state_dict().items()} == {k: v.tolist() for k, v in expected.items()}
-    other = construct(MEMBERS["qwen2"])
-    for parameter in other.parameters():
-        torch.nn.init.normal_(parameter)
-    runner = open_runner(model, "cpu")
-    model.load_state_dict(other.state_dict())
-    assert all(torch.equal(model.state_dict()[k], v) for k, v in other.state_dict().items())
-    assert open_runner(model, "cpu") is not runner, "new weights, new runner"
-    wrong = other.state_dict()
-    wrong["lm_head.weight"] = torch.zeros(3, 64)
-    with pytest.raises(RuntimeError, match=r"lm_head\.weight has shape"):
-        model.load_state_dict(wrong)
-    del wrong["lm_head.weight"]
-    with pytest.raises(RuntimeError, match="Missing key"):
-        model.load_state_dict(wrong)
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*lm_head\.weight"):
+        model.load_state_dict(expected)
 
 
 def test_drafters_still_know_their_model(demo):
@@ -127,17 +114,6 @@ def test_gradients_of_inputs_pass_through():
     expected = embeddings.detach().clone().requires_grad_()
     copy.deepcopy(build("llama"))(inputs_embeds=expected).logits.sum().backward()  # the shared one is to stay without
     torch.testing.assert_close(embeddings.grad, expected.grad, rtol=1e-4, atol=1e-4)
-
-
-def test_cast_it_still_works_on_the_runner_for_its_type():
-    model = packed_copy("llama").to(torch.float16)
-    assert open_runner(model).name == "eager"
-    model = packed_copy("llama").to(torch.bfloat16)
-    assert open_runner(model).name == "cpu"
-    ids = torch.tensor(prompts((9,)))
-    with torch.no_grad():
-        expected = copy.deepcopy(build("llama")).to(torch.bfloat16)(ids).logits
-        torch.testing.assert_close(model(ids).logits, expected, rtol=1e-2, atol=1e-2)
 
 
 def test_heads_that_end_within_a_group_are_packed_apart():
@@ -165,8 +141,6 @@ def test_in_bfloat16_it_computes_saves_and_goes_back_too():
         assert model(ids).logits.dtype == torch.bfloat16
     for name, tensor in stock.state_dict().items():
         assert torch.equal(model.state_dict()[name], tensor), name
-    model.model.layers[0].mlp.down_proj.packed[:, 0] = 3
-    model.load_state_dict(stock.state_dict())
     unpack_weights(model)
     assert open_runner(model, "hooked").target.alteration is None
     with torch.no_grad():

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from draftree.runner.cuda_graphs.frames import Buffers, Frame, Packed, PassInputs, by_torch
-from draftree.runner.eager.layer import Angles, Attention, TensorHead, TensorLayer, attend
-from draftree.runner.eager.rows import AngleTables
+from draftree.runner.eager.layer import Angles, AngleTables, Attention, TensorHead, TensorLayer, attend
 from draftree.runner.kv.cache import finite
 from draftree.runner.masks import LayerKind, limits, near
 from draftree.runner.positions import Rotation
@@ -69,7 +68,7 @@ class FixedSlots:
 
 
 class FixedRows:
-    """Angles and masks of a recorded pass; see `eager.rows.SegmentRows`.
+    """Angles and masks of a recorded pass; see `eager.layer.SegmentRows`.
 
     Args:
         frame: the pass's shape.

@@ -40,9 +40,8 @@ from draftree.runner.cuda_graphs.recording import Outputs, Recorded, Recording, 
 from draftree.runner.eager.parts import Parts
 from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.kv.cache import BLOCK, SlotCache, Stores
-from draftree.runner.plan import PassResult, Plan, Segment
+from draftree.runner.plan import PassResult, Plan, Segment, logit_slice, operate
 from draftree.runner.positions import is_length_dependent
-from draftree.runner.surgery import logit_slice, operate
 from draftree.runner.target import Target
 
 log = logging.getLogger("draftree.runner")

@@ -16,7 +16,7 @@ The eager runner's families differ here and nowhere else:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -38,17 +38,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
-# Classes of the modules that transformers, of any release, makes by these names.
-MADE_AS = {"silu": ("SiLU", "SiLUActivation"), "gelu_pytorch_tanh": ("GELUTanh", "PytorchGELUTanh")}
+# By the class of the module that transformers, of any release, makes for them.
+OF_CLASS = {
+    **dict.fromkeys(("SiLU", "SiLUActivation"), "silu"),
+    **dict.fromkeys(("GELUTanh", "PytorchGELUTanh"), "gelu_pytorch_tanh"),
+}
 WEIGHT_FROM_ONE = ("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm")
 ROUNDED_ONCE = (*WEIGHT_FROM_ONE, "Olmo2RMSNorm", "Olmo3RMSNorm")
 
 CAP_LOGITS = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "PaliGemmaForConditionalGeneration")
-
-
-def activation_name(config: Any) -> str | None:
-    """Return Hugging Face's name of the MLP's activation."""
-    return getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
 
 
 class Heads(NamedTuple):
@@ -137,25 +135,19 @@ class Parts(NamedTuple):
         attention, mlp = layer.self_attn, layer.mlp
         kv = int(config.num_key_value_heads)
         heads = Heads(kv, int(config.num_attention_heads) // kv, int(attention.head_dim))
-        before, behind = _norm_names(layer)
         head_norms = None
         if getattr(attention, "q_norm", None) is not None:
             head_norms = Norm.of(attention.q_norm), Norm.of(attention.k_norm)
-        cap = None
-        if (
-            config.model_type == "gemma2" and config._attn_implementation == "eager"
-        ):  # no other implementation applies it
-            cap = config.attn_logit_softcapping
+        capped = config.model_type == "gemma2" and config._attn_implementation == "eager"  # no other applies it
         fused, fused_mlp = getattr(attention, "qkv_proj", None), getattr(mlp, "gate_up_proj", None)
         return cls(
             heads,
             float(attention.scaling),
-            cap,
-            (_norm(layer, before[0]), _norm(layer, before[1])),
-            (_norm(layer, behind[0]), _norm(layer, behind[1])),
+            config.attn_logit_softcapping if capped else None,
+            *_norms(layer),
             head_norms,
             head_norms is not None and head_norms[0].weight.shape[0] != heads.dim,
-            str(activation_name(config)),
+            str(_activation(layer)),
             [attention.q_proj, attention.k_proj, attention.v_proj] if fused is None else [fused],
             attention.o_proj,
             [mlp.gate_proj, mlp.up_proj] if fused_mlp is None else [fused_mlp],
@@ -184,21 +176,26 @@ def products_of(target: Target) -> list[list[Any]]:
     return found
 
 
-def _norm_names(layer: Any) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the names of a family's norms before attention and MLP, and behind them; "" for none."""
+def _norms(layer: Any) -> tuple[tuple[Norm | None, Norm | None], tuple[Norm | None, Norm | None]]:
+    """Return the norms before attention and MLP, and behind them; None for none."""
     if hasattr(layer, "pre_feedforward_layernorm"):
-        return ("input_layernorm", "pre_feedforward_layernorm"), (
-            "post_attention_layernorm",
-            "post_feedforward_layernorm",
-        )
-    if hasattr(layer, "post_feedforward_layernorm"):
-        return ("", ""), ("post_attention_layernorm", "post_feedforward_layernorm")
-    return ("input_layernorm", "post_attention_layernorm"), ("post_self_attn_layernorm", "post_mlp_layernorm")
+        before, behind = ("input", "pre_feedforward"), ("post_attention", "post_feedforward")
+    elif hasattr(layer, "post_feedforward_layernorm"):
+        before, behind = ("", ""), ("post_attention", "post_feedforward")
+    else:
+        before, behind = ("input", "post_attention"), ("post_self_attn", "post_mlp")
+    return (_norm(layer, before[0]), _norm(layer, before[1])), (_norm(layer, behind[0]), _norm(layer, behind[1]))
 
 
 def _norm(layer: Any, name: str) -> Norm | None:
-    module = getattr(layer, name, None) if name else None
+    module = getattr(layer, f"{name}_layernorm", None)
     return None if module is None else Norm.of(module)
+
+
+def _activation(layer: Any) -> str | None:
+    """Return the name of the MLP's activation; None for an unknown one."""
+    mlp = getattr(layer, "mlp", None)
+    return OF_CLASS.get(type(getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)).__name__)
 
 
 def logit_cap(target: Target) -> float | None:
@@ -212,12 +209,7 @@ def known_shape(target: Target) -> bool:
     config = target.config
     if target.model_type not in FAMILIES or target.encoder_decoder:
         return False
-    activation = activation_name(config)
-    if activation not in ACTIVATIONS or getattr(config, "use_bidirectional_attention", False):
-        return False
-    mlps = [getattr(layer, "mlp", None) for layer in target.layers]
-    held = [getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None) for mlp in mlps]
-    if any(type(module).__name__ not in MADE_AS[activation] for module in held):
+    if getattr(config, "use_bidirectional_attention", False) or None in map(_activation, target.layers):
         return False
     # Angles that differ by layer, and by length or in width as well, are left to the hooked runner.
     return not isinstance(getattr(target.decoder.rotary_emb, "rope_type", None), dict) or all(

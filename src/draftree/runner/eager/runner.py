@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftree.runner.base import Runner
-from draftree.runner.eager.layer import TensorHead, TensorLayer, attend
+from draftree.runner.eager.layer import AngleTables, SegmentRows, TensorHead, TensorLayer, attend
 from draftree.runner.eager.parts import (
     FAMILIES,
     FusedProduct,
@@ -25,10 +25,8 @@ from draftree.runner.eager.parts import (
     logit_cap,
     may_copy,
 )
-from draftree.runner.eager.rows import AngleTables, SegmentRows
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.plan import PassResult, Plan, Segment
-from draftree.runner.surgery import logit_slice, operate
+from draftree.runner.plan import PassResult, Plan, Segment, logit_slice, operate
 from draftree.runner.target import Target
 from draftree.runner.weights.packed import PackedLinear, is_packed, linear_bytes
 from draftree.runner.weights.stock import has_eight_bits

@@ -116,8 +116,7 @@ class Packed:
         if all(in_blocks(m) for m in linears):
             self._read_blocks(linears)
             return
-        ready = all(isinstance(m, PackedLinear) and m.readable for m in linears)
-        packed = joined([m.packed for m in linears]) if ready else None
+        packed = joined([m.packed for m in linears]) if all(isinstance(m, PackedLinear) for m in linears) else None
         self._scales = None
         dtype = linears[0].weight.dtype if packed is None else linears[0].dtype
         outputs = sum(m.out_features for m in linears)
@@ -218,8 +217,8 @@ def joined(parts: Sequence[Tensor]) -> Tensor | None:
 class PackedLinear(nn.Module):
     """A linear whose weight is packed.
 
-    It multiplies as `nn.Linear` does and saves and loads the same tensors; `weight` is a copy, made at each look. What
-    needs gradients of the weight needs `unpack_weights` first.
+    It multiplies as `nn.Linear` does and saves the same tensors; `weight` is a copy, made by each access. Moves, casts,
+    loading a state and gradients of the weight need `unpack_weights` first.
 
     Attributes:
         packed: see `to_packed`, perhaps `in_16_bits`, or `pack_blocks`; a buffer, as the layout is not the model's.
@@ -256,18 +255,10 @@ class PackedLinear(nn.Module):
             return all_floats(self.packed, self.form, self.in_features, self.out_features).to(self.dtype)
         return from_packed(self.packed, self.out_features).to(self.dtype)
 
-    @property
-    def readable(self) -> bool:
-        """True if compiled functions read the weights: not after a move or a cast to other dtypes."""
-        if self.form is not None:
-            return self.dtype == torch.float32 and self.packed.is_cpu
-        own = self.dtype == torch.float32 or (self.dtype == torch.bfloat16 and self.packed.dim() == 4)
-        return own and self.packed.is_cpu
-
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
         library = load_library()
-        plain = x.dtype == self.dtype and x.is_cpu and self.readable
+        plain = x.dtype == self.dtype and x.is_cpu
         if library is None or not plain or (x.requires_grad and torch.is_grad_enabled()):
             return F.linear(x, self.weight, self.bias)
         rows = x.reshape(-1, self.in_features).float().contiguous()
@@ -284,55 +275,21 @@ class PackedLinear(nn.Module):
         return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
+        """See `nn.Linear`."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
     @torch.no_grad()
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
-        """See `nn.Module`; a cast changes `dtype` of the weight, whatever type packs it."""
-        bits = self.packed.view(BITS[self.packed.itemsize])
-        dtype = fn(self.packed.new_empty(0, dtype=self.dtype)).dtype
-        if dtype == self.dtype and (self.form is None or fn(bits[:0]).is_cpu):
-            moved = fn(bits)
-            packed = moved.view(self.packed.dtype) if moved.dtype == bits.dtype else self.packed
-        else:
-            packed = to_packed(in_16_bits(fn(self.weight)))
-            self.form = None
-        self._buffers["packed"] = None
-        try:
-            super()._apply(fn, recurse)
-            self.dtype = dtype
-        finally:
-            self._buffers["packed"] = packed
+        empty = fn(self.packed.new_empty(0, dtype=self.dtype))
+        if empty.dtype != self.dtype or not empty.is_cpu:
+            raise ValueError("Packed weights stay on the CPU in their type: call draftree.unpack_weights(model) first.")
+        bits, dtype = fn(self.packed.view(BITS[self.packed.itemsize])), self.packed.dtype
+        self._buffers["packed"] = None  # `fn` may cast 16 bits to the type of the weight
+        super()._apply(fn, recurse)
+        self._buffers["packed"] = bits.view(dtype)
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.saved:
             destination[prefix + "weight"] = self.weight
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Any,
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing: Any,
-        unexpected: Any,
-        errors: Any,
-    ) -> None:
-        name = prefix + "weight"
-        rest = {key: value for key, value in state_dict.items() if key != name}
-        super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing, unexpected, errors)
-        if name not in state_dict:
-            missing.append(name)
-        elif state_dict[name].shape != (self.out_features, self.in_features):
-            errors.append(
-                f"{name} has shape {list(state_dict[name].shape)}, not {[self.out_features, self.in_features]}"
-            )
-        else:
-            with torch.no_grad():
-                packed = to_packed(in_16_bits(state_dict[name].to(self.packed.device, self.dtype)))
-                if packed.dtype == self.packed.dtype and self.form is None:
-                    self.packed.copy_(packed)  # which may lie behind those of another linear
-                else:
-                    self.packed, self.form = packed, None
