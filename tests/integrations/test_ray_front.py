@@ -1,4 +1,4 @@
-"""Replicas without Ray: how beginnings of texts are told apart, and what the front does when a replica fails."""
+"""Replicas without Ray: routing by the beginnings of texts, and failed replicas."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from draftree.cli import app as cli
 from draftree.integrations import ray_serve
 from draftree.integrations.ray_serve import app, deployment
 from draftree.integrations.ray_serve.front import (
-    MOST_BLOCKS,
-    Beginnings,
+    MOST_PARTS,
     Front,
     Prefixes,
     beginnings_of,
@@ -39,60 +38,57 @@ def text(prompt: Any) -> bytes:
     return json.dumps({"prompt": prompt}).encode()
 
 
-def test_a_later_turn_begins_with_the_earlier_one_and_other_chats_do_not() -> None:
+def test_a_later_turn_begins_with_the_earlier_one() -> None:
     first, second = beginnings_of(chat("Hi")), beginnings_of(chat("Hi", LONG, "And?"))
-    assert second == (second.hashes[:3], 1)
-    assert second.hashes[:1] == first.hashes
+    assert len(second) == 3
+    assert second[:1] == first
     others = [chat("Ho"), chat("Hi", user="other"), json.dumps({"prompt": "Hi"}).encode()]
-    assert not any(set(first.hashes) & set(beginnings_of(other).hashes) for other in others)
-    assert not set(first.hashes) & set(beginnings_of(chat("Hi"), b"Bearer other").hashes)
+    assert not any(set(first) & set(beginnings_of(other)) for other in others)
+    assert not set(first) & set(beginnings_of(chat("Hi"), b"Bearer other"))
 
 
-def test_a_system_prompt_tells_nothing() -> None:
+def test_a_system_prompt_is_not_a_beginning() -> None:
     def asked(question: str) -> bytes:
         system = {"role": "system", "content": LONG}
         return json.dumps({"messages": [system, {"role": "user", "content": question}]}).encode()
 
-    assert len(beginnings_of(asked("Hi")).hashes) == 1
-    assert beginnings_of(asked("Hi")).hashes != beginnings_of(asked("Ho")).hashes
+    assert len(beginnings_of(asked("Hi"))) == 1
+    assert beginnings_of(asked("Hi")) != beginnings_of(asked("Ho"))
 
 
-def test_half_of_a_text_is_enough() -> None:
+def test_prompts_are_hashed_by_blocks() -> None:
     prefixes, known = Prefixes(), beginnings_of(text(LONG))
-    assert len(known.hashes) == len(LONG) // 64 == 3
+    assert len(known) == len(LONG) // 64 == 3
     prefixes.add(known, "a")
-    assert prefixes.find(beginnings_of(text(LONG[: 64 * 3] + "x" * 64 * 3)), {"a"}) == "a"
-    assert prefixes.find(beginnings_of(text(LONG[: 64 * 3] + "x" * 64 * 4)), {"a"}) is None
-    assert len(beginnings_of(text(LONG * 100)).hashes) == MOST_BLOCKS
-    assert beginnings_of(text(list(range(200)))).hashes
+    assert prefixes.find(beginnings_of(text(LONG[:64] + "x" * 64)), {"a"}) == "a"
+    assert prefixes.find(beginnings_of(text("x" + LONG)), {"a"}) is None
+    assert len(beginnings_of(text(LONG * 100))) == MOST_PARTS
+    assert beginnings_of(text(list(range(200))))
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"\xff", b"[]", b'"x"', b"{}", b'{"messages": 3}', b'{"messages": [{"role": 1}]}', b"[" * 3000]
 )
-def test_whatever_is_sent_has_a_beginning_or_none(body: bytes) -> None:
-    assert len(beginnings_of(body).hashes) == (1 if b"role" in body else 0)
+def test_other_bodies_have_no_beginnings(body: bytes) -> None:
+    assert len(beginnings_of(body)) == (1 if b"role" in body else 0)
 
 
-def test_the_longest_beginning_that_somebody_alive_has_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_replica_of_the_longest_beginning_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     prefixes = Prefixes()
-    prefixes.add(Beginnings([1, 2]), "a")
-    prefixes.add(Beginnings([1, 2, 3]), "b")
-    prefixes.add(Beginnings([1, 9]), "a")
-    assert prefixes.find(Beginnings([1, 2, 3, 4]), {"a", "b"}) == "b"
-    assert prefixes.find(Beginnings([1, 9, 5]), {"a", "b"}) == "a"
-    assert prefixes.find(Beginnings([1, 2, 3]), {"a"}) == "a"
-    assert prefixes.find(Beginnings([1, 2, 3], 2), {"a"}) is None
-    assert prefixes.find(Beginnings([7]), {"a", "b"}) is None
-    assert prefixes.find(Beginnings([]), {"a", "b"}) is None
+    for hashes, replica in (([1, 2], "a"), ([1, 2, 3], "b"), ([1, 9], "a")):
+        prefixes.add(hashes, replica)
+    assert prefixes.find([1, 2, 3, 4], {"a", "b"}) == "b"
+    assert prefixes.find([1, 9, 5], {"a", "b"}) == "a"
+    assert prefixes.find([1, 2, 3], {"a"}) == "a"
+    assert prefixes.find([7], {"a", "b"}) is prefixes.find([], {"a", "b"}) is None
     monkeypatch.setattr("draftree.integrations.ray_serve.front.MOST_KNOWN", 2)
-    prefixes.add(Beginnings([5]), "a")
-    assert prefixes.find(Beginnings([2]), {"a", "b"}) is None
-    assert prefixes.find(Beginnings([9]), {"a", "b"}) == "a"
+    prefixes.add([5], "a")
+    assert prefixes.find([2], {"a", "b"}) is None
+    assert prefixes.find([9], {"a", "b"}) == "a"
 
 
 class DiedError(Exception):
-    """Stands for Ray's error."""
+    """Stand for Ray's error."""
 
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
@@ -104,7 +100,7 @@ def body(text: bytes, *, more: bool = False) -> dict[str, Any]:
 
 
 class Replicas:
-    """Stands for a handle: call i of `answer` gives the i-th script, where an exception is raised."""
+    """Stand for a handle: call i of `answer` yields the i-th script and raises its exceptions."""
 
     def __init__(self, *scripts: list[Any]) -> None:
         self.scripts, self.calls, self.cancelled, self.count = list(scripts), [], 0, 2
@@ -141,7 +137,7 @@ class Response:
 def ask(
     replicas: Replicas, path: str = "/v1/completions", sent: bytes = b"{}", *, leave: bool = False, more: bool = False
 ) -> list[Any]:
-    """What a client of the front gets; it may leave behind the first two messages, or still have more to send."""
+    """Return the messages that a client of the front gets; it may leave after two, or have more to send."""
     got: list[Any] = []
     left = asyncio.Event()
 
@@ -162,7 +158,7 @@ def ask(
                 left.set()
 
         scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
-        front = Front(replicas, ServerSettings(body_bytes=1000, body_seconds=0.05))  # type: ignore[arg-type]
+        front = Front(replicas, ServerSettings(max_body_bytes=1000, body_seconds=0.05))  # type: ignore[arg-type]
         await asyncio.wait_for(front(scope, receive, send), 10)
         await asyncio.sleep(0.01)
 
@@ -170,7 +166,7 @@ def ask(
     return got
 
 
-def test_another_replica_answers_where_one_fails_before_its_first_word() -> None:
+def test_another_replica_answers_if_one_fails_before_its_response() -> None:
     replicas = Replicas([DiedError()], [START, body(b"x")])
     assert ask(replicas, sent=chat(LONG)) == [START, body(b"x")]
     assert replicas.calls[0][1]["text"] == beginnings_of(chat(LONG))
@@ -190,13 +186,13 @@ def test_a_stream_that_breaks_ends_with_a_clear_error() -> None:
         ask(Replicas([WHOLE, body(b"{", more=True), DiedError()]))
 
 
-def test_a_client_that_leaves_ends_the_replicas_answer() -> None:
+def test_a_client_that_disconnects_ends_the_response() -> None:
     replicas = Replicas([START, body(b"x", more=True), None])
     assert len(ask(replicas, leave=True)) == 2
     assert replicas.cancelled == 1
 
 
-def test_texts_for_the_trie_reach_all_and_one_refusal_is_told() -> None:
+def test_a_corpus_reaches_all_replicas() -> None:
     replicas = Replicas([WHOLE, body(b"0")], [WHOLE, body(b"1")])
     assert ask(replicas, "/v1/corpus")[0]["status"] == 200
     assert [named["replica"] for arguments, named in replicas.calls if arguments] == [0, 1]
@@ -204,7 +200,7 @@ def test_texts_for_the_trie_reach_all_and_one_refusal_is_told() -> None:
     assert found == [WHOLE | {"status": 400}, body(b"no")]
 
 
-def test_metrics_name_their_replica() -> None:
+def test_metrics_have_the_label_replica() -> None:
     found = ask(Replicas([WHOLE, body(b"")]), "/metrics")
     lines = found[1]["body"].decode().splitlines()
     assert [line for line in lines if line[0] != "#"] == [
@@ -216,8 +212,7 @@ def test_metrics_name_their_replica() -> None:
     assert labelled({}) == b""
 
 
-def test_bodies_have_their_limits_at_the_door() -> None:
-    """Nobody waits for the rest of one that does not come, nor reads that of one that is too long."""
+def test_the_front_limits_bodies() -> None:
     for sent, status in ((b"{", 408), (b"x" * 5000, 413)):
         found = ask(Replicas(), sent=sent, more=True)
         assert found[0]["status"] == status
@@ -237,25 +232,24 @@ def test_bodies_have_their_limits_at_the_door() -> None:
         ({"gpus": "all"}, "gpus is 'all': Input should be a valid number"),
     ],
 )
-def test_wrong_arguments_of_a_deployment_are_told(arguments: dict[str, str], said: str) -> None:
+def test_wrong_arguments_of_a_deployment_are_refused(arguments: dict[str, str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         app(arguments)
 
 
-def test_a_deployment_shares_and_reads_keys_as_the_server_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deployment_has_the_settings_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_serve, "deployment", lambda launch, **options: launch.settings)
-    assert app({}).sharing == "key"
-    assert app({"share": "true"}).sharing == app({"share": True}).sharing == "all"
+    assert not app({}).share
+    assert app({"share": "true"}).share
     assert app({"api_keys": "one, two ,three"}).api_keys == ("one", "two", "three")
     monkeypatch.setenv("DRAFTREE_API_KEYS", "four, ")
     assert app({"api_keys": "one"}).api_keys == ("one", "four")
     with pytest.raises(ValueError, match="empty"):
         app({"api_keys": ""})
-    assert app({"max_choices": 3, "max_body_bytes": "999"}).most_choices == 3
-    assert app({"max_body_bytes": "999"}).body_bytes == 999
+    assert app({"max_choices": 3, "max_body_bytes": "999"}).max_body_bytes == 999
 
 
-def test_where_replicas_have_their_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_of_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_serve, "deployment", lambda launch, **options: (launch, options))
     launch, options = app({"device": "cpu", "dtype": "bfloat16", "strict": "true"})
     assert launch.placement == Placement("cpu", "bfloat16")
@@ -266,7 +260,7 @@ def test_where_replicas_have_their_model(monkeypatch: pytest.MonkeyPatch) -> Non
     assert options["gpus"] == 0.5
 
 
-def test_what_a_deployment_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_deployments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = Launch(None, dict)
     monkeypatch.setattr(ray_serve, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="Replicas need Ray"):
@@ -280,20 +274,18 @@ def test_what_a_deployment_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
         deployment(Launch(None, dict, placement=Placement("cuda")))
 
 
-def test_an_empty_key_is_refused_and_opens_nothing() -> None:
+def test_an_empty_key_is_refused() -> None:
     done = CliRunner().invoke(cli, ["serve", "--api-key", ""])
     assert "empty" in str(done.exception)
 
 
 @pytest.mark.parametrize("option", [["--most-replicas", "3"], ["--gpus", "1"]])
-def test_options_of_replicas_are_for_replicas(option: list[str]) -> None:
+def test_options_of_replicas_need_replicas(option: list[str]) -> None:
     done = CliRunner().invoke(cli, ["serve", *option])
     assert f"{option[0]} is for replicas" in str(done.exception)
 
 
-def test_replicas_that_could_not_start_are_not_started(
-    demo: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_launch_is_checked_before_replicas_start(demo: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
     monkeypatch.setattr(ray_serve, "deployment", lambda launch, **options: (launch, options))
     monkeypatch.setattr(ray_serve, "run", lambda application, *where: started.append((application, where)))
@@ -315,7 +307,7 @@ def test_replicas_that_could_not_start_are_not_started(
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/v1/corpus"])
-def test_a_replica_that_fails_while_all_are_asked_is_an_error(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_replica_is_reported_by_routes_to_all(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def dies(_: Front) -> AsyncIterator[Any]:
         raise DiedError
         yield

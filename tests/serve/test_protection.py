@@ -72,10 +72,7 @@ def test_keys_as_people_write_them(demo: Any) -> None:
             assert server.http.get("/v1/models", headers={"Authorization": b"Bearer " + key}).status_code == 401
 
 
-@pytest.mark.parametrize("key", ["cl\xe9", "\u4f60", "a\tb", "a\x7f"])
-def test_keys_that_nobody_could_present_are_refused_at_the_start(key: str) -> None:
-    with pytest.raises(ValueError, match=r"An API key has characters that clients cannot send: give .*\.$"):
-        ServerSettings(api_keys=("good", key))
+def test_an_empty_key_is_refused() -> None:
     with pytest.raises(ValueError, match="An API key is empty"):
         ServerSettings(api_keys=("good", " "))
 
@@ -112,7 +109,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(demo: Any) -> None:
 
 
 def test_limits_of_length(demo: Any) -> None:
-    with serving(*demo, max_prompt_tokens=20, max_output_tokens=10, body_bytes=2000) as server:
+    with serving(*demo, max_prompt_tokens=20, max_output_tokens=10, max_body_bytes=2000) as server:
         assert len(server.complete([5] * 20, max_tokens=10, ignore_eos=True, return_token_ids=True)["choices"]) == 1
         assert server.post("/v1/completions", prompt=[5] * 21).status_code == 400
         assert server.post("/v1/completions", prompt=[5], max_tokens=11).status_code == 400

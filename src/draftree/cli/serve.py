@@ -95,10 +95,10 @@ def serve(
         queue=queue,
         max_prompt_tokens=max_prompt_tokens,
         max_output_tokens=max_output_tokens,
-        most_choices=max_choices,
-        body_bytes=max_body_bytes,
+        max_choices=max_choices,
+        max_body_bytes=max_body_bytes,
         timeout=timeout,
-        sharing="all" if share else "key",
+        share=share,
     )
     parts = partial(drafting.for_engine, trie=trie)
     launch = Launch(model, parts, settings, running.name, running.strict, where.threads, where.placement)

@@ -36,7 +36,7 @@ class CallReader:
         self.tokenizer = tokenizer
         self.settings = settings
         # More outputs than slots and queue hold together could never start.
-        self.most_choices = min(settings.most_choices, engine.config.slots + settings.queue)
+        self.max_choices = min(settings.max_choices, engine.config.slots + settings.queue)
         limits = [n for n in (settings.max_prompt_tokens, self.target.max_positions) if n is not None]
         self.longest = min(limits) if limits else None
 
@@ -56,7 +56,7 @@ class CallReader:
             raise ApiError(f"best_of is {tries} and n is {n}: give a best_of of at least n.", "best_of")
         if body.stream and tries > n:
             raise ApiError("best_of chooses among whole answers: leave stream or best_of out.", "best_of")
-        one_each = tries == 1 or len(listed) > self.most_choices
+        one_each = tries == 1 or len(listed) > self.max_choices
         self._check_count(len(listed) * tries, "prompt" if one_each else "n" if body.best_of is None else "best_of")
         if body.max_tokens == 0 and not body.echo:
             raise ApiError("max_tokens is 0: give at least 1, or ask for the prompt by echo.", "max_tokens")
@@ -250,7 +250,7 @@ class CallReader:
             raise ApiError(f"There is no drafter {str(name)[:100]!r} here: give {there}.", "draftree.drafter")
 
     def _check_count(self, count: int, field: str) -> None:
-        most = self.most_choices
+        most = self.max_choices
         if count > most:
             raise ApiError(
                 f"The request asks for {count} answers and this server gives at most {most}: ask for fewer.", field

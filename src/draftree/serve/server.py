@@ -44,7 +44,7 @@ async def whole_body(request: Request, settings: ServerSettings) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if "origin" in request.headers and kind != "application/json":
         raise ApiError("The body is JSON: say so by the header Content-Type: application/json.", status=415)
-    parts, size, most, seconds = [], 0, settings.body_bytes, settings.body_seconds
+    parts, size, most, seconds = [], 0, settings.max_body_bytes, settings.body_seconds
     try:
         async with asyncio.timeout(seconds):
             async for piece in request.stream():

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from draftree.errors import check_least
 from draftree.serve.http import ApiError
 
-SHARING = ("key", "all")
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
-KEYS = "DRAFTREE_API_KEYS"  # the environment variable with more API keys, joined by commas
+KEYS = "DRAFTREE_API_KEYS"  # Environment variable with more API keys, joined by commas.
 
 
 def keys_of(given: Iterable[str]) -> tuple[str, ...]:
@@ -31,33 +32,33 @@ def keys_of(given: Iterable[str]) -> tuple[str, ...]:
 def host_of(header: str) -> str:
     """Return the host in a Host header, in small letters and without its port."""
     header = header.strip().lower()
-    if header.startswith("["):  # an IPv6 address
+    if header.startswith("["):  # This is an IPv6 address.
         return header[1:].partition("]")[0]
     return header if header.count(":") > 1 else header.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Settings of a server.
+    """Hold the settings of a server.
 
     Attributes:
         model_name: name of the model in requests and responses.
         root: hub name or folder of the model, which requests may name too; empty for `model_name`.
-        api_keys: keys of printable ASCII that admit a request, stripped of blanks; empty admits all requests.
+        api_keys: keys that admit a request, stripped of blanks; empty admits all requests.
         slots: requests decoded together.
         queue: most requests that wait for a slot; more get status 429.
         max_prompt_tokens: longest prompt; None for the model's context.
         max_output_tokens: most tokens of one output; None for the model's context.
-        most_choices: most outputs of one request: `n`, `best_of`, and prompts in a list.
-        body_bytes: longest body of a request.
+        max_choices: most outputs of one request: `n`, `best_of`, and prompts in a list.
+        max_body_bytes: longest body of a request.
         body_seconds: longest time to receive a body.
         allowed_hosts: hosts that a Host header may name; others get status 421. Empty allows all. Pages of other sites
             whose names resolve to this machine (DNS rebinding) send their own name.
         timeout: seconds after which an output ends, with finish_reason "length".
-        sharing: "key" separates drafts and cached prompts by key and `user`; "all" shares them.
+        share: share drafts and cached prompts of all keys and users.
 
     Raises:
-        ValueError: a number is out of range, `sharing` is unknown, or no client could send a key.
+        ValueError: a number is out of range, or a key is empty.
     """
 
     model_name: str = "draftree"
@@ -67,31 +68,23 @@ class ServerSettings:
     queue: int = 256
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
-    most_choices: int = 64
-    body_bytes: int = 4 << 20
+    max_choices: int = 64
+    max_body_bytes: int = 4 << 20
     body_seconds: float = 30.0
     allowed_hosts: tuple[str, ...] = ()
     timeout: float = 600.0
-    sharing: str = "key"
+    share: bool = False
 
     def __post_init__(self) -> None:
-        counts = ("slots", "most_choices", "body_bytes", "max_prompt_tokens", "max_output_tokens")
-        for name, least in (*((count, 1) for count in counts), ("queue", 0)):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int) and value >= least):
-                raise ValueError(f"{name} is {value}: give a whole number of at least {least}.")
+        counts = ("slots", "max_choices", "max_body_bytes", "max_prompt_tokens", "max_output_tokens")
+        check_least(1, math.inf, **{name: getattr(self, name) for name in counts})
+        check_least(0, math.inf, queue=self.queue)
         if not self.timeout > 0:
             raise ValueError(f"timeout is {self.timeout:g}: give seconds over 0.")
-        if self.sharing not in SHARING:
-            raise ValueError(f"sharing is {self.sharing!r}: give 'key' or 'all'.")
         object.__setattr__(self, "allowed_hosts", tuple(map(host_of, self.allowed_hosts)))
         object.__setattr__(self, "api_keys", tuple(key.strip() for key in self.api_keys))
         if not all(self.api_keys):
             raise ValueError("An API key is empty: leave it out, or give it at least one character.")
-        if not all(key.isascii() and key.isprintable() for key in self.api_keys):
-            raise ValueError(
-                "An API key has characters that clients cannot send: give letters, digits and signs of ASCII."
-            )
 
     def key_of(self, authorization: str | None) -> str | None:
         """Return a short name of the request's key; None for an unknown key.
@@ -126,6 +119,6 @@ class ServerSettings:
 
     def cache_salt(self, key: str | None, user: str | None) -> str | None:
         """Return the cache salt of a key and its user, who share drafts and cached prompts; None for all."""
-        if self.sharing == "all" or (key is None and user is None):
+        if self.share or (key is None and user is None):
             return None
         return f"{key or ''}/{'' if user is None else hashlib.sha256(user.encode()).hexdigest()[:16]}"

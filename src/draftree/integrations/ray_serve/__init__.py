@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -109,8 +109,8 @@ class Arguments(BaseModel):
     max_choices: int = 64
     max_body_bytes: int = 4 << 20
     timeout: float = 600.0
-    api_keys: str | None = None
     share: bool = False
+    api_keys: str | None = None
     replicas: int = 1
     most_replicas: int | None = None
     gpus: float = 0.0
@@ -143,14 +143,7 @@ def app(arguments: dict[str, Any]) -> Any:
         model_name=a.name or (Path(a.model).name if a.model else "draftree-demo"),
         root=a.model or "",
         api_keys=keys_of(() if a.api_keys is None else a.api_keys.split(",")),
-        sharing="all" if a.share else "key",
-        slots=a.slots,
-        queue=a.queue,
-        max_prompt_tokens=a.max_prompt_tokens,
-        max_output_tokens=a.max_output_tokens,
-        most_choices=a.max_choices,
-        body_bytes=a.max_body_bytes,
-        timeout=a.timeout,
+        **a.model_dump(include={one.name for one in fields(ServerSettings)} - {"api_keys"}),
     )
     parts = partial(named_parts, a.drafter, a.trie)
     launch = Launch(a.model, parts, settings, a.runner, a.strict, a.threads, placement)

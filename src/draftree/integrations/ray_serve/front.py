@@ -6,12 +6,11 @@ import asyncio
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -33,11 +32,10 @@ FAILED = ApiError(
     retry_after=1,
 )
 BY_PREFIX = ("/v1/chat/completions", "/v1/completions")
-TO_ALL = ("/v1/corpus",)
 MOST_REPLICAS = 1000
 BLOCK = 64  # Characters of a prompt that are hashed together.
-MOST_BLOCKS = 64  # Hashed blocks of one text.
-MOST_KNOWN = 100_000  # Hashes that are remembered, over all texts.
+MOST_PARTS = 64  # Hashed messages or blocks of one text.
+MOST_KNOWN = 100_000  # Remembered hashes of all texts.
 
 
 @dataclass(frozen=True)
@@ -75,16 +73,16 @@ class Front:
         request = HttpRequest(scope["method"], scope["path"], scope["query_string"], list(scope["headers"]), body)
         if request.path == "/metrics":
             messages = _or_refused(self._metrics(request))
-        elif request.path in TO_ALL:
+        elif request.path == "/v1/corpus":
             messages = _or_refused(self._to_all(request))
         else:
             key = dict(request.headers).get(b"authorization", b"")
-            messages = self._from_one(request, beginnings_of(body, key) if request.path in BY_PREFIX else None)
+            messages = self._from_one(request, beginnings_of(body, key) if request.path in BY_PREFIX else ())
         with suppress(GoneError):
             await while_there(client, _pass_on(messages, send))
 
     async def _from_one(
-        self, request: HttpRequest, text: Beginnings | None, replica: int | None = None
+        self, request: HttpRequest, text: Sequence[int] = (), replica: int | None = None
     ) -> AsyncIterator[dict[str, Any]]:
         """Yield the response of one replica; if that fails before its first message, of another one."""
         for last in (False, True):
@@ -116,7 +114,7 @@ class Front:
         """Send the request to each replica that runs now; yield the first refusal, or else any response."""
         first: list[dict[str, Any]] = []
         async for number, _ in self._numbers():
-            found = [message async for message in self._from_one(request, None, number)]
+            found = [message async for message in self._from_one(request, replica=number)]
             if not first or found[0]["status"] >= 400:
                 first = found
             if found[0]["status"] >= 400:
@@ -126,7 +124,7 @@ class Front:
 
     async def _metrics(self, request: HttpRequest) -> AsyncIterator[dict[str, Any]]:
         """Yield the metrics of all replicas, with their names as the label `replica`."""
-        allowed = [message async for message in self._from_one(request, None)]
+        allowed = [message async for message in self._from_one(request)]
         if allowed[0]["status"] != 200:
             for message in allowed:
                 yield message
@@ -184,58 +182,45 @@ async def _pass_on(messages: AsyncIterator[dict[str, Any]], send: Any) -> None:
         await send(message)
 
 
-class Beginnings(NamedTuple):
-    """Hashes of the beginnings of a text.
-
-    Attributes:
-        hashes: of its beginnings, the shortest first.
-        enough: number of beginnings that a replica must have seen to be preferred.
-    """
-
-    hashes: list[int]
-    enough: int = 1
-
-
 class Prefixes:
-    """Remember the replica of each beginning; drop the oldest ones."""
+    """Remember the replica of each beginning of a text; drop the oldest ones."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[int, Any] = OrderedDict()
 
-    def find(self, text: Beginnings, among: Any) -> Any:
-        """Return the replica in `among` that has seen the longest beginning; None if none has seen enough."""
-        telling = reversed(text.hashes[text.enough - 1 :])
-        return next((self._seen[one] for one in telling if self._seen.get(one) in among), None)
+    def find(self, hashes: Sequence[int], among: Any) -> Any:
+        """Return the replica in `among` that has seen the longest beginning; None for none."""
+        return next((self._seen[one] for one in reversed(hashes) if self._seen.get(one) in among), None)
 
-    def add(self, text: Beginnings, replica: Any) -> None:
+    def add(self, hashes: Sequence[int], replica: Any) -> None:
         """Record that `replica` has seen a text."""
-        for one in text.hashes:
+        for one in hashes:
             self._seen[one] = replica
             self._seen.move_to_end(one)
         while len(self._seen) > MOST_KNOWN:
             self._seen.popitem(last=False)
 
 
-def beginnings_of(body: bytes, key: bytes = b"") -> Beginnings:
-    """Hash the beginnings of a request's text; there are no hashes for other requests.
+def beginnings_of(body: bytes, key: bytes = b"") -> list[int]:
+    """Return the hashes of the beginnings of a request's text, the shortest first; none for other requests.
 
     A chat is hashed by messages. The first user message and all before it count as one, because many chats share a
-    system prompt. Other prompts are hashed by blocks of characters, and half of them are enough.
+    system prompt. Other prompts are hashed by blocks of characters.
 
     Args:
-        body: of the request.
+        body: body of the request.
         key: API key; texts of different keys and users have different hashes.
     """
     try:
         asked = json.loads(body)
         parts = _messages(asked["messages"]) if "messages" in asked else _blocks(asked["prompt"])
         chain, found = hash((key, str(asked.get("user")))), []
-        for part in islice(parts, MOST_BLOCKS):
+        for part in parts[:MOST_PARTS]:
             chain = hash((chain, part))
             found.append(chain)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return Beginnings([])
-    return Beginnings(found, 1 if "messages" in asked else max(1, (len(found) + 1) // 2))
+        return []
+    return found
 
 
 def _messages(messages: list[dict[str, Any]]) -> list[str]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from ray import serve
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from draftree.integrations.ray_serve.front import Beginnings, HttpRequest, Prefixes
+from draftree.integrations.ray_serve.front import HttpRequest, Prefixes
 from draftree.serve.launch import Launch
 
 
@@ -31,7 +31,7 @@ class Replica:
         self.name = serve.get_replica_context().replica_id.unique_id
 
     async def answer(
-        self, request: HttpRequest, text: Beginnings | None = None, replica: int | None = None
+        self, request: HttpRequest, text: Sequence[int] = (), replica: int | None = None
     ) -> AsyncIterator[dict[str, Any]]:
         """Yield the ASGI messages of the response; a caller that stops reading ends the request.
 
@@ -50,13 +50,9 @@ class Replica:
             await gone.wait()
             return {"type": "http.disconnect"}
 
-        scope: dict[str, Any] = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.4"},
-            "http_version": "1.1",
-        }
+        scope: dict[str, Any] = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http"}
         scope |= {"method": request.method, "path": request.path, "raw_path": request.path.encode(), "root_path": ""}
-        scope |= {"query_string": request.query, "headers": request.headers, "scheme": "http", "client": None}
+        scope |= {"query_string": request.query, "headers": request.headers, "client": None}
         task = asyncio.ensure_future(self.app(scope, receive, messages.put))
         task.add_done_callback(lambda _: messages.put_nowait({"type": "over"}))
         try:
@@ -77,7 +73,7 @@ class Replica:
 
 
 class PrefixRouter(RequestRouter):
-    """Route calls by `text`, their `Beginnings`; a call with a number as `replica` goes to that one, by name order."""
+    """Route calls by `text`, see `beginnings_of`; `replica` is the number of a replica in the order of names."""
 
     def initialize_state(self, slack: int = 8, **_: Any) -> None:
         """See `RequestRouter`.
@@ -100,7 +96,7 @@ class PrefixRouter(RequestRouter):
             return [[list(by_name.values())[number % len(by_name)]]]
         order = random.sample(list(by_name), len(by_name))  # Ties are broken at random.
         order.sort(key=self._busy.__getitem__)
-        known = self._prefixes.find(given.get("text") or Beginnings([]), by_name)
+        known = self._prefixes.find(given.get("text", ()), by_name)
         if known is not None and self._busy[known] <= self._busy[order[0]] + self._slack:
             order.sort(key=lambda replica: replica != known)
         return [[by_name[replica]] for replica in order]
@@ -108,7 +104,7 @@ class PrefixRouter(RequestRouter):
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """See `RequestRouter`."""
         self._busy[replica_id] += 1
-        self._prefixes.add(pending_request.kwargs.get("text") or Beginnings([]), replica_id)
+        self._prefixes.add(pending_request.kwargs.get("text", ()), replica_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """See `RequestRouter`."""
