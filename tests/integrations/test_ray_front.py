@@ -135,7 +135,13 @@ class Response:
 
 
 def ask(
-    replicas: Replicas, path: str = "/v1/completions", sent: bytes = b"{}", *, leave: bool = False, more: bool = False
+    replicas: Replicas,
+    path: str = "/v1/completions",
+    sent: bytes = b"{}",
+    *,
+    leave: bool = False,
+    more: bool = False,
+    **settings: Any,
 ) -> list[Any]:
     """Return the messages that a client of the front gets; it may leave after two, or have more to send."""
     got: list[Any] = []
@@ -158,7 +164,7 @@ def ask(
                 left.set()
 
         scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
-        front = Front(replicas, ServerSettings(max_body_bytes=1000, body_seconds=0.05))  # type: ignore[arg-type]
+        front = Front(replicas, ServerSettings(max_body_bytes=1000, body_seconds=0.05, **settings))  # type: ignore[arg-type]
         await asyncio.wait_for(front(scope, receive, send), 10)
         await asyncio.sleep(0.01)
 
@@ -201,14 +207,14 @@ def test_a_corpus_reaches_all_replicas() -> None:
 
 
 def test_metrics_have_the_label_replica() -> None:
-    found = ask(Replicas([WHOLE, body(b"")]), "/metrics")
+    found = ask(Replicas(), "/metrics")
     lines = found[1]["body"].decode().splitlines()
     assert [line for line in lines if line[0] != "#"] == [
         'a_total{b="c\\"d",replica="r0"} 0.0',
         'a_total{b="c\\"d",replica="r1"} 1.0',
     ]
     assert [line for line in lines if line.startswith("# TYPE")] == ["# TYPE a_total counter"]
-    assert ask(Replicas([WHOLE | {"status": 401}, body(b"key")]), "/metrics")[0]["status"] == 401
+    assert ask(Replicas(), "/metrics", api_keys=("key",))[0]["status"] == 401
     assert labelled({}) == b""
 
 
@@ -266,7 +272,7 @@ def test_impossible_deployments_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ValueError, match="Replicas need Ray"):
         deployment(launch)
     monkeypatch.setattr(ray_serve, "find_spec", lambda name: name)
-    with pytest.raises(ValueError, match="3 to 2 replicas"):
+    with pytest.raises(ValueError, match="most_replicas is 2: give at least 3"):
         deployment(launch, replicas=3, most_replicas=2)
     with pytest.raises(ValueError, match="gpus is -1"):
         deployment(launch, gpus=-1.0)
@@ -312,7 +318,7 @@ def test_a_failed_replica_is_reported_by_routes_to_all(path: str, monkeypatch: p
         raise DiedError
         yield
 
-    monkeypatch.setattr(Front, "_numbers", dies)
+    monkeypatch.setattr(Front, "_running", dies)
     begin, end = ask(Replicas([WHOLE, body(b"")]), path)
     assert begin["status"] == 503
     assert json.loads(end["body"])["error"]["code"] == "replica_failed"

@@ -104,6 +104,18 @@ class ServerSettings:
                 found = own.hex()[:16]
         return found
 
+    def check_key(self, authorization: str | None) -> str | None:
+        """Return the short name of a request's key, see `key_of`; None if the server has no keys.
+
+        Raises:
+            ApiError: no key, or an unknown one; status 401.
+        """
+        found = self.key_of(authorization)
+        if self.api_keys and found is None:
+            message = "The API key is missing or unknown: send 'Authorization: Bearer KEY'."
+            raise ApiError(message, status=401, code="invalid_api_key")
+        return found
+
     def check_host(self, header: str) -> None:
         """Refuse a request for another host.
 

@@ -17,12 +17,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from draftree.by_name import check_drafter, make_drafter
-from draftree.errors import install
+from draftree.errors import check_least, install
 from draftree.placement import Placement
 from draftree.serve.launch import Launch
 from draftree.serve.settings import ServerSettings, keys_of
 
-MISSING = f"Replicas need Ray: {install('serve,ray')}."
 ENDLESS = 1_000_000
 GRACE = 10.0  # Seconds that running answers have when a replica stops.
 
@@ -34,21 +33,12 @@ def deployment(launch: Launch, *, replicas: int = 1, most_replicas: int | None =
         launch: how each replica makes its server.
         replicas: number of replicas; with `most_replicas` the smallest number.
         most_replicas: Ray adds replicas under load, up to this number.
-        gpus: of each replica; a fraction lets several replicas share a GPU.
+        gpus: GPUs of each replica; a fraction lets several replicas share a GPU.
 
     Raises:
         ValueError: Ray is not installed, or a number is out of range.
     """
-    if find_spec("ray") is None:
-        raise ValueError(MISSING)
-    if replicas < 1 or (most_replicas is not None and most_replicas < replicas):
-        raise ValueError(f"{replicas} to {most_replicas} replicas cannot be: give at least 1, and no fewer at most.")
-    if not gpus >= 0:
-        raise ValueError(f"gpus is {gpus:g}: give how many each replica has, or leave it out.")
-    if not gpus and launch.placement.device.startswith("cuda"):
-        raise ValueError(
-            f"device is {launch.placement.device!r}, and Ray shows replicas without gpus none: give how many each has."
-        )
+    _check(launch, replicas, most_replicas, gpus)
     from ray import serve
     from ray.serve.config import RequestRouterConfig
 
@@ -87,8 +77,20 @@ def deployment(launch: Launch, *, replicas: int = 1, most_replicas: int | None =
     return door.bind(workers)
 
 
+def _check(launch: Launch, replicas: int, most_replicas: int | None, gpus: float) -> None:
+    if find_spec("ray") is None:
+        raise ValueError(f"Replicas need Ray: {install('serve,ray')}.")
+    check_least(1, replicas=replicas)
+    check_least(replicas, most_replicas=most_replicas)
+    if not gpus >= 0:
+        raise ValueError(f"gpus is {gpus:g}: give how many each replica has, or leave it out.")
+    device = launch.placement.device
+    if not gpus and device.startswith("cuda"):
+        raise ValueError(f"device is {device!r}, and Ray shows replicas without gpus none: give how many each has.")
+
+
 class Arguments(BaseModel):
-    """Arguments of `app`: options of `draftree serve`, with the same names and defaults."""
+    """Declare the arguments of `app`: options of `draftree serve`, with the same names and defaults."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -131,13 +133,12 @@ def app(arguments: dict[str, Any]) -> Any:
         first = error.errors()[0]
         name = first["loc"][0]
         if first["type"] == "extra_forbidden":
-            raise ValueError(
-                f"There is no argument {name!r}: give some of {', '.join(Arguments.model_fields)}."
-            ) from None
+            names = ", ".join(Arguments.model_fields)
+            raise ValueError(f"There is no argument {name!r}: give some of {names}.") from None
         raise ValueError(f"{name} is {arguments[str(name)]!r}: {first['msg']}.") from None
     check_drafter(a.drafter, a.trie)
     placement = Placement(a.device, a.dtype, None, a.quantize)
-    # With GPUs the device is on the machines of the replicas, not on this one.
+    # With GPUs, the machines of the replicas have the device.
     (replace(placement, device="cpu") if a.gpus else placement).check()
     settings = ServerSettings(
         model_name=a.name or (Path(a.model).name if a.model else "draftree-demo"),
@@ -145,24 +146,18 @@ def app(arguments: dict[str, Any]) -> Any:
         api_keys=keys_of(() if a.api_keys is None else a.api_keys.split(",")),
         **a.model_dump(include={one.name for one in fields(ServerSettings)} - {"api_keys"}),
     )
-    parts = partial(named_parts, a.drafter, a.trie)
+    parts = partial(_parts, a.drafter, a.trie)
     launch = Launch(a.model, parts, settings, a.runner, a.strict, a.threads, placement)
     return deployment(launch, replicas=a.replicas, most_replicas=a.most_replicas, gpus=a.gpus)
 
 
-def named_parts(drafter: str, trie: Path | None, model: Any, tokenizer: Any) -> dict[str, Any]:
+def _parts(drafter: str, trie: Path | None, model: Any, tokenizer: Any) -> dict[str, Any]:
     """Return `drafter` and `pruner` of an engine, by the drafter's name."""
     return {"drafter": make_drafter(drafter, tokenizer, model, trie=trie), "pruner": None}
 
 
 def run(application: Any, host: str, port: int, cores: int) -> None:
-    """Start Ray on this machine unless it runs already, and serve until the process is stopped.
-
-    Args:
-        application: of `deployment`.
-        host, port: to listen on.
-        cores: number of cores for Ray.
-    """
+    """Start Ray with `cores` cores on this machine unless it runs already, and serve until the process is stopped."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
     from ray import serve

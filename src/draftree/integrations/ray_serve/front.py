@@ -8,7 +8,6 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -25,28 +24,13 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
 log = logging.getLogger("draftree.ray")
-FAILED = ApiError(
-    "The replica of this request has failed: send the request again.",
-    status=503,
-    code="replica_failed",
-    retry_after=1,
-)
+MESSAGE = "The replica of this request has failed: send the request again."
+FAILED = ApiError(MESSAGE, status=503, code="replica_failed", retry_after=1)
 BY_PREFIX = ("/v1/chat/completions", "/v1/completions")
 MOST_REPLICAS = 1000
 BLOCK = 64  # Characters of a prompt that are hashed together.
 MOST_PARTS = 64  # Hashed messages or blocks of one text.
 MOST_KNOWN = 100_000  # Remembered hashes of all texts.
-
-
-@dataclass(frozen=True)
-class HttpRequest:
-    """Carry a request from the front to a replica; fields as in ASGI's scope."""
-
-    method: str
-    path: str
-    query: bytes
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
 
 
 class Front:
@@ -70,24 +54,26 @@ class Front:
         except ApiError as error:
             await JSONResponse(error.body(), error.status, error.headers())(scope, receive, send)
             return
-        request = HttpRequest(scope["method"], scope["path"], scope["query_string"], list(scope["headers"]), body)
-        if request.path == "/metrics":
-            messages = _or_refused(self._metrics(request))
-        elif request.path == "/v1/corpus":
-            messages = _or_refused(self._to_all(request))
+        path, headers = scope["path"], list(scope["headers"])
+        request = {"method": scope["method"], "path": path, "query_string": scope["query_string"], "headers": headers}
+        key = dict(headers).get(b"authorization", b"")
+        if path == "/metrics":
+            messages = self._metrics(key.decode("latin-1"))
+        elif path == "/v1/corpus":
+            messages = self._to_all(request, body)
         else:
-            key = dict(request.headers).get(b"authorization", b"")
-            messages = self._from_one(request, beginnings_of(body, key) if request.path in BY_PREFIX else ())
+            messages = self._from_one(request, body, beginnings_of(body, key) if path in BY_PREFIX else ())
         with suppress(GoneError):
-            await while_there(client, _pass_on(messages, send))
+            await while_there(client, _send_all(messages, send))
 
     async def _from_one(
-        self, request: HttpRequest, text: Sequence[int] = (), replica: int | None = None
+        self, request: dict[str, Any], body: bytes, text: Sequence[int] = (), replica: int | None = None
     ) -> AsyncIterator[dict[str, Any]]:
         """Yield the response of one replica; if that fails before its first message, of another one."""
         for last in (False, True):
             started = stream = False
-            response: Any = self._replicas.options(stream=True).answer.remote(request, text=text, replica=replica)
+            answer = self._replicas.options(stream=True).answer
+            response: Any = answer.remote(request, body, text=text, replica=replica)
             try:
                 async for message in response:
                     if message["type"] == "http.response.start":
@@ -100,70 +86,56 @@ class Front:
                 raise
             except Exception as error:
                 log.warning("a replica failed: %s", type(error).__name__)
-                if started and not stream:
-                    raise
-                if started:
+                if stream:
                     event = f"data: {json.dumps(FAILED.body())}\n\n".encode()
                     yield {"type": "http.response.body", "body": event, "more_body": False}
                     return
-                if last:
-                    for message in _refusal():
-                        yield message
+                if started or last:
+                    raise
 
-    async def _to_all(self, request: HttpRequest) -> AsyncIterator[dict[str, Any]]:
-        """Send the request to each replica that runs now; yield the first refusal, or else any response."""
-        first: list[dict[str, Any]] = []
-        async for number, _ in self._numbers():
-            found = [message async for message in self._from_one(request, replica=number)]
-            if not first or found[0]["status"] >= 400:
-                first = found
+    async def _to_all(self, request: dict[str, Any], body: bytes) -> AsyncIterator[dict[str, Any]]:
+        """Send the request to each running replica; yield the first refusal, or else the last response."""
+        found: list[dict[str, Any]] = []
+        async for number, _ in self._running():
+            found = [message async for message in self._from_one(request, body, replica=number)]
             if found[0]["status"] >= 400:
                 break
-        for message in first:
+        for message in found:
             yield message
 
-    async def _metrics(self, request: HttpRequest) -> AsyncIterator[dict[str, Any]]:
+    async def _metrics(self, authorization: str) -> AsyncIterator[dict[str, Any]]:
         """Yield the metrics of all replicas, with their names as the label `replica`."""
-        allowed = [message async for message in self._from_one(request)]
-        if allowed[0]["status"] != 200:
-            for message in allowed:
-                yield message
-            return
-        texts = {}
-        async for number, _ in self._numbers():
-            about = await self._replicas.about.remote(replica=number)
-            texts[about["name"]] = about["metrics"]
-        body, headers = labelled(texts), [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
+        self._settings.check_key(authorization)
+        texts = {about["name"]: about["metrics"] async for _, about in self._running()}
+        headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
         yield {"type": "http.response.start", "status": 200, "headers": headers}
-        yield {"type": "http.response.body", "body": body, "more_body": False}
+        yield {"type": "http.response.body", "body": labelled(texts), "more_body": False}
 
-    async def _numbers(self) -> AsyncIterator[tuple[int, str]]:
-        """Yield the number and the name of each running replica."""
+    async def _running(self) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+        """Yield the number of each running replica, and its name and metrics."""
         seen: set[str] = set()
         for number in range(MOST_REPLICAS):
-            name = (await self._replicas.about.remote(replica=number))["name"]
-            if name in seen:
+            about = await self._replicas.about.remote(replica=number)
+            if about["name"] in seen:
                 return
-            seen.add(name)
-            yield number, name
+            seen.add(about["name"])
+            yield number, about
 
 
-def _refusal() -> list[dict[str, Any]]:
-    """Return the response that reports a failed replica."""
-    made = JSONResponse(FAILED.body(), FAILED.status, FAILED.headers())
-    begin = {"type": "http.response.start", "status": FAILED.status, "headers": made.raw_headers}
-    return [begin, {"type": "http.response.body", "body": made.body}]
-
-
-async def _or_refused(messages: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
-    """Yield the messages, or the report of a failed replica."""
+async def _send_all(messages: AsyncIterator[dict[str, Any]], send: Any) -> None:
+    """Send the messages; a failure before the first one is answered by an error."""
+    begun = False
     try:
         async for message in messages:
-            yield message
+            begun = True
+            await send(message)
     except Exception as error:
-        log.warning("a replica failed: %s", type(error).__name__)
-        for message in _refusal():
-            yield message
+        if begun:
+            raise
+        refusal = error if isinstance(error, ApiError) else FAILED
+        made = JSONResponse(refusal.body(), refusal.status, refusal.headers())
+        await send({"type": "http.response.start", "status": made.status_code, "headers": made.raw_headers})
+        await send({"type": "http.response.body", "body": made.body})
 
 
 def labelled(texts: dict[str, str]) -> bytes:
@@ -175,11 +147,6 @@ def labelled(texts: dict[str, str]) -> bytes:
             held.samples += [sample._replace(labels=sample.labels | {"replica": name}) for sample in family.samples]
     together: Any = SimpleNamespace(collect=families.values)
     return generate_latest(together)
-
-
-async def _pass_on(messages: AsyncIterator[dict[str, Any]], send: Any) -> None:
-    async for message in messages:
-        await send(message)
 
 
 class Prefixes:

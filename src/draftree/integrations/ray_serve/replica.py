@@ -14,7 +14,7 @@ from typing import Any
 from ray import serve
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from draftree.integrations.ray_serve.front import HttpRequest, Prefixes
+from draftree.integrations.ray_serve.front import Prefixes
 from draftree.serve.launch import Launch
 
 
@@ -31,13 +31,14 @@ class Replica:
         self.name = serve.get_replica_context().replica_id.unique_id
 
     async def answer(
-        self, request: HttpRequest, text: Sequence[int] = (), replica: int | None = None
+        self, request: dict[str, Any], body: bytes, text: Sequence[int] = (), replica: int | None = None
     ) -> AsyncIterator[dict[str, Any]]:
         """Yield the ASGI messages of the response; a caller that stops reading ends the request.
 
         Args:
-            request: from the front.
-            text, replica: for the router.
+            request: ASGI fields of the request.
+            body: body of the request.
+            text, replica: see `PrefixRouter`.
         """
         messages: asyncio.Queue[Any] = asyncio.Queue()
         gone, read = asyncio.Event(), False
@@ -46,14 +47,12 @@ class Replica:
             nonlocal read
             if not read:
                 read = True
-                return {"type": "http.request", "body": request.body, "more_body": False}
+                return {"type": "http.request", "body": body, "more_body": False}
             await gone.wait()
             return {"type": "http.disconnect"}
 
-        scope: dict[str, Any] = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http"}
-        scope |= {"method": request.method, "path": request.path, "raw_path": request.path.encode(), "root_path": ""}
-        scope |= {"query_string": request.query, "headers": request.headers, "client": None}
-        task = asyncio.ensure_future(self.app(scope, receive, messages.put))
+        scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "client": None}
+        task = asyncio.ensure_future(self.app(scope | {"root_path": ""} | request, receive, messages.put))
         task.add_done_callback(lambda _: messages.put_nowait({"type": "over"}))
         try:
             while (message := await messages.get())["type"] != "over":
