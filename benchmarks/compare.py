@@ -13,8 +13,7 @@ from benchmarks.harness.kit import ASSISTED, COLUMNS, LIMITED, REFUSED, SMALL, W
 from draftree.bench.report import Report, Table
 from draftree.models import load_model
 from draftree.placement import Placement
-from draftree.progress import Watcher
-from draftree.prompts import Prompt
+from draftree.prompts import Prompt, Watcher
 from draftree.registry import names_in
 
 SAYS = "Whole answers, by model, batch size, sampling and method"

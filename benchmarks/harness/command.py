@@ -14,8 +14,7 @@ from benchmarks.harness.setup import Setup
 from draftree.bench.machine import describe, now
 from draftree.bench.report import Table
 from draftree.placement import Placement
-from draftree.progress import Watcher
-from draftree.prompts import Prompt, embedded_prompts
+from draftree.prompts import Prompt, Watcher, embedded_prompts
 
 
 def listed(name: str | None = None) -> Table:

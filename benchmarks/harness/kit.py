@@ -26,7 +26,7 @@ from draftree.by_name import make_parts
 from draftree.drafting import Drafter, DraftModel, Lookahead
 from draftree.drafting.folder import demo_drafter, load_drafter
 from draftree.errors import did_you_mean
-from draftree.progress import Watcher
+from draftree.prompts import Watcher
 from draftree.registry import TRAINED, names_in
 from draftree.shaping import DynamicTree
 

@@ -29,8 +29,7 @@ from draftree.drafting import Drafter
 from draftree.drafting.folder import Trained, demo_drafter
 from draftree.models import encode_prompt
 from draftree.placement import Placement
-from draftree.progress import Watcher
-from draftree.prompts import Prompt, embedded_prompts
+from draftree.prompts import Prompt, Watcher, embedded_prompts
 from draftree.runner import inspect_model
 
 TRIE, COLD = "lookahead", "lookahead-cold"  # warmed by the answers to other prompts, or empty

@@ -1,4 +1,4 @@
-"""Prompts for measurements: those of the package, or of JSON-lines files.
+"""Prompts to measure on (those of the package, or a file of JSON lines), and the progress of a measurement.
 
 A row is an object with a `prompt`, a `question` or several `turns`, and optionally `set`, `id` and `split`. Rows of
 Spec-Bench's question.jsonl ({question_id, category, turns}) work unchanged.
@@ -116,6 +116,16 @@ def _texts(given: Any) -> tuple[str, ...]:
     """Return a text or a list of texts as a tuple; () for other values and blank texts."""
     turns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else ()
     return turns if all(isinstance(turn, str) and turn.strip() for turn in turns) else ()
+
+
+class Watcher:
+    """Receive the progress of a measurement on prompts; the base class shows nothing."""
+
+    def stage(self, name: str, total: int | None) -> None:
+        """Begin a stage of `total` steps; None if they cannot be counted."""
+
+    def step(self) -> None:
+        """Count one finished step of the stage."""
 
 
 def take_per_set(prompts: Sequence[Prompt], count: int) -> list[Prompt]:

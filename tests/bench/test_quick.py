@@ -20,8 +20,7 @@ from draftree.bench.quick import run_quick, warmed
 from draftree.cli import app, bench
 from draftree.drafting.folder import demo_drafter
 from draftree.models import encode_prompt
-from draftree.progress import Watcher
-from draftree.prompts import Prompt, embedded_prompts
+from draftree.prompts import Prompt, Watcher, embedded_prompts
 
 
 def few_prompts(name: str = "wikisql") -> list[Prompt]:

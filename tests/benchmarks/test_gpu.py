@@ -16,8 +16,7 @@ from benchmarks.machine.gpu import BATCHES, EXPERIMENT, FORM_ROWS, ROOM, ROWS, c
 from benchmarks.machine.speed import EFFICIENCY, STEP_FLOOR
 from benchmarks.machine.steps import HF, LOOP, time_rows
 from draftree.cli import app
-from draftree.progress import Watcher
-from draftree.prompts import embedded_prompts
+from draftree.prompts import Watcher, embedded_prompts
 from draftree.runner import open_runner
 from draftree.runner.step_cost import StepCost
 

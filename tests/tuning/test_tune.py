@@ -12,8 +12,7 @@ from draftree.cli import app
 from draftree.drafting.folder import demo_drafter
 from draftree.engine import RequestStats
 from draftree.models import encode_prompt
-from draftree.progress import Watcher
-from draftree.prompts import Prompt
+from draftree.prompts import Prompt, Watcher
 from draftree.shaping import Fixed, shape_for
 from draftree.tuning.file import load_tuned, write_tuned
 from draftree.tuning.search import PLAIN, Candidate, Runner, halve, list_candidates, tune

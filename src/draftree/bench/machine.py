@@ -14,8 +14,8 @@ import numpy
 import torch
 import transformers
 
+from draftree import __version__
 from draftree.runner.step_cost import chip_name
-from draftree.version import __version__
 
 MADE = ("commit", "device", "dtype", "threads", "command")  # Facts in every row of a result file.
 

@@ -17,8 +17,7 @@ from draftree.bench.methods import Draftree, HuggingFace, Method
 from draftree.bench.report import Report, Table
 from draftree.bench.summary import Row, count_disturbed, find_differences, summarise
 from draftree.drafting import DraftModel, Lookahead, PromptLookup
-from draftree.progress import Watcher
-from draftree.prompts import Prompt, split_prompts
+from draftree.prompts import Prompt, Watcher, split_prompts
 from draftree.runner import inspect_model
 from draftree.shaping import DynamicTree
 

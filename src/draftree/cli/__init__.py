@@ -26,7 +26,7 @@ app.add_typer(train.app, name="train")
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from draftree.version import __version__
+        from draftree import __version__
 
         print(__version__)
         raise typer.Exit

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from draftree.colours import COLOURS, colour_of, drafter_of
 from draftree.detokenizer import Detokenizer
-from draftree.progress import Watcher
+from draftree.prompts import Watcher
 
 if TYPE_CHECKING:
     from draftree.bench.report import Report

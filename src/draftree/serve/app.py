@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
+from draftree import __version__
 from draftree.engine import Engine
 from draftree.serve.http import REQUEST_ID, ApiError, GoneError, StoppingError
 from draftree.serve.page import add_page
@@ -21,7 +22,6 @@ from draftree.serve.protocol import Chat, Completion, Corpus, Detokenize, Tokeni
 from draftree.serve.responses import api_error
 from draftree.serve.server import Server
 from draftree.serve.settings import ServerSettings
-from draftree.version import __version__
 
 
 def described(kind: type[BaseModel]) -> dict[str, Any]:

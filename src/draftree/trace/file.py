@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from draftree import __version__
 from draftree.detokenizer import Detokenizer
 from draftree.engine.recorder import Recorder
 from draftree.engine.stats import RequestStats, RunStats
 from draftree.errors import brief
 from draftree.files import parse_json, replacing, write_text
 from draftree.pages import fill
-from draftree.version import __version__
 
 FORMAT = 2
 # Characters that could end the data's element in a page become JSON escapes.

@@ -20,8 +20,7 @@ import torch
 from draftree.engine import RequestStats, generate
 from draftree.engine.limits import check_prompt, check_source
 from draftree.models import encode_prompt
-from draftree.progress import Watcher
-from draftree.prompts import Prompt, take_per_set
+from draftree.prompts import Prompt, Watcher, take_per_set
 from draftree.runner import inspect_model
 from draftree.shaping import DynamicTree, Fixed, Shape
 from draftree.tuning.file import make_drafter
