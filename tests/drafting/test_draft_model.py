@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +15,6 @@ from tree_paths import children_of, path_of
 from zoo import build
 
 from draftree.drafting import DraftModel, RequestState
-from draftree.drafting.draft_model import WORTH
 from draftree.engine import Engine, SamplingParams, generate
 from draftree.runner import inspect_model
 from draftree.runner.plan import Plan
@@ -195,47 +193,6 @@ def test_nothing_is_drafted_behind_an_eos() -> None:
     ends = [node for node in range(1, tree.sizes[0]) if tree.tokens[0, node] == likely]
     assert ends
     assert not any(children_of(tree, 0, node) for node in ends)
-
-
-def test_without_a_confidence_the_measured_times_decide() -> None:
-    """A small model that takes as long as the large one reads on only where that is nearly sure to pay."""
-    model, text = noisy("llama"), prompts((12,))[0]
-    drafter = DraftModel(model)
-    drafter._times.pass_seconds, drafter._times.step_seconds = 1e-6, 1.0
-    deep = drafted(drafter, text)
-    drafter._times.pass_seconds, drafter._times.step_seconds = 1.0, 1.0
-    flat = drafted(drafter, text)
-    assert deep.height > flat.height == 1
-    drafter = DraftModel(model)
-    generate(build("llama"), torch.tensor([text]), drafter=drafter, shape=Fixed(8), max_new_tokens=8)
-    assert drafter._times.pass_seconds > 0
-    assert drafter._times.step_seconds > 0
-
-
-def test_steps_are_timed_by_the_engines_clock() -> None:
-    """So that two engines which share the drafter do not time each other's steps."""
-    ticks = itertools.count()
-    drafter = DraftModel(noisy("llama"))
-    engine = Engine(build("llama"), drafter=drafter, shape=Fixed(8), clock=lambda: float(next(ticks)))
-    engine.add(prompts((12,))[0], max_new_tokens=8)
-    engine.run()
-    assert 1.0 <= drafter._times.step_seconds <= 8.0
-
-
-def test_in_a_batch_a_pass_has_to_pay_for_all_of_its_requests() -> None:
-    """One that promises enough for a request alone does not where another request gains nothing by it."""
-    rows = prompts((12, 9))
-    contexts = [RequestState(i, list(row), len(row), 50) for i, row in enumerate(rows)]
-    drafter = DraftModel(noisy("llama"), branching=4)
-    for context in contexts:
-        drafter.begin(context)
-    drafter._times.pass_seconds, drafter._times.step_seconds = 1e-9, 1.0
-    tree = drafter.draft(contexts[:1], [64])
-    first = tree.logp[0][tree.depth[0] == 1].exp().sum().item()
-    drafter._times.pass_seconds = 0.75 * first / WORTH
-    assert drafter.draft(contexts[:1], [64]).height > 1
-    drafter._times.pass_seconds = 0.75 * first / WORTH  # draft passes are timed as well
-    assert drafter.draft(contexts, [64, 0]).height == 1
 
 
 # ------------------------------------------------------------------------------- requests come and go

@@ -193,7 +193,6 @@ class Step:
         attach_to: nodes of each tree that rows were attached to, see `StepPlan`.
         own_rows: whether the rows and surgeries that `plan` returned were in the pass. They are left out of passes
             over parts of prompts, and in strict mode of those over a prompt's end; taps are always there.
-        seconds: that the step took since its draft, by the engine's clock; None where it also read a prompt.
     """
 
     requests: Sequence[RequestState]
@@ -205,7 +204,6 @@ class Step:
     emitted: list[list[int]] = field(default_factory=list)
     attach_to: int | None = None
     own_rows: bool = True
-    seconds: float | None = None
 
     def standing(self, numbers: Sequence[Sequence[int]]) -> list[list[int]]:
         """Return the indices of rows among the last layer's hidden states.

@@ -99,7 +99,7 @@ class BiLD(SecondModel):
         for depth in range(max(reaches)):  # each pass of the small model adds a token to the chains that go on
             if depth == 0:
                 texts = [request.tokens if goes else None for request, goes in zip(requests, writing, strict=True)]
-                logits = self._small.read(ids, texts)[0][:, None]
+                logits = self._small.read(ids, texts)[:, None]
                 self._logp.update({request: [] for request in ids})
             else:
                 newest = [[chain[-1][0]] if goes else [] for chain, goes in zip(chains, writing, strict=True)]

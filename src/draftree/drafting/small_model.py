@@ -290,7 +290,7 @@ class SmallModel:
                 self._slots[slot], self._slots[other] = self._slots[other], self._slots[slot]
         return first
 
-    def read(self, requests: Sequence[int], texts: Sequence[Sequence[int] | None]) -> tuple[Tensor, int]:
+    def read(self, requests: Sequence[int], texts: Sequence[Sequence[int] | None]) -> Tensor:
         """Read the requests' texts to their ends, from where they were left.
 
         Args:
@@ -298,15 +298,13 @@ class SmallModel:
             texts: certain tokens of each; None leaves a request out.
 
         Returns:
-            logits [B, V] behind the newest token of each, of no meaning for those left out; and the most tokens that
-            had to be read of any.
+            logits [B, V] behind the newest token of each, of no meaning for those left out.
         """
         first = self.first_slot(requests)
         unread = [
             self._settle(slot, request, text)
             for slot, (request, text) in enumerate(zip(requests, texts, strict=True), first)
         ]
-        most = max(map(len, unread))
         while (longest := max(map(len, unread))) > CLOSE and (len(unread) > 1 or longest > CHUNK):
             parts = [tokens[:-1][:CHUNK] for tokens in unread]  # the last one's logits are wanted
             self._read_certain(first, requests, parts, CHUNK)
@@ -315,7 +313,7 @@ class SmallModel:
         begin = min(ends)
         logits = self._read_certain(first, requests, unread, begin).logits
         rows = torch.tensor([end - begin for end in ends], device=logits.device, dtype=torch.long)
-        return logits[torch.arange(len(ends), device=logits.device), rows], most
+        return logits[torch.arange(len(ends), device=logits.device), rows]
 
     def _settle(self, slot: int, request: int, text: Sequence[int] | None) -> list[int]:
         """Keep the nodes of a request that were accepted; return the unread tokens of its text."""

@@ -93,10 +93,9 @@ class Loop:
         self.cache.commit(turn.committed([path.nodes for path in paths]), result.segments)
         marks.append(clock())
         timed = turn.offset == 0 and preparations() == prepared
-        seconds = marks[-1] - marks[1] if timed else None
         left = None if result.rows is None else (result.rows, turn.offset, result.logits.shape[1])
         self._account(requests, trees, paths, left, marks)
-        self._observe(plan, turn, result, paths, seconds, own_rows=not alone)
+        self._observe(plan, turn, result, paths, own_rows=not alone)
         if self.sizer is not None and not alone:
             whole = clock() - marks[0] if timed else None
             self.sizer.observe(plan, self._outcome(turn, paths, whole, marks[1] - marks[0]))
@@ -205,7 +204,7 @@ class Loop:
         share = (self.config.clock() - began) / len(requests)
         for request in requests:
             request.stats.seconds["verify"] += share
-        self._observe(plan, turn, result, paths, None, own_rows=False)
+        self._observe(plan, turn, result, paths, own_rows=False)
 
     def _observe(
         self,
@@ -213,7 +212,6 @@ class Loop:
         turn: TreePass,
         result: PassResult,
         paths: list[AcceptedPath],
-        seconds: float | None,
         *,
         own_rows: bool,
     ) -> None:
@@ -230,7 +228,6 @@ class Loop:
                 emitted=[path.tokens for path in paths],
                 attach_to=plan.attach_to,
                 own_rows=own_rows,
-                seconds=seconds,
             )
         )
 
