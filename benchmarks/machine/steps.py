@@ -22,8 +22,7 @@ from benchmarks.harness.kit import EAGER, GRAPHS
 from benchmarks.harness.kit import PLAIN as LOOP
 from draftree.bench.measure import Task, measure
 from draftree.bench.methods import Answer, Method
-from draftree.prompts import Watcher
-from draftree.prompts import Prompt
+from draftree.prompts import Prompt, Watcher
 from draftree.runner import Runner, inspect_model
 from draftree.runner.plan import Plan
 from draftree.runner.weights.packed import in_16_bits

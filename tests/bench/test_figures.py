@@ -10,8 +10,7 @@ from draftree.bench.machine import describe
 from draftree.bench.measure import Sample, Task, measure, ready
 from draftree.bench.methods import Answer, Method
 from draftree.bench.summary import count_disturbed, difference, find_differences, summarise
-from draftree.prompts import Watcher
-from draftree.prompts import Prompt, embedded_prompts, read_prompts, split_prompts, take_per_set
+from draftree.prompts import Prompt, Watcher, embedded_prompts, read_prompts, split_prompts, take_per_set
 
 
 class Scripted(Method):

@@ -325,21 +325,3 @@ def test_other_tokenizers_are_refused(demo: Any, tmp_path: Any) -> None:
     other.add_tokens(["<other>"])
     with pytest.raises(ValueError, match="another tokenizer"):
         DraftModel.from_pretrained(tmp_path, other)
-
-
-def test_reading_prompts_says_nothing_of_what_a_pass_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts of several requests are read all but their last tokens, and those in a pass of one row."""
-    model = build("llama")
-    drafter = DraftModel(model, depth=1)
-    timed: list[float] = []
-    monkeypatch.setattr(drafter._times, "passed", timed.append)
-    drafter.bind(inspect_model(model))
-    requests = [RequestState(i, list(range(3 + i, 40)), 30, 9) for i in range(2)]
-    for request in requests:
-        drafter.begin(request)
-    drafter.draft(requests, [4, 4])
-    assert not timed
-    for request in requests:
-        request.tokens.append(7)
-    drafter.draft(requests, [4, 4])
-    assert len(timed) == 1

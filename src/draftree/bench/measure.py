@@ -12,8 +12,7 @@ from typing import Any
 from draftree.bench.methods import Answer, Method
 from draftree.engine.limits import check_prompt
 from draftree.models import encode_prompt
-from draftree.prompts import Watcher
-from draftree.prompts import Prompt
+from draftree.prompts import Prompt, Watcher
 from draftree.runner import inspect_model
 
 
