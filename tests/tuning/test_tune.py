@@ -129,7 +129,7 @@ def test_the_command_measures_and_writes_a_choice(demo, tmp_path):
     command = ["tune", "--prompts", str(asked), "--column", "ask", "--drafters", "medusa", "--max-new-tokens", "6"]
     done = CliRunner().invoke(app, [*command, "--out", str(out)])
     assert done.exit_code == 0, done.output
-    assert "ratio to plain" in done.output
+    assert "acceptance" in done.output
     written = json.loads(out.read_text())
     assert len(written["results"]) == len(list_candidates(["medusa"]))
     assert {"candidate": "plain", "ratio": 1.0, "acceptance_length": 1.0}.items() <= next(

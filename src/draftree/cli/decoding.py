@@ -122,10 +122,6 @@ class Sampling:
                 raise ValueError(f"{option} has no effect without --sample: add --sample, or leave {option} out.")
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"--temperature is {self.temperature:g}: give a number over 0, or leave --sample out.")
-        if self.top_p == 0:
-            raise ValueError("--top-p is 0: give a probability over 0, or --top-k 1 for the best token alone.")
-        if not -(2**63) <= self.seed < 2**63:
-            raise ValueError(f"--seed is {self.seed}: give a number of at most 18 digits.")
 
     def given(self) -> dict[str, Any]:
         """Return the options by Hugging Face's names."""
@@ -192,35 +188,22 @@ class Constraint:
     ] = None
     choice: Annotated[list[str] | None, "Answer with this text; repeat the option for several choices."] = None
 
-    @property
-    def given(self) -> list[str]:
-        """Return the names of the options that were given."""
-        names = ("json_schema", "regex", "ebnf", "choice")
-        return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) not in (None, [])]
-
     def grammar(self) -> Grammar | None:
-        """Return the grammar, or None; raise a ValueError for two grammars or an unreadable file."""
-        if len(self.given) > 1:
-            raise ValueError(f"{self.given[0]} and {self.given[1]} both constrain the answer: give one of them.")
-        if not self.given:
+        """Return the grammar, or None; raise a ValueError for two grammars, and an OSError for an unreadable file."""
+        given = [f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value not in (None, [])]
+        if len(given) > 1:
+            raise ValueError(f"{given[0]} and {given[1]} both constrain the answer: give one of them.")
+        if not given:
             return None
         from draftree.grammar import Grammar
 
         if self.json_schema is not None:
-            return Grammar.json_schema(_text(self.json_schema, "--json-schema"))
+            return Grammar.json_schema(self.json_schema.read_text("utf-8"))
         if self.regex is not None:
             return Grammar.regex(self.regex)
         if self.ebnf is not None:
-            return Grammar.ebnf(_text(self.ebnf, "--ebnf"))
+            return Grammar.ebnf(self.ebnf.read_text("utf-8"))
         return Grammar.choice(self.choice or [])
-
-
-def _text(file: Path, option: str) -> str:
-    try:
-        return file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "no UTF-8 text"
-        raise ValueError(f"{option} is {str(file)!r}, which cannot be read ({reason}): give another file.") from None
 
 
 def read_prompt(prompt: str) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
@@ -14,6 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from draftree.bench.report import Table as FigureTable
 from draftree.cli.screen import PIPED_WIDTH, ColouredText, bar_columns, legend, source_style
 from draftree.engine import Request
 from draftree.showcase import Question, Scene, figures
@@ -133,33 +133,23 @@ class View:
         self.console.print("      draftree bench quick       all methods on the embedded model")
 
 
-def speed_table(rows: list[dict[str, Any]], total: dict[str, Any], drafter: str) -> Table:
+def speed_table(rows: Sequence[dict[str, Any]], total: dict[str, Any], drafter: str) -> Table:
     """Return a table with one row per kind and a total row, from `figures`."""
-
-    def ratio(value: float | None) -> str:
-        return "-" if value is None else f"{value:.2f}"
-
-    def speed(row: dict[str, Any], way: str) -> str:
-        found = row[f"{way}_tokens_per_second"]
-        return "-" if found is None else f"{found:.0f}"
-
-    def cells(row: dict[str, Any]) -> dict[str, str | Text]:
-        gain = row["speed_up"]
-        shown: dict[str, str | Text] = {"kind": row["kind"], "tokens": str(row["tokens"])}
-        shown |= {"plain\ntok/s": speed(row, "plain"), f"{drafter}\ntok/s": speed(row, "drafted")}
-        shown |= {"over\nplain": Text(ratio(gain), style="bold green" if gain and gain >= 1 else "bold")}
-        shown |= {"tokens\na step": f"{row['acceptance_length']:.2f}"}
-        shown |= {"HF\ntok/s": speed(row, "hf_generate"), "over\nHF": ratio(row["speed_up_over_hf_generate"])}
-        return shown | {"equal": "yes" if row["equal"] else "NO"}
-
-    table = Table(box=box.SIMPLE_HEAD, caption=TABLE_CAPTION, caption_justify="left", pad_edge=False)
-    for column in cells(total):
-        table.add_column(column, justify="left" if column == "kind" else "right")
-    for row in rows:
-        table.add_row(*cells(row).values())
-    table.add_section()
-    table.add_row(*cells(total).values(), style="bold")
-    return table
+    columns = {
+        "kind": "kind",
+        "tokens": "tokens",
+        "plain_tokens_per_second": "plain tok/s",
+        "drafted_tokens_per_second": f"{drafter} tok/s",
+        "speed_up": "over plain",
+        "acceptance_length": "tokens a step",
+        "hf_generate_tokens_per_second": "HF tok/s",
+        "speed_up_over_hf_generate": "over HF",
+    }
+    shown = [
+        {heading: row[name] for name, heading in columns.items()} | {"equal": "yes" if row["equal"] else "NO"}
+        for row in (*rows, total)
+    ]
+    return FigureTable("", shown, [*columns.values(), "equal"], TABLE_CAPTION).rich()
 
 
 def _shortened(text: str, length: int) -> str:

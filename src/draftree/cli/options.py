@@ -133,14 +133,12 @@ def check_file(path: Path | None, option: str, **inputs: Path | None) -> None:
     Args:
         path: the output file; None passes.
         option: its name on the command line.
-        inputs: files of other options, by their argument names. A folder stands for the .jsonl files in it.
+        inputs: files of other options, by their argument names.
     """
     if path is None:
         return
-    place = path.resolve()
     for name, given in inputs.items():
-        held = None if given is None else given.resolve()
-        if held == place or (held == place.parent and place.suffix == ".jsonl"):
+        if given is not None and given.resolve() == path.resolve():
             raise ValueError(f"{option} is {str(path)!r}, the file of --{name.replace('_', '-')}: name another file.")
     if path.is_dir():
         raise ValueError(f"{option} is {str(path)!r}, which is a folder: name a file.")

@@ -131,7 +131,7 @@ def bita(
     prefix_dropout: Annotated[float, "Dropout of the prompts."] = 0.1,
     run: MethodRun,
 ) -> None:
-    """Mask embeddings and prompts (BiTA)."""
+    """Train mask embeddings and prompts (BiTA)."""
     settings = {"masks": masks, "prompts": prompts, "prompting": prompting}
     _train("bita", material, where, run, settings, {"prefix_dropout": prefix_dropout})
 
@@ -150,7 +150,7 @@ def hidden_transfer(
     on_pseudo: Annotated[bool, "Train later steps on earlier pseudo states, as inference has them."] = False,
     run: MethodRun,
 ) -> None:
-    """Transfer matrices in mid-stack (Hidden Transfer)."""
+    """Train transfer matrices in mid-stack (Hidden Transfer)."""
     settings = {"transfer_layers": layers or None, "masked": masked}
     _train("hidden-transfer", material, where, run, settings, {"on_pseudo": on_pseudo})
 
@@ -169,7 +169,7 @@ def medusa(
     decay: Annotated[float, "Weight of a head's loss relative to the one before."] = 1.0,
     run: MethodRun,
 ) -> None:
-    """Heads on the last hidden state (Medusa, BPD)."""
+    """Train heads on the last hidden state (Medusa, BPD)."""
     settings = {"heads": heads, "layers": layers, "own_head": own_head}
     _train("medusa", material, where, run, settings, {"decay": decay})
 
@@ -185,7 +185,7 @@ def early_head(
     places: Annotated[int, "Tokens predicted, the next one first; pruning needs that alone."] = 1,
     run: MethodRun,
 ) -> None:
-    """A head after an early layer, for pruning (ProPD)."""
+    """Train a head after an early layer, for pruning (ProPD)."""
     _train("early-head", material, where, run, {"layer": layer, "rank": rank, "places": places}, {})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -50,6 +50,7 @@ def tune(
         _check(name)
     asked = embedded_prompts() if prompts is None else read_prompts(prompts, column)
     where.check()
+    from draftree.bench.report import Table
     from draftree.tuning.file import write_tuned
     from draftree.tuning.search import tune as measure
 
@@ -62,7 +63,17 @@ def tune(
     with StageBar(console) as bar:
         results = measure(loaded, tokenizer, asked, given, minutes=minutes, max_new_tokens=max_new_tokens, watcher=bar)
     best = results[0].candidate
-    console.print(_table(results))
+    rows = [
+        {
+            "candidate": one.candidate.label,
+            "prompts": one.prompts,
+            "tokens/s": one.tokens_per_second,
+            "ratio to plain": one.ratio,
+            "acceptance length": one.acceptance_length,
+        }
+        for one in results
+    ]
+    console.print(Table("Candidates, the fastest first", rows, list(rows[0])).rich())
     if not best.drafters:
         console.print("Plain decoding is fastest here.", markup=False)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -78,18 +89,3 @@ def _check(name: str) -> None:
         check_drafter(name)
         reason = "is always measured" if name in ("lookahead", "prompt-lookup") else "is not measured"
         raise ValueError(f"--drafters {name!r} {reason}: name trained drafters or small models, or leave it out.")
-
-
-def _table(results: list[Any]) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("candidate")
-    for heading in ("prompts", "tokens/s", "ratio to plain", "acceptance length"):
-        table.add_column(heading, justify="right")
-    for number, one in enumerate(results):
-        figures = f"{one.tokens_per_second:.1f}", f"{one.ratio:.2f}", f"{one.acceptance_length:.2f}"
-        style = "" if number else "bold"
-        table.add_row(one.candidate.label, str(one.prompts), *figures, style=style)
-    return table
