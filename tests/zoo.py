@@ -364,24 +364,22 @@ def families(*, recurrent: bool = False) -> set[str]:
 
 
 def table() -> str:
-    """The table of families in docs/runners.md, one line a member; `python tests/zoo.py` prints it."""
+    """The table of families in docs/runners.md, one line for each set of runners; `python tests/zoo.py` prints it."""
     from draftree.runner.cpu.t5 import T5Runner
     from draftree.runner.cuda_graphs.runner import CudaGraphRunner
     from draftree.runner.eager.runner import EagerRunner
-    from draftree.runner.hooked.families import family_of
     from draftree.runner.target import inspect_model
 
-    lines = ["| family | tested as | runners | what is special | provider |", "|---|---|---|---|---|"]
+    found: dict[str, list[str]] = {}
     for member in CAUSAL + ENCODER_DECODER:
         target = inspect_model(build(member.id))
         eager, cpu = EagerRunner.qualifies(target), T5Runner.qualifies(target)
         runners = "hooked" + ", eager" * eager + ", cpu" * (eager or cpu)
         runners += ", cuda_graphs" * CudaGraphRunner.qualifies(target)
-        provider = type(family_of(target)).__name__
-        provider = "" if provider == "Family" else f"`{provider}`"
-        cells = [f"`{member.model_type}`", member.id, runners, member.note, provider]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        note = f" ({member.note})" if member.note else ""
+        found.setdefault(runners, []).append(f"`{member.model_type}`{note}")
+    lines = [f"| {runners} | {', '.join(families)} |" for runners, families in found.items()]
+    return "\n".join(["| runners | families |", "|---|---|", *lines])
 
 
 if __name__ == "__main__":

@@ -77,7 +77,6 @@ def config_of(file: GgufFile) -> Any:
     if OF_27B.get(architecture) == found.get("num_hidden_layers"):
         found["query_pre_attn_scalar"] = found["hidden_size"] // found["num_attention_heads"]
     config = AutoConfig.for_model(**found)
-    _check_sizes(file, config)
     rope = _rope(file, architecture, config)
     if rope is None:
         return config
@@ -124,21 +123,6 @@ def _rope(file: GgufFile, architecture: str, config: Any) -> dict[str, Any] | No
         return own | {"full_attention": own["full_attention"] | {"rope_type": kind, "factor": factor}}
     scaled = {"rope_type": kind, "factor": factor}
     return own | scaled | ({"original_max_position_embeddings": original} if original else {})
-
-
-def _check_sizes(file: GgufFile, config: Any) -> None:
-    """Raise a ValueError if tensors are not of the described sizes, of which modules and tables are then made."""
-    blocks = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
-    if len(blocks) != config.num_hidden_layers:
-        raise ValueError(f"block_count is {config.num_hidden_layers}, and there are tensors of {len(blocks)} blocks")
-    for name, expected in (
-        ("token_embd.weight", (config.vocab_size, config.hidden_size)),
-        ("blk.0.attn_q.weight", (config.num_attention_heads * _head(config), config.hidden_size)),
-        ("blk.0.attn_output.weight", (config.hidden_size, config.num_attention_heads * _head(config))),
-    ):
-        shape = file.tensors[name].shape if name in file.tensors else expected
-        if shape != expected:
-            raise ValueError(f"the tensor {name!r} has the shape {list(shape)}, and not {list(expected)}")
 
 
 def _head(config: Any) -> int:
