@@ -64,12 +64,7 @@ REASONING = ("reasoning_content", "thinking")  # Names of the field in response 
 
 
 def chat_prompt(tokenizer: Any, messages: Sequence[Message], **options: Any) -> list[int]:
-    """Return the token ids of a chat, rendered by the tokenizer's template.
-
-    Args:
-        tokenizer: Hugging Face's.
-        messages: of the chat.
-        options: further variables of the template, such as `tools`.
+    """Return the token ids of a chat; `options` are further variables of the tokenizer's template, such as `tools`.
 
     Raises:
         ApiError: there is no template, or it does not take these messages.
@@ -86,44 +81,29 @@ def chat_prompt(tokenizer: Any, messages: Sequence[Message], **options: Any) -> 
 
 
 def template_variables(tokenizer: Any, given: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the variables of `chat_template_kwargs`.
-
-    Args:
-        tokenizer: the model's.
-        given: the field of the request.
+    """Return the variables `given` in `chat_template_kwargs`.
 
     Raises:
         ApiError: a name is an argument of the tokenizer, such as `chat_template` or `truncation`.
     """
-    if not given:
-        return {}
     functions = chat_prompt, encode_messages, type(tokenizer).apply_chat_template, render_jinja_template
     parameters = [p for one in functions for p in inspect.signature(one).parameters.values()]
     taken = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
-    for name in given:
+    for name in given or {}:
         if name in taken:
-            raise ApiError(
-                f"chat_template_kwargs gives {name!r}, which is no variable of the chat template: leave it out.",
-                f"chat_template_kwargs.{name}",
-            )
-    return dict(given)
+            message = f"chat_template_kwargs gives {name!r}, which is no variable of the chat template: leave it out."
+            raise ApiError(message, f"chat_template_kwargs.{name}")
+    return dict(given or {})
 
 
 def _as_dict(message: Message) -> dict[str, Any]:
     """Return a message for templates: only set fields, arguments of calls as objects."""
-    found: dict[str, Any] = {"role": message.role, "content": plain(message.content)}
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if getattr(message, name) is not None:
-            found[name] = getattr(message, name)
+    found = message.model_dump(include={"role", "name", "tool_call_id", "reasoning_content"}, exclude_none=True)
+    found["content"] = plain(message.content)
     if message.tool_calls:
-        found["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
-            }
-            for call in message.tool_calls
-        ]
+        pairs = [(call.id, call.function) for call in message.tool_calls]
+        functions = [(id, {"name": one.name, "arguments": _arguments(one.arguments)}) for id, one in pairs]
+        found["tool_calls"] = [{"id": id, "type": "function", "function": one} for id, one in functions]
     return found
 
 
@@ -144,8 +124,7 @@ def tools_of(body: Chat, tokenizer: Any) -> list[dict[str, Any]]:
     if not body.tools and body.tool_choice not in (None, "none"):  # Some clients always send "none".
         raise ApiError("tool_choice needs tools, and there are no tools: give some.", "tool_choice")
     if not body.tools and body.parallel_tool_calls is not None:
-        message = "parallel_tool_calls needs tools, and there are no tools: leave it out."
-        raise ApiError(message, "parallel_tool_calls")
+        raise ApiError("parallel_tool_calls needs tools, and there are no tools: leave it out.", "parallel_tool_calls")
     if not body.tools or body.tool_choice == "none":
         return []
     template = getattr(tokenizer, "chat_template", None)
@@ -175,7 +154,7 @@ class MessageReader:
     Args:
         tokenizer: without `response_template`, all text is content.
         prompt: token ids; templates may begin the answer in the prompt.
-        tools: of the request; without tools, calls are content.
+        tools: tools of the request; without tools, calls are content.
     """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int], tools: list[dict[str, Any]]) -> None:
@@ -233,10 +212,7 @@ class MessageReader:
             self.calls += len(calls)
             if not calls:
                 self._say(event["raw"], read)
-        elif event["type"] == "region_broken" and name not in (
-            "content",
-            *REASONING,
-        ):
+        elif event["type"] == "region_broken" and name not in ("content", *REASONING):
             self._say(event["raw"], read)
         elif event["type"] == "region_chunk" and not event.get("dirty"):
             text = event.get("text") or ""
@@ -270,12 +246,11 @@ def _calls_of(value: Any) -> list[dict[str, Any]]:
         if not isinstance(arguments, str | dict):
             return []
         try:
-            written = arguments if isinstance(arguments, str) else json.dumps(arguments)
-            name, written = _valid(function["name"]), _valid(written)
+            written = _valid(arguments if isinstance(arguments, str) else json.dumps(arguments))
             if not isinstance(parse_json(written.encode()), dict):
                 return []
         except (ValueError, RecursionError):  # The text is no JSON, or has a number outside of JSON, such as 1e999.
             return []
         own = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
-        calls.append(own | {"function": {"name": name, "arguments": written}})
+        calls.append(own | {"function": {"name": _valid(function["name"]), "arguments": written}})
     return calls

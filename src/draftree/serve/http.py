@@ -11,14 +11,9 @@ from typing import Any
 
 
 class ApiError(Exception):
-    """Report a wrong request to its client.
+    """Report a wrong request to its client, with the wrong field as `param` and a short name for programs as `code`.
 
-    Args:
-        message: one sentence that names the fault and the remedy.
-        param: the wrong field.
-        status: HTTP status.
-        code: short name for programs.
-        retry_after: seconds until the client should try again.
+    A client should try again after `retry_after` seconds.
     """
 
     def __init__(
@@ -49,30 +44,28 @@ class ApiError(Exception):
 
 
 class GoneError(ApiError):
-    """The client has disconnected; only the log reads this."""
+    """Report in the log that the client has disconnected."""
 
     def __init__(self) -> None:
         super().__init__("The client has disconnected.", status=499)
 
 
 class QueuedError(ApiError):
-    """A request timed out in the queue."""
+    """Report a request that timed out in the queue."""
 
     def __init__(self) -> None:
-        message = "The request timed out in the queue: send it again, or later."
-        super().__init__(message, status=503, retry_after=1)
+        super().__init__("The request timed out in the queue: send it again later.", status=503, retry_after=1)
 
 
 class LateError(ApiError):
-    """A request timed out before its prompt was scored."""
+    """Report a request that timed out before its prompt was scored; clients would repeat it after the status 408."""
 
     def __init__(self) -> None:
-        message = "Scoring the prompt timed out: raise draftree.timeout, or shorten the prompt."
-        super().__init__(message, code="timeout")  # Not 408, after which clients send the request again.
+        super().__init__("Scoring the prompt timed out: raise draftree.timeout, or shorten it.", code="timeout")
 
 
 class StoppingError(ApiError):
-    """The server is shutting down: it refuses new requests and ends running ones after a grace period."""
+    """Report that the server is shutting down."""
 
     def __init__(self) -> None:
         message = "The server is shutting down: send the request to another server, or later."
@@ -80,7 +73,7 @@ class StoppingError(ApiError):
 
 
 class FullError(ApiError):
-    """The queue is full; `retry_after` estimates the seconds until it has room."""
+    """Report a full queue; `retry_after` estimates the seconds until it takes requests."""
 
     def __init__(self, retry_after: int) -> None:
         message = f"The server is busy: try again in {retry_after} seconds."

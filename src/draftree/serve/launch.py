@@ -35,8 +35,8 @@ class GracefulServer(uvicorn.Server):
     """Run uvicorn's server, and listen until the worker has stopped, so that clients get a clear refusal.
 
     Args:
-        worker: of the application.
-        grace: seconds that running answers have.
+        worker: worker of the application.
+        grace: seconds that running outputs have.
         keep_alive: seconds after which an idle connection is closed.
         config: options of uvicorn; `app` is the application.
     """
@@ -47,9 +47,9 @@ class GracefulServer(uvicorn.Server):
         self._worker, self._grace = worker, grace
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop the worker, then the server; a second Ctrl-C ends running answers at once."""
+        """Stop the worker, then the server; a second Ctrl-C ends running outputs at once."""
         closing = Thread(target=self._worker.close, args=(self._grace,), name="draftree-closing", daemon=True)
-        closing.start()  # asyncio's threads may all be busy.
+        closing.start()  # The threads of asyncio may all be busy.
         while closing.is_alive() and not self.force_exit:
             await asyncio.sleep(0.05)
         if closing.is_alive():
@@ -65,11 +65,11 @@ class Launch:
 
     Attributes:
         model: folder or hub name; None for the embedded model.
-        parts: of the model and its tokenizer, makes `drafter` and `pruner` as `Engine` takes them; can be pickled.
+        parts: makes `drafter` and `pruner` for `Engine` from the model and its tokenizer.
         settings: names and limits.
-        runner, strict: of `Engine`.
-        threads: CPU threads; None leaves them to torch.
-        placement: device and type of the model.
+        runner, strict: see `Engine`.
+        threads: CPU threads; None for torch's default.
+        placement: device and dtype of the model.
     """
 
     model: str | None
@@ -81,17 +81,15 @@ class Launch:
     placement: Placement = field(default_factory=Placement)
 
     def app(self) -> FastAPI:
-        """Load the model and make the application, in a process that is the server's own.
+        """Load the model and make the application, in the server's own process.
 
         Raises:
             ValueError: a wrong model, drafter or option.
         """
         made = create_app(*self._made(), self.settings)
-        # The model lives as long as the process. Freezing it keeps Python's collector from scanning it again and again.
-        # The second call updates the size by which the collector decides when to run.
         gc.collect()
-        gc.freeze()
-        gc.collect()
+        gc.freeze()  # Python's collector need not scan the model again and again.
+        gc.collect()  # This call updates the size by which the collector decides when to run.
         return made
 
     def _made(self) -> tuple[Engine, Any]:
@@ -108,12 +106,10 @@ class Launch:
         return engine, tokenizer
 
     def check(self) -> None:
-        """Make the application's parts once and drop them, to find errors before replicas start.
-
-        FastAPI keeps the routes of an application, and with them the model, for as long as the process lasts.
+        """Make the parts of the application once and drop them, to find errors before replicas start.
 
         Raises:
-            ValueError: as `app`.
+            ValueError: see `app`.
         """
         Server(*self._made(), self.settings).worker.close()
         import torch

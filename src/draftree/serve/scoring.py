@@ -17,18 +17,11 @@ Scores = list[list[TokenScores]]
 
 @dataclass(slots=True, eq=False)
 class Scoring:
-    """Hold the prompts of one HTTP request and their scores.
-
-    Attributes:
-        prompts: token ids.
-        count: likeliest tokens to report for each position.
-        deadline: by `time.monotonic`.
-        found: future of the scores of each prompt, see `score_prompt`; cancelling it ends the scoring.
-    """
+    """Hold the prompts of one HTTP request and their scores; cancelling `found` ends the scoring."""
 
     prompts: Sequence[Sequence[int]]
-    count: int
-    deadline: float
+    count: int  # Likeliest tokens to report for each position.
+    deadline: float  # By `time.monotonic`.
     found: Future[Scores] = field(default_factory=Future)
 
     def fail(self, error: Exception) -> None:
@@ -38,11 +31,7 @@ class Scoring:
 
 
 class Scorer:
-    """Score prompts in order of arrival; belongs to the worker's thread.
-
-    Args:
-        runner: of a decoder-only model.
-    """
+    """Score prompts in order of arrival, in the worker's thread, by the `runner` of a decoder-only model."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner

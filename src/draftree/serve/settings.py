@@ -20,7 +20,7 @@ def keys_of(given: Iterable[str]) -> tuple[str, ...]:
     """Return the given API keys and the keys of the environment.
 
     Raises:
-        ValueError: the environment variable is set and empty, as with a secret that was not filled in.
+        ValueError: the environment variable is set and empty, such as a secret that was not filled in.
     """
     found = os.environ.get(KEYS)
     keys = [key.strip() for key in (found or "").split(",") if key.strip()]
@@ -87,12 +87,9 @@ class ServerSettings:
             raise ValueError("An API key is empty: leave it out, or give it at least one character.")
 
     def key_of(self, authorization: str | None) -> str | None:
-        """Return a short name of the request's key; None for an unknown key.
+        """Return a short name of the key in the header "Bearer KEY"; None for an unknown key.
 
         Digests are compared in constant time.
-
-        Args:
-            authorization: the header, "Bearer KEY".
         """
         scheme, _, given = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":
@@ -117,17 +114,11 @@ class ServerSettings:
         return found
 
     def check_host(self, header: str) -> None:
-        """Refuse a request for another host.
-
-        Raises:
-            ApiError: the Host header names another host; status 421.
-        """
+        """Raise an ApiError of status 421 if the Host header names another host."""
         if self.allowed_hosts and host_of(header) not in self.allowed_hosts:
-            raise ApiError(
-                f"This server answers for {', '.join(self.allowed_hosts)} and not for {header[:100]!r}: use one of "
-                "these, or start it with --allowed-host.",
-                status=421,
-            )
+            own = ", ".join(self.allowed_hosts)
+            message = f"This server answers for {own} and not for {header[:100]!r}: use one of these, or start it "
+            raise ApiError(f"{message}with --allowed-host.", status=421)
 
     def cache_salt(self, key: str | None, user: str | None) -> str | None:
         """Return the cache salt of a key and its user, who share drafts and cached prompts; None for all."""
