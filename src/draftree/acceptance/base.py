@@ -1,4 +1,4 @@
-"""How a scored tree becomes new tokens: a rule chooses after each node, as far as draft tokens are accepted."""
+"""Acceptance rules: turn a scored tree into new tokens, by a choice after each accepted node."""
 
 from __future__ import annotations
 

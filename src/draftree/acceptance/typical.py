@@ -3,7 +3,7 @@
 Medusa (Cai et al., 2024), section 2.3.1. A draft token x after a prefix is kept where
 p(x) > min(epsilon, delta exp(-H(p))): the surer the model is (the lower the entropy H of its distribution p), the
 likelier a draft token has to be. The longest path of such tokens is accepted, and the token behind it is chosen as
-without a drafter. Texts are no longer those of the plain engine, and nobody gets the rule without asking for it.
+without a drafter. Texts differ from those of the plain engine; the rule is off by default.
 """
 
 from __future__ import annotations

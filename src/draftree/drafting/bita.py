@@ -88,7 +88,7 @@ def _normal(*shape: int) -> nn.Parameter:
 
 
 class _Placed(NamedTuple):
-    """What a pass reads, on the target's device and in its type."""
+    """Weights of a pass, on the target's device and in its type."""
 
     masks: Tensor  # embeddings of the mask rows, [M, d]
     prefix: list[tuple[Tensor, Tensor]] | None  # see `Drafter.deep_prefix`

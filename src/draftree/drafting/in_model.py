@@ -1,4 +1,4 @@
-"""What drafters trained inside the model share: shapes and settings, candidates kept between steps, trees of them.
+"""Base of drafters trained inside the model: shapes and settings, candidates between steps, trees of candidates.
 
 BiTA, Hidden Transfer and Medusa read their draft tokens from the pass that verifies the last ones: for each depth below
 the node accepted last, a row of logits. Its best few tokens and their log-probabilities go to the CPU in one copy,
@@ -37,7 +37,7 @@ DEEPEST = 64  # levels that a drafter may be made for; papers take three to five
 
 @dataclass(slots=True)
 class Candidates:
-    """What may follow a request's newest token."""
+    """Candidates after a request's newest token."""
 
     length: int  # of the request's tokens that these follow; any other length makes them stale
     tokens: np.ndarray  # int64 [D, K], best first at each depth

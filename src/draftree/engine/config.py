@@ -30,7 +30,7 @@ KINDS: tuple[tuple[str, type, str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """How an engine decodes.
+    """Options of an engine.
 
     Attributes:
         drafter: the drafter; None decodes plainly.

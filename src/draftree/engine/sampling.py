@@ -79,7 +79,7 @@ OF_THE_ENGINE |= {"acceptance", "runner", "recorder", "grammar"}
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen and when the text ends.
+    """Sampling and stopping options of one request.
 
     Attributes:
         max_new_tokens: limit of new tokens.

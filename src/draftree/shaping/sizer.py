@@ -36,7 +36,7 @@ FIRST_TREE = 4.0  # prior of the largest recent tree
 
 
 class Learned:
-    """What is known of a drafter's draft tokens over all requests and engines; `lock` guards it."""
+    """Statistics of a drafter over all requests and engines, guarded by `lock`."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()

@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class TrieOptions:
-    """How a trie stores and retrieves.
+    """Options of a trie's store and retrieval.
 
     Attributes:
         branch_length: tokens after a key, the greatest depth of a draft (paper: 12 alone, 8 in a batch).
