@@ -16,7 +16,6 @@ from zoo import build
 
 from draftree.drafting import DraftModel, RequestState
 from draftree.engine import Engine, SamplingParams, generate
-from draftree.runner import inspect_model
 from draftree.runner.plan import Plan
 from draftree.shaping import DynamicTree, Fixed
 from draftree.tree import TokenTree

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
 import logging
+import re
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -16,8 +19,8 @@ from pydantic import BaseModel
 
 from draftree import __version__
 from draftree.engine import Engine
+from draftree.pages import fill
 from draftree.serve.http import REQUEST_ID, ApiError, GoneError, StoppingError
-from draftree.serve.page import add_page
 from draftree.serve.protocol import Chat, Completion, Corpus, Detokenize, Tokenize
 from draftree.serve.responses import api_error
 from draftree.serve.server import Server
@@ -135,6 +138,30 @@ def add_texts(app: FastAPI, server: Server) -> None:
             return sum(map(len, rows))
 
         return JSONResponse({"texts": len(body.texts), "tokens": await asyncio.to_thread(learn)})
+
+
+def add_page(app: FastAPI) -> None:
+    """Serve the page that shows draft trees at `/`; its content security policy allows no other addresses."""
+    page = fill("draftree.serve")
+    headers = {"Content-Security-Policy": policy(page), "X-Content-Type-Options": "nosniff"}
+    headers |= {"Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
+
+    @app.get("/", include_in_schema=False)
+    async def home() -> Response:
+        return Response(page, media_type="text/html; charset=utf-8", headers=headers)
+
+
+def policy(page: str) -> str:
+    """Return the content security policy of a page: its own style and script, by digest, and this server."""
+    allowed = {"connect-src": "'self'", "img-src": "data:"}
+    for element in ("style", "script"):
+        found = re.search(rf"<{element}>(.*?)</{element}>", page, re.S)
+        assert found is not None
+        digest = hashlib.sha256(found[1].encode()).digest()
+        allowed[f"{element}-src"] = f"'sha256-{base64.b64encode(digest).decode()}'"
+    refused = ("default-src", "base-uri", "form-action", "frame-ancestors")
+    rules = dict.fromkeys(refused, "'none'") | allowed
+    return "; ".join(f"{name} {value}" for name, value in rules.items())
 
 
 log = logging.getLogger("draftree.serve")

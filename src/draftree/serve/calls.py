@@ -22,13 +22,7 @@ COMPLETION_TOKENS = 16  # Default of the API.
 
 
 class CallReader:
-    """Turn checked bodies into `RequestOutput`s for the worker.
-
-    Args:
-        engine: the server's.
-        tokenizer: the model's.
-        settings: limits and names.
-    """
+    """Turn checked bodies into `RequestOutput`s for the worker."""
 
     def __init__(self, engine: Engine, tokenizer: Any, settings: ServerSettings) -> None:
         self.target = engine.target
@@ -39,8 +33,6 @@ class CallReader:
         self.max_choices = min(settings.max_choices, engine.config.slots + settings.queue)
         limits = [n for n in (settings.max_prompt_tokens, self.target.max_positions) if n is not None]
         self.longest = min(limits) if limits else None
-
-    # ---------------------------------------------------------------- completions
 
     def completion(self, body: Completion, cache_salt: str | None) -> tuple[Call, list[RequestOutput]]:
         """Return the call of /v1/completions and its outputs.
@@ -82,8 +74,6 @@ class CallReader:
         """Return the token ids of a text."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=special).input_ids
         return ids
-
-    # ---------------------------------------------------------------- chats
 
     def chat(self, body: Chat, cache_salt: str | None) -> tuple[Call, list[RequestOutput]]:
         """Return the call of /v1/chat/completions and its outputs.
@@ -134,8 +124,6 @@ class CallReader:
         prediction = self.encode(plain(body.prediction.content), special=False)
         self.check_length(prediction, "prediction")
         return prediction
-
-    # ---------------------------------------------------------------- all calls
 
     def tokenize(self, body: Tokenize) -> list[int]:
         """Return the token ids of /tokenize.
@@ -212,33 +200,18 @@ class CallReader:
         return most
 
     def check_length(self, ids: Sequence[int], field: str) -> None:
-        """Refuse a prompt or a prediction over the limit.
-
-        Raises:
-            ApiError: it is too long; `field` is its field in the request.
-        """
+        """Raise an ApiError about `field` if its token ids are over the limit."""
         if self.longest is not None and len(ids) > self.longest:
             what = "prediction" if field == "prediction" else "prompt"
-            raise ApiError(
-                f"The {what} has {len(ids)} tokens and this server reads {self.longest}: shorten it.",
-                field,
-                code="context_length_exceeded",
-            )
+            message = f"The {what} has {len(ids)} tokens and this server reads {self.longest}: shorten it."
+            raise ApiError(message, field, code="context_length_exceeded")
 
     def check_model(self, name: str | None) -> None:
-        """Refuse another model than the server's; None and the name it was loaded from stand for that.
-
-        Raises:
-            ApiError: `name` is another model.
-        """
+        """Raise an ApiError unless `name` is None, the model's name, or its hub name or folder."""
         own = self.settings.model_name
         if name not in (None, own, self.settings.root or own):
-            raise ApiError(
-                f"There is no model {str(name)[:100]!r} here: ask for {own!r}.",
-                "model",
-                status=404,
-                code="model_not_found",
-            )
+            message = f"There is no model {str(name)[:100]!r} here: ask for {own!r}."
+            raise ApiError(message, "model", status=404, code="model_not_found")
 
     def _check(self, body: Sampling) -> None:
         self.check_model(body.model)
@@ -252,6 +225,5 @@ class CallReader:
     def _check_count(self, count: int, field: str) -> None:
         most = self.max_choices
         if count > most:
-            raise ApiError(
-                f"The request asks for {count} answers and this server gives at most {most}: ask for fewer.", field
-            )
+            message = f"The request asks for {count} answers and this server gives at most {most}: ask for fewer."
+            raise ApiError(message, field)

@@ -24,11 +24,7 @@ LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 
 
 class Metrics(Collector):
-    """Collect the counts of one server; written in the worker's thread, read in any.
-
-    Args:
-        engine: its gauges are read when they are asked for.
-    """
+    """Collect the counts of one server and the state of its engine; written in the worker's thread, read in any."""
 
     def __init__(self, engine: Engine) -> None:
         self.registry = CollectorRegistry()

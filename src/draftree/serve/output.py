@@ -17,11 +17,7 @@ from draftree.trace.file import BYTE_ALPHABET
 
 
 class StopStrings:
-    """Pass text on up to the first stop string; hold back text that may become one.
-
-    Args:
-        stops: the strings, none of them empty.
-        include: pass the found stop string on as well.
+    """Pass text on up to the first stop string, or with `include` up to its end; hold back text that may become one.
 
     Attributes:
         found: the stop string that ended the text; None before.
@@ -34,12 +30,7 @@ class StopStrings:
         self.found: str | None = None
 
     def feed(self, piece: str, *, may_end: bool = True) -> str:
-        """Return the text that can be passed on now.
-
-        Args:
-            piece: next text.
-            may_end: False to treat stop strings that end in this piece as text.
-        """
+        """Return the text that can be passed on now; without `may_end`, stop strings that end in `piece` are text."""
         if not self._begun:
             return piece
         if self.found is not None:
@@ -73,13 +64,10 @@ def token_text(tokenizer: Any, token: int) -> str:
 
 
 class TokenBytes:
-    """Return bytes of tokens; joined, they are the bytes of the text.
+    """Return the bytes of tokens, which join to the bytes of the text.
 
     In byte-level BPE each character of a token's name stands for a byte. Tokens of other tokenizers, and added tokens,
     have the bytes of their text alone.
-
-    Args:
-        tokenizer: Hugging Face's.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -105,27 +93,16 @@ class TokenBytes:
 
 @dataclass(slots=True)
 class Delta:
-    """Hold the new tokens and text of one output since its last delta.
+    """Hold the new tokens and text of one output since its last delta."""
 
-    Attributes:
-        index: position of the output in its request.
-        text: new text; held-back beginnings of stop strings are missing.
-        emitted: the new tokens.
-        pieces: text that each token adds, stop strings included; empty without trees and logprobs.
-        trees: draft trees of the steps, if the parameters keep them.
-        end_token: text of the special token that ended the output, if its text has special tokens; else "".
-        finish: "stop", "length", "error" or "cancelled" in the last delta, else None.
-        error: cause of the finish "error".
-    """
-
-    index: int
-    text: str = ""
+    index: int  # Position of the output in its request.
+    text: str = ""  # Without held-back beginnings of stop strings.
     emitted: list[Emitted] = field(default_factory=list)
-    pieces: list[str] = field(default_factory=list)
-    trees: list[StepTree] = field(default_factory=list)
-    end_token: str = ""
-    finish: str | None = None
-    error: BaseException | None = None
+    pieces: list[str] = field(default_factory=list)  # By token, its text; empty without trees and logprobs.
+    trees: list[StepTree] = field(default_factory=list)  # Draft trees of the steps, if the parameters keep them.
+    end_token: str = ""  # Text of the special token that ended the output, if its text has special tokens.
+    finish: str | None = None  # "stop", "length", "error" or "cancelled" in the last delta.
+    error: BaseException | None = None  # Cause of the finish "error".
 
     def add(self, other: Delta) -> None:
         """Append the next delta."""
@@ -138,39 +115,23 @@ class Delta:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """Hold one requested answer and its progress.
-
-    Attributes:
-        prompt: token ids.
-        params: of the engine.
-        stops: stop strings.
-        include_stop: keep the found stop string in the text.
-        skip_special_tokens: leave special tokens such as EOS out of the text.
-        goes_on: the text continues the text of the prompt, as completions do.
-        min_tokens: stop strings that are complete within so many tokens do not end the output.
-        request: the engine's request, None before it was added.
-        given: number of tokens in deltas so far.
-        offset: position of the next token in the text, for `text_offset`.
-        added, joined: times of arrival and of getting a slot, by `time.monotonic`.
-        first, last: times of the first and the latest token.
-        finish: of the last delta.
-    """
+    """Hold one requested output and its progress; times are by `time.monotonic`."""
 
     prompt: Sequence[int]
     params: SamplingParams
     stops: Sequence[str] = ()
-    include_stop: bool = False
-    skip_special_tokens: bool = True
-    goes_on: bool = False
-    min_tokens: int = 0
-    request: Request | None = None
-    given: int = 0
-    offset: int = 0
-    added: float = 0.0
-    joined: float | None = None
-    first: float | None = None
-    last: float = 0.0
-    finish: str | None = None
+    include_stop: bool = False  # Keep the found stop string in the text.
+    skip_special_tokens: bool = True  # Leave special tokens such as EOS out of the text.
+    goes_on: bool = False  # The text continues the text of the prompt, as completions do.
+    min_tokens: int = 0  # Stop strings that are complete within this many tokens do not end the output.
+    request: Request | None = None  # The engine's request; None before it was added.
+    given: int = 0  # Number of tokens in deltas so far.
+    offset: int = 0  # Position of the next token in the text, for `text_offset`.
+    added: float = 0.0  # Time of arrival.
+    joined: float | None = None  # Time of getting a slot.
+    first: float | None = None  # Time of the first token.
+    last: float = 0.0  # Time of the latest token.
+    finish: str | None = None  # `finish` of the last delta.
 
 
 class OutputStream:
@@ -194,10 +155,9 @@ class OutputStream:
         self._error: BaseException | None = None
 
     async def deltas(self, pause: float | None = None) -> AsyncIterator[Delta | None]:
-        """Yield deltas until all outputs have finished; leaving the loop earlier ends them.
+        """Yield deltas until all outputs have finished, and None after `pause` seconds of silence.
 
-        Args:
-            pause: seconds of silence after which to yield None; None for never.
+        Leaving the loop earlier ends the outputs.
 
         Raises:
             Exception: the error that ended one of the outputs.
@@ -314,6 +274,5 @@ class OutputReader:
 
     def _special(self, token: int) -> str:
         """Return the text of a special token; "" for others."""
-        if self._tokenizer.decode([token], skip_special_tokens=True):
-            return ""
-        return str(self._tokenizer.decode([token], skip_special_tokens=False))
+        plain = self._tokenizer.decode([token], skip_special_tokens=True)
+        return "" if plain else str(self._tokenizer.decode([token], skip_special_tokens=False))

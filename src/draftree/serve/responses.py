@@ -28,28 +28,16 @@ STATISTICS = ("steps", "drafted", "accepted", "emitted", "acceptance_length", "a
 
 @dataclass(slots=True)
 class Call:
-    """Hold what the responses to one HTTP request need.
-
-    Attributes:
-        body: of the request.
-        model: name of the model.
-        tokenizer: the model's.
-        logprobs: likeliest tokens to report for each position; None for no log-probabilities.
-        echo: text of the prompt before each completion; empty without `echo`.
-        scores: of the prompts' tokens, with `echo` and `logprobs`.
-        prediction: token ids.
-        readers: one for each output of a chat.
-        bytes: returns the bytes of tokens.
-    """
+    """Hold one HTTP request as far as its responses need it."""
 
     body: Chat | Completion
-    model: str
+    model: str  # Name of the model.
     tokenizer: Any
-    logprobs: int | None = None
-    echo: Sequence[str] = ()
-    scores: Sequence[Sequence[TokenScores]] = ()
+    logprobs: int | None = None  # Likeliest tokens to report for each position; None for no log-probabilities.
+    echo: Sequence[str] = ()  # By output, the text of the prompt; empty without `echo`.
+    scores: Sequence[Sequence[TokenScores]] = ()  # By output, scores of the prompt, with `echo` and `logprobs`.
     prediction: Sequence[int] = ()
-    readers: Sequence[MessageReader] = ()
+    readers: Sequence[MessageReader] = ()  # One for each output of a chat.
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
     bytes: TokenBytes = field(init=False)
@@ -233,10 +221,8 @@ def api_error(error: BaseException) -> ApiError:
     """Return the API error for an error that ended an output; log unexpected ones."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, GrammarBusyError):
-        return ApiError(str(error), status=503, retry_after=60)
-    if isinstance(error, ModelChangedError):
-        return ApiError(str(error), status=503)
+    if isinstance(error, GrammarBusyError | ModelChangedError):
+        return ApiError(str(error), status=503, retry_after=60 if isinstance(error, GrammarBusyError) else None)
     if isinstance(error, GrammarError | NoTokenError):
         return ApiError(str(error))
     log_failure(error)
