@@ -316,7 +316,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {}}, "structured_outputs", "Give one of json"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "Give one of json"),
     ({"structured_outputs": {"regex": "(a"}}, "structured_outputs", "cannot be used"),
-    ({"structured_outputs": {"choice": ["ab"]}, "min_tokens": 9}, "structured_outputs", "at most 2 bytes"),
     ({"structured_outputs": {"beams": 2}}, "structured_outputs.beams", "There is no field"),
     ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
 ]

@@ -140,8 +140,7 @@ def generate(
             attention_mask = None if attention_mask is None else attention_mask.repeat_interleave(copies, 0)
         check_streamer(streamer, len(input_ids))
         check_tokens(read.config, target.vocab_size)
-        fit = tokenizer, target.vocab_size, read.eos_token_ids, read.config.min_new_tokens
-        grammars = compile_grammars(grammar, len(input_ids), *fit)
+        grammars = compile_grammars(grammar, len(input_ids), tokenizer, target.vocab_size, read.eos_token_ids)
         seeds = seeds_of(read.config.do_sample, seed, len(input_ids))
         rows, texts = _rows(target, input_ids, attention_mask, read, seeds, grammars)
         return GenerateOutput(*run_batch(model, config, rows, texts, read.pad_token_id, streamer))

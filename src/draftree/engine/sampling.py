@@ -319,8 +319,7 @@ def params_of(
     if int(options.config.num_return_sequences or 1) > 1:
         raise ValueError("num_return_sequences: one request has one answer; add the prompt again for another.")
     check_tokens(options.config, target.vocab_size)
-    fit = tokenizer, target.vocab_size, options.eos_token_ids, options.config.min_new_tokens
-    (compiled,) = compile_grammars(grammar, 1, *fit)
+    (compiled,) = compile_grammars(grammar, 1, tokenizer, target.vocab_size, options.eos_token_ids)
     read = padded_prompt
     if read is None:
         read = torch.tensor([list(prompt)], dtype=torch.long, device=target.device)

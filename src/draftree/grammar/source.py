@@ -74,13 +74,11 @@ class Grammar:
         kind: "json_schema", "regex", "ebnf", "choice", or "composed" of several.
         text: as written; of several, in the library's language.
         whitespace: between the parts of JSON, see `json_schema`.
-        longest: most bytes of an answer, if known.
     """
 
     kind: str
     text: str
     whitespace: str = "fixed"
-    longest: int | None = None
 
     def __post_init__(self) -> None:
         if self.whitespace not in WHITESPACE:
@@ -106,9 +104,6 @@ class Grammar:
                 schema = json.loads(schema)
             except (ValueError, RecursionError) as error:
                 raise GrammarError(f"The schema is no JSON ({error}): correct it.") from None
-        if schema is False:
-            raise GrammarError("The schema false allows no text at all: correct it.")
-        schema = {} if schema is True else schema
         if not isinstance(schema, dict):
             raise GrammarError(
                 f"The schema is a {type(schema).__name__}: give a dict, its JSON text, or a pydantic model."
@@ -153,30 +148,19 @@ class Grammar:
         """Return the grammar of one of some texts."""
         if isinstance(texts, str) or not texts or not all(isinstance(text, str) and text for text in texts):
             raise GrammarError("A choice is a list of texts, none of them empty, such as ['yes', 'no'].")
-        longest = max(len(text.encode("utf-8", "replace")) for text in texts)
-        return cls("choice", json.dumps(list(texts)), longest=longest)
+        return cls("choice", json.dumps(list(texts)))
 
-    def compile(
-        self, tokenizer: Any, vocabulary: int, end_tokens: Sequence[int], min_new_tokens: int | None = None
-    ) -> CompiledGrammar:
+    def compile(self, tokenizer: Any, vocabulary: int, end_tokens: Sequence[int]) -> CompiledGrammar:
         """Compile the grammar for a model; results are cached.
 
         Args:
             tokenizer: the model's, a fast one.
             vocabulary: V, tokens of its logits.
             end_tokens: ids that end an answer (EOS).
-            min_new_tokens: of the answer, or None.
 
         Raises:
-            GrammarError: a grammar beyond the limits, a tokenizer that does not fit, or texts shorter than
-                `min_new_tokens`.
+            GrammarError: a grammar beyond the limits, or a tokenizer that does not fit.
         """
-        # A token has at least one byte, and the end token counts.
-        if self.longest is not None and (min_new_tokens or 0) > self.longest + 1:
-            raise GrammarError(
-                f"min_new_tokens is {min_new_tokens}, and the grammar's texts have at most {self.longest} bytes: "
-                "lower it."
-            )
         return _compiled(self, tokenizer, vocabulary, tuple(end_tokens))
 
 
@@ -224,12 +208,7 @@ Grammars = Grammar | Sequence[Grammar | None] | None
 
 
 def compile_grammars(
-    grammars: Grammars,
-    count: int,
-    tokenizer: Any,
-    vocabulary: int,
-    end_tokens: Sequence[int],
-    min_new_tokens: int | None = None,
+    grammars: Grammars, count: int, tokenizer: Any, vocabulary: int, end_tokens: Sequence[int]
 ) -> list[CompiledGrammar | None]:
     """Compile the grammars of `count` answers; see `Grammar.compile` for the other arguments.
 
@@ -245,5 +224,4 @@ def compile_grammars(
             )
     if len(given) != count:
         raise ValueError(f"There are {len(given)} grammars for {count} answers: give one for each, or one for all.")
-    fit = tokenizer, vocabulary, end_tokens, min_new_tokens
-    return [None if grammar is None else grammar.compile(*fit) for grammar in given]
+    return [None if grammar is None else grammar.compile(tokenizer, vocabulary, end_tokens) for grammar in given]

@@ -180,8 +180,7 @@ class _DecodingLoop:
         criteria: StoppingCriteriaList,
     ) -> list[SamplingParams]:
         """Return the sampling parameters of each of `count` requests."""
-        fit = self.tokenizer, opened.target.vocab_size, eos, generation_config.min_new_tokens
-        grammars = compile_grammars(self.grammar, count, *fit)
+        grammars = compile_grammars(self.grammar, count, self.tokenizer, opened.target.vocab_size, eos)
         sample = bool(generation_config.do_sample)
         seeds = seeds_of(sample, self.seed, count)
         processors = processors_by_request(logits_processor, count)

@@ -159,7 +159,7 @@ class CallReader:
         if constraint is not None:
             with refused(constraint.field):
                 ends = own_ends(target, body)
-                shared["grammar"] = constraint.grammar.compile(self.tokenizer, target.vocab_size, ends, body.min_tokens)
+                shared["grammar"] = constraint.grammar.compile(self.tokenizer, target.vocab_size, ends)
         first = random.getrandbits(63) if body.seed is None else body.seed
         seeds = [(first + i) % 2**64 for i in range(body.tries)]
         return [
