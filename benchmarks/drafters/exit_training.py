@@ -21,8 +21,7 @@ from draftree.training.align import AlignObjective, check_trainable, in_float32,
 from draftree.training.objectives import cross_entropy
 from draftree.training.options import TrainOptions
 from draftree.training.rows import Batch, read_data
-from draftree.training.session import Session
-from draftree.training.trainer import Report
+from draftree.training.trainer import Report, Session
 
 
 class EarlyExitObjective(AlignObjective):

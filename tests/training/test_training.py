@@ -24,8 +24,7 @@ from draftree.training.options import TrainOptions
 from draftree.training.questions import Question, Template
 from draftree.training.rows import Batch, ByLength, Row, RowSet, collate
 from draftree.training.run import prepare, train
-from draftree.training.session import arguments
-from draftree.training.trainer import BadLossError, DrafterTrainer
+from draftree.training.trainer import BadLossError, DrafterTrainer, arguments
 
 # -------------------------------------------------------------------- a run
 

@@ -28,8 +28,7 @@ from draftree.training.objectives import Objective, cross_entropy
 from draftree.training.options import Inputs, TrainOptions
 from draftree.training.questions import read_questions, template_of
 from draftree.training.rows import Batch, Data, read_data
-from draftree.training.session import Session
-from draftree.training.trainer import Report
+from draftree.training.trainer import Report, Session
 
 OPTIMIZERS = {"adafactor": ("adafactor", 1e-3), "adamw": ("adamw_torch", 3e-4)}  # Hugging Face's name, learning rate
 ANSWERS = "answers"  # The large model's answers lie in this folder below the result.

@@ -343,3 +343,11 @@ def hits_of(logits: Tensor, truth: Tensor, there: Tensor) -> tuple[Tensor, Tenso
     better = ((logits > own) | ((logits == own) & (token < truth[..., None]))).sum(-1)
     ranks = torch.tensor(RANKS, device=logits.device, dtype=torch.long)
     return ((better[..., None] < ranks) & there[..., None]).flatten(0, 1).sum(0), there.sum()
+
+
+METHODS: dict[str, type[DrafterObjective]] = {
+    "bita": BiTAObjective,
+    "hidden-transfer": HiddenTransferObjective,
+    "medusa": MedusaObjective,
+    "early-head": EarlyHeadObjective,
+}

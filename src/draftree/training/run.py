@@ -15,25 +15,10 @@ from torch import nn
 from draftree.drafting.folder import Trained, base_of, method_class
 from draftree.errors import did_you_mean
 from draftree.runner.target import inspect_model
-from draftree.training.objectives import (
-    RANKS,
-    BiTAObjective,
-    DrafterObjective,
-    EarlyHeadObjective,
-    HiddenTransferObjective,
-    MedusaObjective,
-)
+from draftree.training.objectives import METHODS, RANKS, DrafterObjective
 from draftree.training.options import TrainOptions
 from draftree.training.rows import read_data
-from draftree.training.session import Session
-from draftree.training.trainer import Report
-
-METHODS: dict[str, type[DrafterObjective]] = {
-    "bita": BiTAObjective,
-    "hidden-transfer": HiddenTransferObjective,
-    "medusa": MedusaObjective,
-    "early-head": EarlyHeadObjective,
-}
+from draftree.training.trainer import Report, Session
 
 
 def prepare(
