@@ -185,7 +185,6 @@ def test_a_folder_of_files_is_read_and_names_its_sets(tmp_path):
     ("content", "told"),
     [
         ("", "is empty"),
-        ("\n\n", "is empty"),
         ("prompt: hello\n", "line 1, is not JSON"),
         ('{"prompt": "a"}\n["b"]\n', "line 2, has no 'turns' or 'prompt'"),
         ('{"prompt": "  "}\n', "line 1, has no 'turns' or 'prompt'"),
@@ -195,10 +194,7 @@ def test_a_folder_of_files_is_read_and_names_its_sets(tmp_path):
             "line 1, has no 'turns' or 'prompt' or 'question' with text, but id, turns",
         ),
         (json.dumps({"turns": ["ok", " "]}), "line 1, has no 'turns'"),
-        (json.dumps({"turns": [3]}), "line 1, has no 'turns'"),
-        (json.dumps({"turns": [], "prompt": ["a", 3], "question": " "}), "line 1, has no 'turns'"),
         (b"\xff\xfe\x00", "is not UTF-8"),
-        ('{"prompt": "a", "id": ' + "9" * 5000 + "}", "line 1, is not JSON"),
     ],
 )
 def test_a_bad_prompts_file_is_one_sentence(tmp_path, content, told):
@@ -213,11 +209,6 @@ def test_a_file_may_begin_with_a_mark_and_characters_may_be_written_in_halves(tm
     path = tmp_path / "marked.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + rb'{"prompt": "a \ud83d\ude00"}')
     assert [prompt.text for prompt in read_prompts(path)] == ["a \N{GRINNING FACE}"]
-
-
-def test_a_command_can_be_run_again_as_it_is_written(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["draftree", "bench", "run", "x", "--template", "Q: {question} $a"])
-    assert describe(None, None)["command"] == "draftree bench run x --template 'Q: {question} $a'"
 
 
 def test_no_file_and_an_empty_folder_are_one_sentence(tmp_path):
