@@ -21,7 +21,7 @@ from draftree.bench.shares import Share
 from draftree.drafting import Drafter
 from draftree.engine import Engine, RunStats, SamplingParams
 from draftree.engine.limits import eos_token_ids
-from draftree.engine.stats import STAGES
+from draftree.engine.request import STAGES
 from draftree.shaping import Shape
 
 PLAIN = "plain"

@@ -14,7 +14,7 @@ from benchmarks.machine.steps import HF, LABELS, LOOP, Steps
 from draftree.bench.report import Table
 from draftree.bench.shares import Estimate
 from draftree.colours import THEIRS
-from draftree.engine.stats import STAGES
+from draftree.engine.request import STAGES
 
 DRAFTING = (names.SMALL, names.WARM, f"{names.WARM}+{names.SMALL}", names.LIMITED)
 COLUMNS = ("figure", "of", "value")

@@ -17,8 +17,7 @@ from tree_paths import children_of, from_arrays, path_of, scored_tree
 
 from draftree.acceptance import AcceptedPath, PrefixChooser, lazy_walk
 from draftree.engine import SamplingParams
-from draftree.engine.accept import Acceptance
-from draftree.engine.passes import TreePass
+from draftree.engine.passes import Acceptance, TreePass
 from draftree.engine.request import Request
 from draftree.runner.plan import Plan
 from draftree.tree import TokenTree

@@ -22,8 +22,7 @@ from draftree.cli import app
 from draftree.drafting import PromptLookup
 from draftree.engine import Engine, Recorder, SamplingParams, generate
 from draftree.engine.recorder import Track
-from draftree.engine.request import Request
-from draftree.engine.stats import RequestStats
+from draftree.engine.request import Request, RequestStats
 from draftree.shaping import Fixed
 from draftree.trace.file import Trace, label, pieces, read_trace, write_trace
 from draftree.tree import TokenTree

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.drafting.base import Attachment
-from draftree.drafting.groups import GroupDrafter, GroupNodes
-from draftree.drafting.in_model import DEEPEST
+from draftree.drafting.in_model import DEEPEST, GroupDrafter, GroupNodes
 from draftree.errors import check_least, did_you_mean
 from draftree.runner.plan import Surgery
 from draftree.runner.target import Target

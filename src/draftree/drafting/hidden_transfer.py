@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.drafting.base import Attachment
-from draftree.drafting.groups import GroupDrafter, GroupNodes
-from draftree.drafting.in_model import DEEPEST, checked_shapes
+from draftree.drafting.in_model import DEEPEST, GroupDrafter, GroupNodes, checked_shapes
 from draftree.errors import check_least, layers_of
 from draftree.runner.plan import Surgery
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftree.drafting.base import Attachment, Step
-from draftree.drafting.base_model import base_of
+from draftree.drafting.folder import base_of
 from draftree.drafting.in_model import DEEPEST, InModelDrafter
 from draftree.errors import check_least
 from draftree.runner import layout_of

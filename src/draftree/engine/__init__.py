@@ -3,9 +3,8 @@
 from draftree.engine.engine import Engine
 from draftree.engine.generate import GenerateOutput, generate
 from draftree.engine.recorder import Recorder
-from draftree.engine.request import Emitted, Request, State
+from draftree.engine.request import Emitted, Request, RequestStats, RunStats, State
 from draftree.engine.sampling import SamplingParams
-from draftree.engine.stats import RequestStats, RunStats
 
 __all__ = [
     "Emitted",

@@ -20,9 +20,8 @@ from draftree.engine.criteria import criteria_by_request
 from draftree.engine.engine import Engine
 from draftree.engine.limits import as_seed, check_mask, check_prompt, check_source, check_tokens, decoder_start
 from draftree.engine.recorder import Recorder
-from draftree.engine.request import Emitted
+from draftree.engine.request import Emitted, RunStats
 from draftree.engine.sampling import Options, SamplingParams, params_for, read_options
-from draftree.engine.stats import RunStats
 from draftree.errors import given_as
 from draftree.grammar import CompiledGrammar, Grammars, compile_grammars
 from draftree.pruning import EarlyPruning

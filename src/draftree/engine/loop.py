@@ -13,12 +13,10 @@ from torch import Tensor
 
 from draftree.acceptance.base import AcceptedPath
 from draftree.drafting.base import Attachment, Capabilities, RequestState, Step, StepPlan
-from draftree.engine.accept import Acceptance
 from draftree.engine.config import EngineConfig
-from draftree.engine.passes import TreePass, tree_pass
+from draftree.engine.passes import Acceptance, TreePass, tree_pass
 from draftree.engine.recorder import Track
-from draftree.engine.request import Request, StepTree
-from draftree.engine.stats import STAGES
+from draftree.engine.request import STAGES, Request, StepTree
 from draftree.pruning.pruner import Pruner
 from draftree.runner import Runner
 from draftree.runner.base import preparations
@@ -58,7 +56,7 @@ class Loop:
         self.cache = cache
         self.encoder = encoder
         self.drafter = config.drafter
-        self.acceptance = Acceptance(config)
+        self.acceptance = Acceptance(config.rule, config.drafter)
         self.can = Capabilities() if config.drafter is None else config.drafter.capabilities
         self.sizer, self.pruner = sizer, pruner
         self.track = track

@@ -1,7 +1,9 @@
-"""Lay out one pass: prefill rows, then tree rows, then attached rows.
+"""Lay out one pass, and accept draft tokens after it.
 
-A request's first pass carries prefill rows, those of its prompt, in front of its tree; later passes carry the tree
-alone. Prefill rows of different numbers are padded behind, so that all trees of a pass begin at the same row.
+A pass has prefill rows, then tree rows, then attached rows. A request's first pass carries prefill rows, those of its
+prompt, in front of its tree; later passes carry the tree alone. Prefill rows of different numbers are padded behind, so
+that all trees of a pass begin at the same row. Then the acceptance rule chooses a path in each tree, and the request
+emits its tokens.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from draftree.drafting.base import Attachment
-from draftree.engine.request import TokenScores
+from draftree.acceptance.base import AcceptedPath, Choice, LossyRule, ScoredTree, best_tokens, lazy_walk
+from draftree.drafting.base import Attachment, Drafter
+from draftree.engine.request import Request, TokenScores
 from draftree.runner import Runner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.plan import PassResult, Plan, Surgery, join
@@ -201,3 +204,87 @@ def score_prompt(runner: Runner, prompt: Sequence[int], count: int, cache: SlotC
             following = prompt[begin + 1 : begin + 1 + len(chunk)]
             scored = [TokenScores.of(result.logits[0, i], token, count) for i, token in enumerate(following)]
         yield scored
+
+
+class Acceptance:
+    """Accept the draft tokens of `drafter`, without loss or by a lossy rule."""
+
+    def __init__(self, rule: LossyRule | None, drafter: Drafter | None) -> None:
+        self.rule = rule
+        self.drafter = drafter
+
+    def ends(self, requests: list[Request], trees: TokenTree) -> list[int | None]:
+        """Return for each request the node at which a lossy rule ends the text without a pass, or None."""
+        if self.rule is None or trees.width == 1:
+            return [None] * len(requests)
+        return [self.rule.closes(trees, b, request.params.eos_token_ids) for b, request in enumerate(requests)]
+
+    def close(self, requests: list[Request], trees: TokenTree, ends: Sequence[int | None]) -> list[AcceptedPath]:
+        """Emit the paths of a step without a pass; each text ends at its node in `ends`."""
+        tokens, sources = trees.tokens.tolist(), trees.source.tolist()
+        return [
+            self._emit(request, sources[b], _unreviewed(tokens[b], end))
+            for b, (request, end) in enumerate(zip(requests, ends, strict=True))
+            if end is not None
+        ]
+
+    def walk(
+        self, requests: list[Request], turn: TreePass, result: PassResult, ends: Sequence[int | None]
+    ) -> list[AcceptedPath]:
+        """Walk the trees of a pass and emit the tokens; a text with a node in `ends` ends there, unverified."""
+        trees, rule = turn.trees, self.rule
+        node_rows = turn.node_rows(result)
+        rows = None if node_rows is None else node_rows.tolist()
+        logits = result.logits if rows is not None else result.logits[:, : trees.width]
+        choosers = [request.context.chooser for request in requests]
+        # All requests at once, because each copy from a device waits for it.
+        best = best_tokens(logits) if rule is None and None in choosers else [()] * len(requests)
+        tokens, parents, sources = torch.stack([trees.tokens, trees.parents, trees.source]).tolist()
+        paths = []
+        for b, (request, chooser, end) in enumerate(zip(requests, choosers, ends, strict=True)):
+            where, size = None, trees.sizes[b]
+            if rows is not None:
+                where = {n: i for i, n in enumerate(rows[b]) if 0 <= n < size}  # Padding is not counted as pruned.
+                request.stats.pruned += size - len(where)
+            scored = ScoredTree(tokens[b][:size], parents[b][:size], logits[b], where)
+            if end is not None:
+                choices = _unreviewed(scored.tokens, end)
+            elif rule is not None:
+                choices = rule.walk(scored, chooser, request.id)
+            else:
+                choices = lazy_walk(scored, chooser, best[b])
+            paths.append(self._emit(request, sources[b], choices, scored))
+        return paths
+
+    def _emit(
+        self, request: Request, sources: Sequence[int], choices: Iterator[Choice], scored: ScoredTree | None = None
+    ) -> AcceptedPath:
+        """Emit choices until the text ends.
+
+        `scored` has the logits after the tree's nodes; None without a pass.
+        """
+        path, count = AcceptedPath(), request.params.logprobs
+        if request.finish_reason is not None:  # Another request's callback cancelled it.
+            return path
+        try:
+            for node, token, child in choices:
+                source = None
+                if child is not None and self.drafter is not None:
+                    source = self.drafter.source_name(sources[child])
+                    request.stats.accepted_by_source[source] += 1
+                path.nodes.append(node)
+                path.tokens.append(token)
+                path.drafted_by.append(child)
+                scores = None
+                if count is not None and scored is not None:
+                    scores = TokenScores.of(scored.after(node), token, count)
+                if request.emit(token, source, scores):
+                    break
+        except Exception as error:  # Errors in a request's criteria or callback end that request alone.
+            request.error, request.finish_reason = error, "error"
+        return path
+
+
+def _unreviewed(tokens: list[int], end: int) -> Iterator[Choice]:
+    """Yield the chain of `tokens` up to node `end`, unverified."""
+    return ((node, tokens[node + 1], node + 1) for node in range(end))

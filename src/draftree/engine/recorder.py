@@ -16,8 +16,7 @@ from torch import Tensor
 from draftree.acceptance.base import AcceptedPath
 from draftree.drafting.base import Drafter
 from draftree.engine.passes import nodes_behind
-from draftree.engine.request import Request
-from draftree.engine.stats import STAGES
+from draftree.engine.request import STAGES, Request
 from draftree.tree import TokenTree
 
 DIGITS = 4  # Decimal places of log-probabilities.

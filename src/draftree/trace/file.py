@@ -17,7 +17,7 @@ from typing import Any
 from draftree import __version__
 from draftree.detokenizer import Detokenizer
 from draftree.engine.recorder import Recorder
-from draftree.engine.stats import RequestStats, RunStats
+from draftree.engine.request import RequestStats, RunStats
 from draftree.errors import brief
 from draftree.files import parse_json, replacing, write_text
 from draftree.pages import fill
