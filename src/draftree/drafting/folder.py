@@ -10,20 +10,18 @@ import hashlib
 import json
 import weakref
 from abc import ABC, abstractmethod
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from draftree.errors import brief, did_you_mean, given_as
+from draftree.errors import brief, did_you_mean
 from draftree.registry import IN_MODEL, REGISTRY, SMALL, TRAINED
 from draftree.runner.target import inspect_model
 from draftree.runner.weights.blocks import PackedEmbedding
@@ -149,7 +147,7 @@ class Trained(ABC):
             "settings": self.settings,
             "recipe": self.recipe,
         }
-        text = json.dumps(config, indent=2, default=_plain) + "\n"
+        text = json.dumps(config, indent=2, default=lambda number: number.tolist()) + "\n"  # of NumPy
         (folder / WEIGHTS).write_bytes(save(tensors, {"format": "pt"}))  # `save_file` lets the owner alone read it
         (folder / CONFIG).write_text(text, encoding="utf-8")
 
@@ -280,11 +278,9 @@ def _load(folder_or_repo: str | Path, model: Any, same_weights: bool) -> Trained
 
 
 def _fetch(folder_or_repo: str | Path) -> Path:
-    folder, name = Path(folder_or_repo), str(folder_or_repo)
-    with suppress(OSError, RuntimeError):  # a path that is too long, a user that there is not
-        folder = folder.expanduser()
-        if folder.is_dir():
-            return folder
+    folder, name = Path(folder_or_repo).expanduser(), str(folder_or_repo)
+    if folder.is_dir():
+        return folder
     if isinstance(folder_or_repo, Path) or name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise ValueError(f"There is no drafter folder {name!r}: give one with a {CONFIG}, or a hub name.")
     from huggingface_hub import snapshot_download
@@ -305,50 +301,39 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], Base]:
             raise ValueError(f"The folder {str(folder)!r} has no {name}: give a folder that save_pretrained wrote.")
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if config["format"] != FORMAT:
-            raise ValueError(
-                f"{folder / CONFIG} is of format {brief(repr(config['format']))}, and this draftree reads {FORMAT}: "
-                "update draftree, or train again."
-            )
+        kinds = {"method": str, "shapes": dict, "settings": dict, "format": int}
+        wrong = [name for name, kind in kinds.items() if not isinstance(config[name], kind)]
         base = Base(**config["base_model"])
-        whole = isinstance(config["method"], str)
-        whole = whole and isinstance(config["shapes"], dict) and isinstance(config["settings"], dict)
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
-        whole = False
-    if not whole:
+    except (ValueError, KeyError, TypeError):
+        wrong = [CONFIG]
+    if wrong:
         raise ValueError(f"{folder / CONFIG} is broken: save the drafter again, or fetch the folder anew.")
+    if config["format"] != FORMAT:
+        raise ValueError(
+            f"{folder / CONFIG} is of format {config['format']}, and this draftree reads {FORMAT}: update draftree, or "
+            "train again."
+        )
     return config, base
-
-
-def _plain(value: Any) -> Any:
-    """Return NumPy numbers and arrays as Python's own."""
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    raise TypeError(f"A setting or a line of the recipe is {given_as(value)}: give plain numbers, strings and lists.")
 
 
 def _fill(weights: nn.Module, path: Path) -> None:
     """Replace all tensors of `weights` by those of a file, as float32."""
     try:
         tensors: dict[str, Tensor] = load_file(path)
-    except (SafetensorError, OSError, KeyError, AttributeError, TypeError, ValueError, RuntimeError):
+    except (SafetensorError, OSError):
         raise ValueError(f"{path} is broken: save the drafter again, or fetch the folder anew.") from None
-    expected = weights.state_dict()
-    for name, tensor in expected.items():
-        if name not in tensors:
-            raise ValueError(f"{path} has no tensor {name!r}: save the drafter again, or fetch the folder anew.")
-        if tensors[name].shape != tensor.shape or not tensors[name].is_floating_point():
+    expected = {name: list(tensor.shape) for name, tensor in weights.state_dict().items()}
+    found = {name: list(tensor.shape) for name, tensor in tensors.items() if tensor.is_floating_point()}
+    for name in sorted({*expected, *tensors}):
+        if found.get(name) != expected.get(name):
             raise ValueError(
-                f"{path} holds {name!r} with shape {list(tensors[name].shape)} and type {tensors[name].dtype}, not "
-                f"floating numbers of shape {list(tensor.shape)}: it does not belong to its {CONFIG}."
+                f"{path} holds {name!r} with floating numbers of shape {found.get(name)}, and {expected.get(name)} is "
+                f"expected: it does not belong to its {CONFIG}."
             )
         if not bool(tensors[name].isfinite().all()):
             raise ValueError(
                 f"{path} holds infinite numbers or NaN in {name!r}: train the drafter again, with a lower learning "
                 "rate if it happens once more."
             )
-    extra = sorted(set(tensors) - set(expected))
-    if extra:
-        raise ValueError(f"{path} holds an unknown tensor {brief(repr(extra[0]))}: it does not belong to its {CONFIG}.")
     # The tensors are copied: what `load_file` returns may be a view of the file.
     weights.load_state_dict({name: t.to(torch.float32, copy=True) for name, t in tensors.items()}, assign=True)
