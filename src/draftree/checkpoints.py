@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -119,49 +118,31 @@ def _file_on_hub(repository: str, file: str) -> str:
 def _on_hub(name: str) -> str:
     """Return `name` if the Hugging Face hub has this model; without a connection, its folder in the cache.
 
-    Hugging Face's loaders ask for several files and retry each, which takes most of a minute without a network. This
-    retries once, after a second.
+    One question is asked before loading: Hugging Face's loaders ask for several files and retry each, which takes most
+    of a minute without a network.
 
     Raises:
-        ValueError: the hub does not have it, or is not reached and neither does the cache.
+        ValueError: the hub does not have it, or is not reached and the cache does not have it either.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RepositoryNotFoundError
 
-    reason = ""
-    for pause in (0, 1):
-        time.sleep(pause)
-        try:
-            get_hf_file_metadata(hf_hub_url(name, "config.json"))
-            return name
-        except (EntryNotFoundError, GatedRepoError):  # An adapter, or a gated model: loading explains its terms.
-            return name
-        except HFValidationError:
-            raise ValueError(f"There is no folder {name!r}, and no model can have this name on the hub.") from None
-        except RepositoryNotFoundError:
-            raise ValueError(
-                f"There is no folder {name!r}, and no such model on the Hugging Face hub, or a private one: "
-                "check the spelling, or log in with hf auth login."
-            ) from None
-        except OfflineModeIsEnabled:
-            reason = "is not asked, as HF_HUB_OFFLINE is set"
-            break
-        except HfHubHTTPError:  # The hub is busy; loading retries.
-            return name
-        except Exception as error:  # The type depends on the connection's library.
-            reason = f"is not reached ({str(error).strip() or type(error).__name__})"
-    for file in ("config.json", "adapter_config.json"):
-        cached = try_to_load_from_cache(name, file)
-        if isinstance(cached, str):
-            return str(Path(cached).parent)
-    raise ValueError(
-        f"There is no folder {name!r}, no model of this name was loaded before, and the Hugging Face hub {reason}: "
-        "give a folder, or check the spelling and the network."
-    )
+    try:
+        get_hf_file_metadata(hf_hub_url(name, "config.json"))
+        return name
+    except (EntryNotFoundError, GatedRepoError):  # An adapter, or a gated model: loading explains its terms.
+        return name
+    except (HFValidationError, RepositoryNotFoundError):
+        raise ValueError(
+            f"There is no folder {name!r}, and no such model on the Hugging Face hub, or a private one: "
+            "check the spelling, or log in with hf auth login."
+        ) from None
+    except Exception as error:  # The type depends on the connection's library.
+        for file in ("config.json", "adapter_config.json"):
+            cached = try_to_load_from_cache(name, file)
+            if isinstance(cached, str):
+                return str(Path(cached).parent)
+        raise ValueError(
+            f"There is no folder {name!r}, no model of this name was loaded before, and the Hugging Face hub is not "
+            f"reached ({brief(error) or type(error).__name__}): give a folder, or check the spelling and the network."
+        ) from None

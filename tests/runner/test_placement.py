@@ -182,7 +182,6 @@ class Hub:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> None:
         self.answers, self.asked = list(answers), 0
         monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", self.ask)
-        monkeypatch.setattr(checkpoints.time, "sleep", lambda seconds: None)
 
     def ask(self, url: str) -> Any:
         assert url.endswith("/config.json")
@@ -202,20 +201,19 @@ def test_a_mistyped_name_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     Hub(monkeypatch, refused(RepositoryNotFoundError, 404))
     with pytest.raises(ValueError, match=r"no folder 'no-such-modell', and no such model on the Hugging Face hub"):
         load_model("no-such-modell")
-    with pytest.raises(ValueError, match="no model can have this name on the hub"):
+    with pytest.raises(ValueError, match="no such model on the Hugging Face hub"):
         load_model("no such model")
 
 
-def test_without_a_network_it_takes_two_questions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_network_one_question_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    hub = Hub(monkeypatch, OSError("Name or service not known"), OSError("Name or service not known"))
+    hub = Hub(monkeypatch, OSError("Name or service not known"))
     with pytest.raises(ValueError, match=r"hub is not reached \(Name or service not known\): give a folder, or check"):
         load_model("some/model")
-    assert hub.asked == 2
-    hub = Hub(monkeypatch, OfflineModeIsEnabled())
-    with pytest.raises(ValueError, match="hub is not asked, as HF_HUB_OFFLINE is set"):
-        load_model("some/model")
     assert hub.asked == 1
+    Hub(monkeypatch, OfflineModeIsEnabled("HF_HUB_OFFLINE is set"))
+    with pytest.raises(ValueError, match="HF_HUB_OFFLINE is set"):
+        load_model("some/model")
 
 
 @pytest.mark.parametrize("stored_as", ["config.json", "adapter_config.json"])
@@ -231,10 +229,10 @@ def test_without_a_network_the_cache_is_used(
     else:
         (kept / "snapshots" / "1234").mkdir(parents=True)
         (kept / "snapshots" / "1234" / stored_as).write_text("{}")
-    Hub(monkeypatch, *[OSError("no network")] * 2)
+    Hub(monkeypatch, OSError("no network"))
     assert checkpoints.known_folder("some/model") == str(kept / "snapshots" / "1234")
     if stored_as == "config.json":
-        Hub(monkeypatch, *[OSError("no network")] * 2)
+        Hub(monkeypatch, OSError("no network"))
         assert load_model("some/model")[0].num_parameters() > 4_000_000
 
 
@@ -242,12 +240,10 @@ def test_without_a_network_the_cache_is_used(
     "answers",
     [
         [None],
-        [OSError("a hiccup"), None],
         [refused(RemoteEntryNotFoundError, 404)],
         [refused(GatedRepoError, 403)],
-        [refused(HfHubHTTPError, 503)],
     ],
-    ids=["there", "after a hiccup", "an adapter", "gated", "busy"],
+    ids=["there", "an adapter", "gated"],
 )
 def test_what_the_hub_may_have_is_loaded_by_hugging_face(monkeypatch: pytest.MonkeyPatch, answers: list[Any]) -> None:
     hub = Hub(monkeypatch, *answers)
