@@ -59,7 +59,7 @@ def model_hash(model: Any) -> str:
     parameters = sorted([*named, *((name, m.packed) for name, m in packed.items())], key=lambda pair: pair[0])
     if any(parameter.is_meta for _, parameter in parameters):
         raise ValueError(
-            "The model's weights are offloaded, so nobody can tell whose they are: load the drafter with "
+            "The model's weights are offloaded and cannot be compared: load the drafter with "
             "same_weights=False, or the model without offloading."
         )
     known = fingerprint(model)
