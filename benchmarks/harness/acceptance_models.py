@@ -15,8 +15,8 @@ import torch
 
 from benchmarks.shapes.by_rank import ByRank
 from draftree.drafting.base import RequestState
-from draftree.drafting.merge.votes import Calibration
 from draftree.engine import Recorder
+from draftree.shaping.planner import AcceptanceStatistics, cells_of
 from draftree.tree import TokenTree
 
 OWN = "the drafter's own"
@@ -46,7 +46,8 @@ def judge(recorder: Recorder) -> Iterator[Judged]:
     numbers = {request: number for number, request in enumerate(texts)}
     steps = [record for record in records if record["kind"] == "step"]
     lasts = {member["request"]: n for n, step in enumerate(steps) for member in step["members"]}
-    models = dict[str, Any](zip(MODELS, (Calibration(), ByRank(), ByRank(conditional=False)), strict=False))
+    models = {"by-rank": ByRank(), "product": ByRank(conditional=False)}
+    statistics = AcceptanceStatistics()
     for n, step in enumerate(steps):
         for member in step["members"]:
             text = texts[member["request"]]
@@ -57,6 +58,9 @@ def judge(recorder: Recorder) -> Iterator[Judged]:
                 tree = tree_of(member)
                 worth = {name: model.worth(tree, [context])[0] for name, model in models.items()}
                 worth[OWN] = np.concatenate([[0.0], np.exp(tree.logp[0, 1:].numpy())])
+                chances, cells = statistics.chances(), cells_of(tree.logp[0, 1:].tolist())
+                worth["calibrated"] = np.array([0.0, *(chances[cell] for cell in cells)])
+                statistics.add(cells, [node - 1 for node in member["accepted"] if node is not None])
                 for model in models.values():
                     model.remember([context], tree)
             text += member["emitted"]

@@ -66,7 +66,7 @@ class ByRank:
 
         Args:
             trees: B trees; their log-probabilities rank siblings and say nothing else.
-            requests: theirs, as `Calibration.worth` takes them; all texts share these shares.
+            requests: unused, because all texts share these shares.
         """
         worth = np.zeros((trees.batch, trees.width))
         for b, drafted in enumerate(self._places(trees)):

@@ -118,14 +118,14 @@ def recorded():
         def records(self):
             yield {"kind": "request", "request": 7, "prompt": [5, 6]}
             steps = [
-                ([6], [-1], [0.0], [10], 0),
-                ([10, 11, 12, 13], [-1, 0, 1, 0], [0.0, -0.1, -0.2, -3.0], [11, 12, 20], 3),
-                ([20, 21], [-1, 0], [0.0, -0.5], [30], 1),
-                ([30, 31], [-1, 0], [0.0, -0.5], [31], 1),
+                ([6], [-1], [0.0], [10], [None]),
+                ([10, 11, 12, 13], [-1, 0, 1, 0], [0.0, -0.1, -0.2, -3.0], [11, 12, 20], [1, 2, None]),
+                ([20, 21], [-1, 0], [0.0, -0.5], [30], [None]),
+                ([30, 31], [-1, 0], [0.0, -0.5], [31], [1]),
             ]
-            for tokens, parents, logp, emitted, drafted in steps:
+            for tokens, parents, logp, emitted, accepted in steps:
                 member = {"request": 7, "tokens": tokens, "parents": parents, "logp": logp, "emitted": emitted}
-                yield {"kind": "step", "members": [member | {"drafted": drafted}]}
+                yield {"kind": "step", "members": [member | {"accepted": accepted, "drafted": len(tokens) - 1}]}
 
     return Made()
 
