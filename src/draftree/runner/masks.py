@@ -128,6 +128,7 @@ class PassMasks:
 
     def additive(self, kind: LayerKind) -> Tensor | None:
         """Return [B, 1, n, K] of 0 and the dtype's minimum; None where one row may go unmasked."""
+        kind = kind if self.limited(kind) else LayerKind()  # kinds that cut nothing off share a mask
         if kind not in self._cached:
             self._cached[kind] = self._additive(kind)
         return self._cached[kind]
@@ -137,8 +138,8 @@ class PassMasks:
         return limits(kind, max(self.lengths) + self.segment.positions.shape[1])
 
     def _additive(self, kind: LayerKind) -> Tensor | None:
-        whole = not self.limited(kind) and not self.ragged and not self.prefix
-        if whole and self._plain_row and self.segment.visible.shape[1:] == (1, 1):
+        alone = self._plain_row and self.segment.visible.shape[1:] == (1, 1) and not self.ragged
+        if alone and not self.prefix and not self.limited(kind):
             return None
         seen = self.boolean(kind)
         low = torch.finfo(self.dtype).min

@@ -28,12 +28,12 @@ TYPES = (torch.float32, torch.bfloat16)
 class CpuRows(SegmentRows):
     """`SegmentRows` with angles for C; the last layer's first `unread` rows are not read."""
 
-    def __init__(self, stack: CompiledStack, unread: int, *given: Any) -> None:
-        super().__init__(*given)
-        self._stack, self._dtype, self.unread = stack, stack.dtype, unread
+    def __init__(self, stack: CompiledStack, unread: int, rows: SegmentRows) -> None:
+        vars(self).update(vars(rows))
+        self._stack, self.unread = stack, unread
 
     def look_up(self, kind: LayerKind) -> CompiledAngles:
-        return CompiledAngles(super().look_up(kind), self.segment, self._stack)
+        return CompiledAngles(super().look_up(kind), self.masks.segment, self._stack)
 
 
 class CpuRunner(EagerRunner):
@@ -113,9 +113,9 @@ class CpuRunner(EagerRunner):
     def _of_model(self, x: Tensor) -> Tensor:
         return x.to(self.target.dtype)
 
-    def _rows(self, segment: Segment, plan: Plan, cache: SlotCache, first: int, x: Tensor) -> SegmentRows:
+    def _rows(self, segment: Segment, plan: Plan, cache: SlotCache, first: int) -> SegmentRows:
         unread = plan.first_logit_row if plan.plain and plan.batch == 1 else 0  # a prompt's, but for its last one
-        return CpuRows(self.stack, unread, self.tables, segment, plan, cache, first, x)
+        return CpuRows(self.stack, unread, super()._rows(segment, plan, cache, first))
 
     def _advance(self, x: Tensor, first: int, last: int, rows: CpuRows) -> Tensor:  # type: ignore[override]
         kinds = self.target.kinds

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from draftree.runner.cuda_graphs.frames import Buffers, Frame, Packed, PassInputs, by_torch
-from draftree.runner.eager.layer import Angles, AngleTables, Attention, TensorHead, TensorLayer, attend
+from draftree.runner.eager.layer import Angles, AngleTables, Attention, SegmentRows, TensorHead, TensorLayer, attend
 from draftree.runner.kv.cache import finite
-from draftree.runner.masks import LayerKind, limits, near
-from draftree.runner.positions import Rotation
+from draftree.runner.masks import LayerKind, PassMasks
+from draftree.runner.plan import Segment
 from draftree.runner.target import Target
 
 GATHERED = 16  # rows whose own keys and values are gathered at a time, as they take memory
@@ -67,48 +67,81 @@ class FixedSlots:
         return self.band(layer_idx)
 
 
-class FixedRows:
-    """Angles and masks of a recorded pass; see `eager.layer.SegmentRows`.
+class FixedMasks(PassMasks):
+    """Masks of a recorded pass over the positions of its band.
 
     Args:
         frame: the pass's shape.
         inputs: its inputs.
         kv_positions: LongTensor [K], 0, 1, ...
-        slots: where keys and values go.
-        tables: of angles, see `AngleTables.reach`.
-        rotation: which entries turn with which.
         dtype: of the model.
+    """
+
+    def __init__(self, frame: Frame, inputs: PassInputs, kv_positions: Tensor, dtype: torch.dtype) -> None:
+        self.frame, self.inputs, self.kv_positions, self.dtype = frame, inputs, kv_positions, dtype
+        self.segment = Segment(0, None, inputs.positions, inputs.visible)
+        self.lengths = [frame.band - frame.rows]  # as many positions may be seen as the band has
+        self._cached: dict[LayerKind, Tensor | None] = {}
+        self._seen: Tensor | None = None
+        self._plain_row = False
+
+    @property
+    def key_positions(self) -> Tensor:
+        """Token position at each KV position, LongTensor [B, K]; negative in the deep prefix."""
+        row = self.kv_positions - self.inputs.starts[:, None]
+        own = self.inputs.positions.gather(1, row.clamp(0, self.frame.rows - 1))
+        return torch.where(row >= 0, own, (self.kv_positions - self.frame.prefix).expand_as(row))
+
+    @property
+    def seen(self) -> Tensor:
+        """Visibility without any window, BoolTensor [B, R, K]."""
+        if self._seen is None:
+            frame, inputs = self.frame, self.inputs
+            place = self.kv_positions - inputs.begins[:, None]  # [B, K], index in `visible`
+            index = place.clamp(0, frame.covered - 1)[:, None].expand(-1, frame.rows, -1)
+            shown = inputs.visible.gather(2, index) & (place < frame.covered)[:, None]
+            seen = (place < 0)[:, None] | shown
+            if frame.prefix:
+                seen = torch.where(self.kv_positions < frame.prefix, inputs.on_prefix[..., None], seen)
+            self._seen = seen
+        return self._seen
+
+    def order(self) -> tuple[Tensor, Tensor]:
+        """Return each row's KV positions [B, R, K], those of other branches last, and its own place there [B, R]."""
+        others = (self.kv_positions >= self.inputs.begins[:, None])[:, None] & ~self.seen
+        order = torch.where(others, self.kv_positions + self.frame.band, self.kv_positions).argsort(-1)
+        return order, (~others).sum(-1) - 1
+
+
+class FixedRows(SegmentRows):
+    """Angles and attention of a recorded pass.
+
+    Args:
+        tables: of angles.
+        reached: what `AngleTables.reach` returned.
+        masks: of the pass.
+        slots: where keys and values go.
         kernel: `kernels.attend`; None for torch's attention.
     """
 
     def __init__(
         self,
-        frame: Frame,
-        inputs: PassInputs,
-        kv_positions: Tensor,
+        tables: AngleTables,
+        reached: dict[str | None, tuple[Tensor, Tensor]],
+        masks: FixedMasks,
         slots: FixedSlots,
-        tables: dict[str | None, tuple[Tensor, Tensor]],
-        rotation: Rotation,
-        dtype: torch.dtype,
         kernel: Callable[..., Tensor] | None,
     ) -> None:
-        self._kernel = kernel
-        self._frame, self._inputs, self._kv_positions = frame, inputs, kv_positions
-        self._slots, self._turning, self._dtype = slots, (tables, rotation), dtype
-        self._angles: dict[str | None, Angles] = {}
-        self._masks: dict[LayerKind, Tensor] = {}
-        self._folded: dict[tuple[LayerKind, int], Tensor] = {}
-        self._seen: Tensor | None = None
+        super().__init__(tables, masks, slots)
+        self._frame, self._starts, self._masks, self._slots = masks.frame, masks.inputs.starts, masks, slots
+        self._reached, self._kernel = reached, kernel
         self._ordered: tuple[Tensor, Tensor] | None = None
 
-    def angles(self, kind: LayerKind) -> Any:
-        """Return the angles in layers of that kind."""
-        tables, rotation = self._turning
-        name = None if None in tables else kind.name
-        if name not in self._angles:
-            cosine, sine = (F.embedding(self._inputs.positions, table)[:, :, None] for table in tables[name])
-            self._angles[name] = Angles(cosine, sine, self._slots, rotation)
-        return self._angles[name]
+    def look_up(self, kind: LayerKind) -> Angles:
+        """Return the angles in layers of that kind, without reading a position back from the device."""
+        name, positions = self.tables.name(kind), self._masks.inputs.positions
+        cosine, sine = (F.embedding(positions, table)[:, :, None] for table in self._reached[name])
+        return Angles(cosine, sine, self._slots, self.tables.rotation)
 
     def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
         """Return the attention of queries [B, kv, groups * R, dim] in such a layer; a kernel's as [B, R, width].
@@ -117,7 +150,7 @@ class FixedRows:
         """
         row_by_row, slots = self._frame.row_by_row, self._slots.slots
         if self._kernel is not None and heads.cap is None and not self._slots.by_torch:
-            order, starts = self._order() if row_by_row else (None, self._inputs.starts)
+            order, starts = self._order() if row_by_row else (None, self._starts)
             mask = self._additive(kind)[:, 0]
             return self._kernel(query, keys, values, mask, slots, starts, heads.groups, heads.scaling, order)
         if self._frame.leading and self._frame.batch <= len(keys):  # results of padding are not read
@@ -155,56 +188,14 @@ class FixedRows:
         return mixed.view(batch, kv, heads.groups * rows, dim)
 
     def _order(self) -> tuple[Tensor, Tensor]:
-        """Return each row's KV positions [B, R, K], those of other branches last, and its own place there [B, R]."""
         if self._ordered is None:
-            others = (self._kv_positions >= self._inputs.begins[:, None])[:, None] & ~self.seen
-            order = torch.where(others, self._kv_positions + self._frame.band, self._kv_positions).argsort(-1)
-            self._ordered = order, (~others).sum(-1) - 1
+            self._ordered = self._masks.order()
         return self._ordered
 
-    def mask(self, kind: LayerKind, groups: int) -> Tensor:
-        """Return the additive mask repeated for every query head of a group: [B, 1, groups * R, K]."""
-        key = kind, groups
-        if key not in self._folded:
-            mask = self._additive(kind)
-            self._folded[key] = mask.repeat(1, 1, groups, 1) if groups > 1 and mask.shape[2] > 1 else mask
-        return self._folded[key]
-
     def _additive(self, kind: LayerKind) -> Tensor:
-        """Return the mask [B, 1, R, K]; layers whose window cuts nothing off share one."""
-        if not limits(kind, self._frame.band):
-            kind = LayerKind()
-        if kind not in self._masks:
-            seen = self.seen
-            if kind.window is not None or kind.chunk is not None:
-                seen = seen & self._near(kind)
-            low = torch.finfo(self._dtype).min
-            mask = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device).masked_fill_(~seen, low)
-            self._masks[kind] = mask[:, None]
-        return self._masks[kind]
-
-    @property
-    def seen(self) -> Tensor:
-        """Visibility without any window, BoolTensor [B, R, K]."""
-        if self._seen is None:
-            frame, inputs = self._frame, self._inputs
-            place = self._kv_positions - inputs.begins[:, None]  # [B, K], index in `visible`
-            index = place.clamp(0, frame.covered - 1)[:, None].expand(-1, frame.rows, -1)
-            shown = inputs.visible.gather(2, index) & (place < frame.covered)[:, None]
-            seen = (place < 0)[:, None] | shown
-            if frame.prefix:
-                seen = torch.where(self._kv_positions < frame.prefix, inputs.on_prefix[..., None], seen)
-            self._seen = seen
-        return self._seen
-
-    def _near(self, kind: LayerKind) -> Tensor:
-        """Return what window or chunk let through, BoolTensor [B, R, K]; a deep prefix is never cut off."""
-        frame, inputs = self._frame, self._inputs
-        row = self._kv_positions - inputs.starts[:, None]
-        own = inputs.positions.gather(1, row.clamp(0, frame.rows - 1))
-        context = (self._kv_positions - frame.prefix).expand_as(row)
-        key = torch.where(row >= 0, own, context)[:, None]
-        return near(kind, inputs.positions[..., None], key)
+        mask = self.masks.additive(kind)
+        assert mask is not None
+        return mask
 
 
 # ---------------------------------------------------------------- recordings
@@ -286,7 +277,7 @@ def recording_of(frame: Frame, model: Recorded, stores: Stores, buffers: Buffers
         take("logits", (frame.batch, frame.heads, target.vocab_size), dtype) if frame.heads else None,
     )
     inputs, head_rows = packed.inputs, kv_positions[: frame.heads]
-    tables = model.tables.reach(frame.band + BEYOND, dtype, kv_positions.device)
+    reached = model.tables.reach(frame.band + BEYOND, dtype, kv_positions.device)
 
     def enter() -> Tensor:
         if frame.layers[0] > 0:
@@ -298,7 +289,7 @@ def recording_of(frame: Frame, model: Recorded, stores: Stores, buffers: Buffers
     def work() -> None:
         slots = FixedSlots(frame, inputs.slots, inputs.starts, kv_positions[: frame.rows], stores)
         band = kv_positions[: frame.band]
-        rows = FixedRows(frame, inputs, band, slots, tables, model.tables.rotation, dtype, model.kernel)
+        rows = FixedRows(model.tables, reached, FixedMasks(frame, inputs, band, dtype), slots, model.kernel)
         x = enter()
         for number in range(*frame.layers):
             if number in out.taps:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from draftree.runner.eager.parts import ACTIVATIONS, TURN_NEIGHBOURS, Norm, Parts, StockProduct, normed
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.masks import LayerKind, PassMasks
-from draftree.runner.plan import Plan, Segment
+from draftree.runner.plan import Segment
 from draftree.runner.positions import Rotation, call, is_length_dependent, per_row_angles, width_of
 from draftree.runner.target import Target
 
@@ -208,15 +208,18 @@ class AngleTables:
 
 
 class SegmentRows:
-    """Angles, masks and attention of the rows of `segment`, which enter a run of layers as x [B, n, d]."""
+    """Angles, masks and attention of the rows that enter a run of layers.
 
-    def __init__(
-        self, tables: AngleTables, segment: Segment, plan: Plan, cache: SlotCache, first: int, x: Tensor
-    ) -> None:
-        self.tables, self.segment, self.cache = tables, segment, cache
-        self._prompt_lengths, self._dtype = plan.prompt_lengths, x.dtype
+    Args:
+        tables: the model's angles.
+        masks: of the rows.
+        cache: where the layers put keys and values.
+        prompt_lengths: see `Plan`.
+    """
+
+    def __init__(self, tables: AngleTables, masks: PassMasks, cache: Any, prompt_lengths: tuple[int, ...] = ()) -> None:
+        self.tables, self.masks, self.cache, self._prompt_lengths = tables, masks, cache, prompt_lengths
         self._angles: dict[str | None, Any] = {}
-        self.masks = PassMasks(segment, cache, first, x.dtype, plain_row=True)
         self._folded: dict[tuple[LayerKind, int], Tensor | None] = {}
 
     def angles(self, kind: LayerKind) -> Any:
@@ -228,7 +231,7 @@ class SegmentRows:
 
     def look_up(self, kind: LayerKind) -> Any:
         """Compute the angles in layers of that kind."""
-        return self.tables.of(self.segment, self._prompt_lengths, self._dtype, self.cache, kind)
+        return self.tables.of(self.masks.segment, self._prompt_lengths, self.masks.dtype, self.cache, kind)
 
     def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
         """Return the attention of queries [B, kv, groups * n, dim] in a layer of that kind."""

@@ -26,6 +26,7 @@ from draftree.runner.eager.parts import (
     may_copy,
 )
 from draftree.runner.kv.cache import SlotCache
+from draftree.runner.masks import PassMasks
 from draftree.runner.plan import PassResult, Plan, Segment, logit_slice, operate
 from draftree.runner.target import Target
 from draftree.runner.weights.packed import PackedLinear, is_packed, linear_bytes
@@ -100,14 +101,14 @@ class EagerRunner(Runner):
         segment = Segment(0, None, plan.positions, plan.visible, plan.prefix_rows)
         segments, hidden = [segment], {}
         x = self._enter(plan)
-        rows = self._rows(segment, plan, cache, first, x)
+        rows = self._rows(segment, plan, cache, first)
         stops = sorted({*surgeries, *plan.taps, count} - {0})
         for i, stop in zip([0, *stops], stops, strict=False):
             if i in surgeries:
                 segment, x = operate(segment, surgeries[i], self._of_model(x), plan.width)
                 x = self._own(x)
                 segments.append(segment)
-                rows = self._rows(segment, plan, cache, first, x)
+                rows = self._rows(segment, plan, cache, first)
             if i in plan.taps:
                 hidden[i] = self._of_model(x).clone()  # layers may add to x in place
             x = self._advance(x, i, stop, rows)
@@ -130,9 +131,10 @@ class EagerRunner(Runner):
         """Return the layers' rows in the model's dtype."""
         return x
 
-    def _rows(self, segment: Segment, plan: Plan, cache: SlotCache, first: int, x: Tensor) -> SegmentRows:
-        """Return the shared values of a segment whose rows enter as x [B, n, d]."""
-        return SegmentRows(self.tables, segment, plan, cache, first, x)
+    def _rows(self, segment: Segment, plan: Plan, cache: SlotCache, first: int) -> SegmentRows:
+        """Return the angles and masks of a segment's rows."""
+        masks = PassMasks(segment, cache, first, self.target.dtype, plain_row=True)
+        return SegmentRows(self.tables, masks, cache, plan.prompt_lengths)
 
     def _advance(self, x: Tensor, first: int, last: int, rows: SegmentRows) -> Tensor:
         """Run the model's layers [first, last) on x [B, n, d], which may be changed."""
