@@ -1,6 +1,6 @@
-"""Clients that others wrote: LangChain, LiteLLM, lm-evaluation-harness and GuideLLM, each against a running server.
+"""Run LangChain, LiteLLM, lm-evaluation-harness and GuideLLM against a server.
 
-They live in an environment of their own, `.venv-clients`, which `make test-clients` makes; without it this is skipped.
+They need the environment `.venv-clients` of `make test-clients`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def test_chat_clients(server: Running, script: str) -> None:
     assert run("python", "-c", script, server.url).strip() == said.strip()
 
 
-def test_the_evaluation_harness_scores_alike_with_drafting_and_without(demo: Any, tmp_path: Path) -> None:
+def test_the_evaluation_harness_scores_equally_without_drafting(demo: Any, tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     rows = [
         {

@@ -1,4 +1,4 @@
-"""The files of `deploy/`: the dashboard asks for metrics that the server has."""
+"""The files of `deploy/`: the dashboard reads existing metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from draftree.serve.launch import GRACE, SENDING
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
-def test_the_dashboard_reads_metrics_that_there_are(server: Running) -> None:
+def test_the_dashboard_reads_existing_metrics(server: Running) -> None:
     server.complete("The sea the sea the sea", max_tokens=30, ignore_eos=True)
     known = set(re.findall(r"^(draftree_\w+)", server.http.get("/metrics").text, re.M))
     dashboard = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
@@ -27,7 +27,7 @@ def test_the_dashboard_reads_metrics_that_there_are(server: Running) -> None:
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(set(places)) == 14
 
 
-def test_files_that_are_mounted_are_there() -> None:
+def test_mounted_files_exist() -> None:
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     mounted = [
         volume.split(":")[0] for service in compose["services"].values() for volume in service.get("volumes", ())
@@ -41,15 +41,14 @@ def test_files_that_are_mounted_are_there() -> None:
         assert yaml.safe_load((DEPLOY / name).read_text())
 
 
-def test_nobody_but_this_machine_gets_in_unless_told_otherwise() -> None:
+def test_ports_are_open_to_this_machine_only() -> None:
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     ports = [port for service in compose["services"].values() for port in service["ports"]]
     assert len(ports) == 3
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
-def test_what_git_ignores_stays_out_of_the_image() -> None:
-    """Environments of several gigabytes among it, and a library that was compiled for another machine."""
+def test_ignored_files_stay_out_of_the_image() -> None:
 
     def lines(name: str) -> list[str]:
         text = (DEPLOY.parent / name).read_text()

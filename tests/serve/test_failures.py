@@ -1,4 +1,4 @@
-"""What a server does where an answer fails: the client is told as the API tells errors, and the log says what."""
+"""Failures of outputs and steps: errors in the form of the API, and entries in the log."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ import draftree
 from draftree.errors import ModelChangedError
 from draftree.grammar import GrammarBusyError
 from draftree.serve import worker as serve_worker
-from draftree.serve.app import create_app
 from draftree.serve.http import StoppingError
-from draftree.serve.launch import GracefulServer
 from draftree.serve.metrics import Metrics
 from draftree.serve.output import OutputStream, RequestOutput
 from draftree.serve.scoring import Scoring
@@ -37,7 +35,7 @@ def fails(*args: Any, **options: Any) -> Any:
 
 
 def counted(server: Running, status: int) -> float:
-    """Responses with this status, by the metrics."""
+    """Return the number of responses with this status in the metrics."""
     name = f'draftree_http_responses_total{{status="{status}"}} '
     lines = [line for line in server.http.get("/metrics").text.splitlines() if line.startswith(name)]
     return float(lines[0].removeprefix(name)) if lines else 0.0
@@ -65,7 +63,7 @@ def test_a_failure_is_answered_counted_and_logged(
 @pytest.mark.parametrize(
     ("error", "wait"), [(ModelChangedError(), None), (GrammarBusyError(), "60"), (ValueError("No such prompt."), None)]
 )
-def test_what_is_no_fault_of_the_request_is_not_called_one(
+def test_errors_of_the_server_get_status_503(
     server: Running, monkeypatch: pytest.MonkeyPatch, error: Exception, wait: str | None
 ) -> None:
     def refuses(*_: Any, **__: Any) -> None:
@@ -80,7 +78,7 @@ def test_what_is_no_fault_of_the_request_is_not_called_one(
     assert response.headers.get("Retry-After") == wait
 
 
-def test_whoever_asks_while_the_worker_ends_is_told(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_at_the_end_of_the_worker_is_refused(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Tasks(SimpleQueue[Any]):
         def put(self, task: Any, *args: Any, **options: Any) -> None:
             if isinstance(task, partial):  # a request, which comes behind the last look for one
@@ -100,7 +98,7 @@ def test_whoever_asks_while_the_worker_ends_is_told(demo: Any, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_fails_on_its_way(
+def test_an_output_that_fails(
     server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
     monkeypatch.setattr("draftree.detokenizer.Detokenizer.feed", fails)
@@ -115,7 +113,7 @@ def test_an_answer_that_fails_on_its_way(
     assert server.idle()
 
 
-def test_everybody_is_told_where_the_thread_of_the_engine_ends(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_the_engine_s_thread_fails_all_requests(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"prompt": "The sea", "ignore_eos": True, "max_tokens": 1500}
     with serving(*demo) as server, ThreadPoolExecutor() as pool:
         worker = server.worker
@@ -134,7 +132,7 @@ def test_everybody_is_told_where_the_thread_of_the_engine_ends(demo: Any, monkey
         assert worker.live == 0
 
 
-def test_a_call_that_is_cut_off_is_content(demo: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_incomplete_call_is_content(demo: Any, caplog: pytest.LogCaptureFixture) -> None:
     asked: dict[str, Any] = {"messages": MESSAGES, "temperature": 0, "tools": TOOLS, "tool_choice": "required"}
     with serving(demo.model, talking(demo.tokenizer)) as server:
         for end, finish in (({"max_tokens": 10}, "length"), ({"max_tokens": 200, "stop": ["arguments"]}, "stop")):
@@ -150,7 +148,7 @@ def test_a_call_that_is_cut_off_is_content(demo: Any, caplog: pytest.LogCaptureF
     assert "failed" not in caplog.text
 
 
-def test_a_client_that_leaves_while_it_sends(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_disconnects_while_sending(server: Running, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     host, _, port = server.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port))) as client:
@@ -180,7 +178,7 @@ def health(server: Running) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("error", "steps"), [(RuntimeError("no"), 3), (getattr(torch, "AcceleratorError", RuntimeError)("no"), 1)]
 )
-def test_a_server_whose_steps_fail_says_so_until_one_succeeds(demo: Any, error: Exception, steps: int) -> None:
+def test_health_fails_until_a_step_succeeds(demo: Any, error: Exception, steps: int) -> None:
     def broken(*args: Any, **options: Any) -> Any:
         raise error
 
@@ -200,15 +198,5 @@ def test_a_server_whose_steps_fail_says_so_until_one_succeeds(demo: Any, error: 
         assert health(server) == (200, "ok")
 
 
-def test_how_long_a_connection_may_be_idle(demo: Any) -> None:
-    app = create_app(draftree.Engine(demo.model, slots=1), demo.tokenizer)
-    worker = app.state.server.worker
-    try:
-        assert GracefulServer(worker, app=app).config.timeout_keep_alive == 75
-        assert GracefulServer(worker, app=app, keep_alive=7).config.timeout_keep_alive == 7
-    finally:
-        worker.close()
-
-
-def test_replicas_keep_connections_as_ray_does(refused: Any) -> None:
+def test_keep_alive_is_refused_with_replicas(refused: Any) -> None:
     refused(["serve", "--replicas", "2", "--keep-alive", "9"], "leave --keep-alive out with --replicas")

@@ -1,4 +1,4 @@
-"""Answers that fit a grammar, over HTTP: formats, vLLM's field, calls of tools that are forced or strict; refusals."""
+"""Grammars over HTTP: formats, vLLM's field, forced and strict tool calls; refusals."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_client_parses_a_pydantic_model(server: Running) -> None:
 
 
 @pytest.mark.parametrize("name", ["nested", "any-of", "unicode", "recursive-in-turns"])
-def test_answers_fit_their_schema_and_are_those_of_generate(server: Running, demo: Any, name: str) -> None:
+def test_answers_fit_their_schema_and_equal_generate(server: Running, demo: Any, name: str) -> None:
     choice = chat(server, response_format=by_schema(name), max_tokens=300, return_token_ids=True)
     jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMAS[name])
     assert choice["finish_reason"] == "stop"
@@ -104,7 +104,7 @@ def test_the_field_of_vllm(server: Running, more: dict[str, Any], expected: str)
     assert re.fullmatch(expected, sampled["message"]["content"])
 
 
-def test_each_of_several_answers_keeps_its_own_place(server: Running) -> None:
+def test_several_answers_have_grammars_of_their_own(server: Running) -> None:
     found = server.complete(
         ["A number:", "A word, then:"], n=3, temperature=1.0, seed=5, structured_outputs={"regex": "[a-z]{4}[0-9]{4}"}
     )
@@ -117,7 +117,7 @@ def test_each_of_several_answers_keeps_its_own_place(server: Running) -> None:
 
 
 def calls_of(choice: dict[str, Any]) -> list[dict[str, Any]]:
-    """The functions that an answer calls; their arguments fit."""
+    """Return the functions of an answer's calls, with checked arguments."""
     found = [call["function"] for call in choice["message"].get("tool_calls") or ()]
     for function in found:
         jsonschema.validate(json.loads(function["arguments"]), ARGUMENTS[function["name"]])
@@ -136,16 +136,15 @@ def test_a_required_call(talker: Running, temperature: float) -> None:
         assert [function["name"] for function in calls_of(named)] == [name]
 
 
-def test_half_a_character_in_a_call(demo: Any) -> None:
-    """A lone surrogate, which JSON can name and UTF-8 cannot, becomes a question mark."""
+def test_lone_surrogates_in_a_call_are_replaced(demo: Any) -> None:
     reader = MessageReader(talking(demo.tokenizer), [], TOOLS)
     read = reader.feed(r'<call>{"name": "\ud800", "arguments": {}}</call>', last=True)
     written = sse({"tool_calls": read.calls}).removeprefix(b"data: ")
     assert json.loads(written)["tool_calls"][0]["function"]["name"] == "?"
 
 
-def test_the_token_that_ends_an_answer_is_no_content(demo: Any) -> None:
-    """Where a template ends the content by one end token, and the answer ends by another one."""
+def test_the_end_token_is_not_content(demo: Any) -> None:
+    """The template ends the content by one EOS, the answer ends by another one."""
     model, other = copy.deepcopy(demo.model), "<|pad|>"
     pad = demo.tokenizer.convert_tokens_to_ids(other)
     own = model.generation_config.eos_token_id
@@ -159,7 +158,7 @@ def test_the_token_that_ends_an_answer_is_no_content(demo: Any) -> None:
 
 
 @pytest.mark.parametrize("asked", [{"tools": TOOLS, "tool_choice": "none"}, {}], ids=["none wanted", "no tools"])
-def test_a_call_that_nobody_wants_is_text(asked: dict[str, Any], talker: Running) -> None:
+def test_an_unwanted_call_is_text(asked: dict[str, Any], talker: Running) -> None:
     said = '<call>{"name": "look", "arguments": {}}</call>'
     choice = chat(talker, structured_outputs={"choice": [said]}, **asked)
     assert (choice["message"]["content"], choice["finish_reason"]) == (said, "stop")
@@ -184,7 +183,7 @@ def test_a_required_call_in_a_stream(talker: Running) -> None:
 
 
 def says(tokenizer: Any, text: str, begun: str | None = None, **fields: Any) -> bool:
-    """Whether an answer may be `text`, by the grammar of a chat with these fields."""
+    """Return whether the grammar of a chat with these fields permits `text`."""
     asked = Chat.model_validate({"messages": MESSAGES, "tools": TOOLS} | fields)
     constraint = constraint_of(
         asked, [tool.model_dump(exclude_none=True) for tool in asked.tools or ()], tokenizer, begun
@@ -198,13 +197,13 @@ def says(tokenizer: Any, text: str, begun: str | None = None, **fields: Any) -> 
 
 
 SEA, SUM = ('{"name": "look", "arguments": {"at": "sea"}}', '{"name": "add", "arguments": {"a": 7, "b": 2}}')
-FREE = '{"name": "add", "arguments": {"b": "x"}}'  # of a function that is not strict
+FREE = '{"name": "add", "arguments": {"b": "x"}}'  # This function is not strict.
 WRONG = '{"name": "look", "arguments": {"at": "moon"}}'
 
 
 @pytest.mark.parametrize("opening", ["<call>", "<|system|>", {"open_pattern": r"\s*<\|call\|>"}])
-def test_what_may_be_said(demo: Any, opening: Any) -> None:
-    """The marker of calls is a text, a special token, or a pattern that stands for a text."""
+def test_grammars_of_calls_and_text(demo: Any, opening: Any) -> None:
+    """The marker of calls is a text, a special token, or a pattern of one text."""
     tokenizer = talking(demo.tokenizer, opening)
     mark = opening if isinstance(opening, str) else "<|call|>"
 
@@ -232,8 +231,7 @@ def test_what_may_be_said(demo: Any, opening: Any) -> None:
     assert not says(tokenizer, '{"ok": true}', **form, **forced)
 
 
-def test_references_in_a_function_s_schema_lead_into_it(demo: Any) -> None:
-    """As pydantic writes nested models, and as recursive schemas are written."""
+def test_references_in_a_function_s_schema(demo: Any) -> None:
     tokenizer = talking(demo.tokenizer)
     place = {
         "type": "object",
@@ -252,7 +250,7 @@ def test_references_in_a_function_s_schema_lead_into_it(demo: Any) -> None:
     assert not says(tokenizer, '<call>{"name": "li\\"nk", "arguments": {"v": 1, "next": {"w": 2}}}</call>', **forced)
 
 
-def test_lines_behind_the_thoughts_are_no_content(demo: Any) -> None:
+def test_blank_lines_after_the_reasoning_are_not_content(demo: Any) -> None:
     tokenizer = talking(demo.tokenizer, thinking=THINKING)
     choice = {"tools": [], "structured_outputs": {"choice": ["yes", "no"]}}
     assert says(tokenizer, "yes", **choice)
@@ -269,7 +267,7 @@ def test_lines_behind_the_thoughts_are_no_content(demo: Any) -> None:
 
 
 @pytest.mark.parametrize("end", ["</think>", "<|pad|>"])
-def test_thinking_comes_before_what_is_constrained(demo: Any, end: str) -> None:
+def test_reasoning_precedes_the_grammar(demo: Any, end: str) -> None:
     tokenizer = talking(demo.tokenizer, thinking={"open": "<think>", "close": end})
     form = {"tools": [], "response_format": {"type": "json_object"}}
     thoughts = "Let me see: {a} or b?"
@@ -282,7 +280,7 @@ def test_thinking_comes_before_what_is_constrained(demo: Any, end: str) -> None:
     assert not says(tokenizer, f"<think>{thoughts}{end}\nNo.", tool_choice="required")
 
 
-def test_a_prompt_that_begins_the_thinking(demo: Any) -> None:
+def test_a_prompt_that_begins_the_reasoning(demo: Any) -> None:
     tokenizer = talking(demo.tokenizer, thinking=THINKING)
     with serving(demo.model, tokenizer) as running:
         choice = chat(
@@ -355,8 +353,8 @@ def test_tools_that_cannot_be_held_to_a_grammar(demo: Any) -> None:
         constraint_of(named, TOOLS, talking(demo.tokenizer))
 
 
-def test_what_leaves_nothing_to_say_is_the_client_s_own_fault(server: Running) -> None:
-    """Known only when the text gets there: the grammar ends before `min_tokens` is reached."""
+def test_a_grammar_without_a_next_token_is_an_error_of_the_request(server: Running) -> None:
+    """The grammar ends before `min_tokens` is reached."""
     fields = {"structured_outputs": {"regex": "[a-z]{1,40}"}, "min_tokens": 60, "max_tokens": 80}
     response = server.post("/v1/chat/completions", messages=MESSAGES, **fields)
     assert response.status_code == 400, response.text

@@ -1,13 +1,11 @@
-"""The server answers what the library answers, token for token, whatever else goes on."""
+"""The server's answers equal the library's, token by token, with any other requests."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import json
 import random
-import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +14,14 @@ import httpx
 import pytest
 import torch
 from few import few
-from serve_driver import Running, ids_of, serving
+from serve_driver import Running, ids_of
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import draftree
 
 
 class Penalties(LogitsProcessor):
-    """OpenAI's penalties, token by token."""
+    """Apply OpenAI's penalties token by token."""
 
     def __init__(self, prompt: int, frequency: float, presence: float) -> None:
         self.prompt, self.frequency, self.presence = prompt, frequency, presence
@@ -38,13 +36,13 @@ class Penalties(LogitsProcessor):
 
 @dataclass
 class Asked:
-    """A request to the server, and the same as options of `generate`."""
+    """Hold a request to the server, and equal options of `generate`."""
 
     body: dict[str, Any]
     options: dict[str, Any]
 
     def by_library(self, demo: Any) -> list[tuple[list[int], str]]:
-        """Token ids and text of each answer."""
+        """Return token ids and text of each answer."""
         ids, skip, found = self.body["prompt"], self.body.get("skip_special_tokens", True), []
         for number in range(self.body.get("n", 1)):
             options = self.options | ({"seed": self.options["seed"] + number} if "seed" in self.options else {})
@@ -65,7 +63,7 @@ class Asked:
         return given
 
     def _cut(self, text: str) -> str:
-        """What stands before the first stop string."""
+        """Return the text before the first stop string."""
         places = [at for stop in self.options.get("stop_strings", ()) if (at := text.find(stop)) >= 0]
         return text[: min(places, default=None)]
 
@@ -111,7 +109,7 @@ Choices = list[tuple[list[int], str]]
 
 
 async def ask(http: httpx.AsyncClient, body: dict[str, Any], *, whole: bool, broken: bool) -> Choices | None:
-    """Token ids and text of each choice; None where the client goes away."""
+    """Return token ids and text of each choice; None for a client that disconnects."""
     if broken and whole:
         with contextlib.suppress(httpx.TimeoutException):
             await http.post("/v1/completions", json=body, timeout=0.05)
@@ -134,8 +132,8 @@ async def ask(http: httpx.AsyncClient, body: dict[str, Any], *, whole: bool, bro
 
 
 @pytest.mark.parametrize("count", few([40, 200], [40]))
-def test_many_mixed_requests_at_once_equal_the_library(server: Running, demo: Any, count: int) -> None:
-    """Greedy and sampled, ragged, with processors and stop strings, streamed or not, and one in five broken off."""
+def test_mixed_concurrent_requests_equal_the_library(server: Running, demo: Any, count: int) -> None:
+    """Requests are greedy or sampled, ragged, with processors and stop strings; one in five is cancelled."""
     rng = random.Random(0)
     asked = [mixed(rng, demo.tokenizer) for _ in range(count)]
     kinds = Counter(name for one in asked for name in one.body)
@@ -161,7 +159,7 @@ def test_many_mixed_requests_at_once_equal_the_library(server: Running, demo: An
 
 
 @pytest.mark.parametrize("penalty", ["frequency_penalty", "presence_penalty"])
-def test_output_penalties_count_the_answer_alone(server: Running, demo: Any, penalty: str) -> None:
+def test_output_penalties_count_the_answer_only(server: Running, demo: Any, penalty: str) -> None:
     model, tokenizer = demo
     ids = ids_of(tokenizer, "The sea and the sea and the sea")
     fields = {"max_tokens": 30, "return_token_ids": True, "ignore_eos": True}
@@ -185,31 +183,3 @@ def test_logit_bias(server: Running, demo: Any) -> None:
     assert banned["choices"][0]["token_ids"][0] != plain[0]
     forced = server.complete("Hello", return_token_ids=True, max_tokens=4, logit_bias={"7": 100})
     assert forced["choices"][0]["token_ids"] == [7] * 4
-
-
-def test_limits_of_the_model_s_own_are_those_of_each_request(demo: Any) -> None:
-    """Its generation config may name a time and stop strings, as for Hugging Face's `generate`."""
-    model = copy.copy(demo.model)
-    model.generation_config = copy.deepcopy(model.generation_config)
-    model.generation_config.update(max_time=1.0, stop_strings=["Z"])
-    with serving(model, demo.tokenizer) as server:
-        first = server.complete("The sea", max_tokens=12)["choices"]
-        time.sleep(1.0)
-        assert server.complete("The sea", max_tokens=12)["choices"] == first
-        assert first[0]["finish_reason"] == "length"
-        ended = server.complete("The sea", max_tokens=12, structured_outputs={"regex": "[a-y]{3}Zu"})["choices"][0]
-        assert ended["text"].endswith("Z")
-        assert ended["finish_reason"] == "stop"
-
-
-def test_what_the_models_own_config_makes_of_the_prompt_counts(demo: Any) -> None:
-    model = copy.copy(demo.model)
-    model.generation_config = copy.deepcopy(model.generation_config)
-    model.generation_config.encoder_repetition_penalty = 1.8
-    ids = torch.tensor([ids_of(demo.tokenizer, "the sea is blue and the sea is")])
-    mask, options = torch.ones_like(ids), {"max_new_tokens": 16, "do_sample": False}
-    expected = model.generate(ids, attention_mask=mask, **options)
-    assert not torch.equal(expected, demo.model.generate(ids, attention_mask=mask, **options))
-    with serving(model, demo.tokenizer, slots=1) as server:
-        said = server.complete(ids[0].tolist(), max_tokens=16, temperature=0, return_token_ids=True)
-    assert said["choices"][0]["token_ids"] == expected[0, ids.shape[1] :].tolist()

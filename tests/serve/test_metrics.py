@@ -1,4 +1,4 @@
-"""What the server counts: under vLLM's names too, and while answers come."""
+"""Metrics: under vLLM's names too, and of running outputs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ LONG = {"prompt": "The sea the sea the sea", "max_tokens": 1900, "ignore_eos": T
 
 
 def counts(server: Running) -> dict[str, float]:
-    """Every sample of the metrics, by its name and labels."""
+    """Return each sample of the metrics by its name and labels."""
     lines = server.http.get("/metrics").text.splitlines()
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[0] != "#"}
 
 
-def test_metrics_count_what_vllms_benchmark_reads(server: Running) -> None:
+def test_metrics_have_the_names_of_vllm_s_benchmark(server: Running) -> None:
     before = counts(server)
     answer = server.complete("The sea the sea the sea", max_tokens=40, ignore_eos=True, draftree={"stats": True})
     stats = answer["draftree"]["answers"][0]
@@ -36,8 +36,8 @@ def test_metrics_count_what_vllms_benchmark_reads(server: Running) -> None:
     assert after["draftree_running_requests"] == 0
 
 
-def test_gauges_tell_what_the_cache_holds(demo: Any) -> None:
-    """What is left in a free slot counts as kept, and no longer once another prompt takes it over."""
+def test_gauges_of_the_cache(demo: Any) -> None:
+    """Tokens in a free slot count as kept until another prompt takes them over."""
     with serving(*demo, slots=2) as server:
         names = ("draftree_kv_tokens", "draftree_kv_kept_tokens", "draftree_reused_prompt_tokens_total")
         assert [counts(server)[name] for name in names] == [0, 0, 0]
@@ -49,8 +49,8 @@ def test_gauges_tell_what_the_cache_holds(demo: Any) -> None:
             assert found["draftree_kv_capacity_tokens"] >= 11
 
 
-def test_tokens_and_steps_count_while_answers_come(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And stay counted when the client leaves."""
+def test_running_outputs_are_counted(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens stay counted after the client disconnects."""
     with serving(*demo, shape=Fixed(8), slots=2) as server, ExitStack() as stack:
         engine, begun, allowed = server.worker.engine, threading.Semaphore(0), threading.Semaphore(0)
         stack.callback(allowed.release, 2000)  # a test that fails must not wait for the server

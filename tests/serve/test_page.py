@@ -1,4 +1,4 @@
-"""The server's page: whole in itself, closed by its policy, and in a browser what the API says."""
+"""The server's page: one file with a closed policy; in a browser it shows the API's outputs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def send(page: Page) -> None:
     page.wait(f"({OVER}) && !document.getElementById('send').disabled")
 
 
-def test_the_page_is_one_file_and_its_policy_lets_nothing_else_in(server: Running) -> None:
+def test_the_page_is_one_file_with_a_closed_policy(server: Running) -> None:
     response = server.http.get("/")
     assert response.headers["content-type"].startswith("text/html")
     assert set(re.findall(r"https?://[^\s\"'`)]+", response.text)) == {"http://www.w3.org/2000/svg"}
@@ -64,7 +64,7 @@ def test_the_page_is_one_file_and_its_policy_lets_nothing_else_in(server: Runnin
 
 @needs_chromium
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
-def test_an_answer_is_shown_with_who_drafted_it_and_compared(
+def test_the_page_shows_drafted_tokens_and_compares(
     page: Page, server: Running, width: int, dark: bool, tmp_path: Path
 ) -> None:
     asked: Any = {"messages": [{"role": "user", "content": ASKED}], "temperature": 0, "max_tokens": 80}
@@ -98,7 +98,7 @@ def test_an_answer_is_shown_with_who_drafted_it_and_compared(
 
 
 @needs_chromium
-def test_a_click_on_a_token_shows_the_tree_that_it_came_from(page: Page, server: Running) -> None:
+def test_a_click_on_a_token_shows_its_tree(page: Page, server: Running) -> None:
     opened(page, server)
     put(page, prompt=ASKED, max_tokens=60)
     for _ in range(3):  # the trie knows the answer
@@ -116,7 +116,7 @@ def test_a_click_on_a_token_shows_the_tree_that_it_came_from(page: Page, server:
 
 
 @needs_chromium
-def test_with_the_keyboard_alone(page: Page, server: Running) -> None:
+def test_the_page_by_keyboard(page: Page, server: Running) -> None:
     opened(page, server)
 
     def tab_to(name: str) -> None:
@@ -147,7 +147,7 @@ def test_with_the_keyboard_alone(page: Page, server: Running) -> None:
 
 
 @needs_chromium
-def test_any_text_is_text(page: Page, server: Running) -> None:
+def test_text_is_not_markup(page: Page, server: Running) -> None:
     opened(page, server)
     put(page, prompt=HOSTILE, max_tokens=12, stop="a\ne")
     send(page)
@@ -189,7 +189,7 @@ def test_the_copied_request_gives_the_same_text(page: Page, server: Running, kin
 
 
 @needs_chromium
-def test_errors_are_the_servers_own_sentences(page: Page, demo: Any) -> None:
+def test_the_page_shows_the_server_s_errors(page: Page, demo: Any) -> None:
     with serving(*demo, api_keys=("secret",)) as locked:
         opened(page, locked)
         assert "API key is missing" in text(page, "error")
@@ -209,7 +209,7 @@ def test_errors_are_the_servers_own_sentences(page: Page, demo: Any) -> None:
 
 
 @needs_chromium
-def test_a_model_without_a_chat_template_goes_on_with_texts(page: Page, demo: Any) -> None:
+def test_a_model_without_a_chat_template_completes_text(page: Page, demo: Any) -> None:
     tokenizer = copy.deepcopy(demo.tokenizer)
     tokenizer.chat_template = None
     with serving(demo.model, tokenizer) as server:

@@ -130,14 +130,14 @@ def test_refusals_name_the_field(server: Running, path: str, body: Any, param: s
     assert "\n" not in error["message"]
 
 
-def test_what_says_nothing_is_taken(server: Running) -> None:
+def test_fields_without_effect_are_accepted(server: Running) -> None:
     """Fields without a meaning for this request, which clients send with every request."""
     said = [*SAID, {"role": "assistant", "content": "Hi.", "refusal": None}, *SAID]
     answer = server.post(CHAT, messages=said, max_tokens=2, tool_choice="none", tools=None, stop=[])
     assert answer.status_code == 200, answer.text
 
 
-def test_what_the_official_client_has_parsed_of_an_answer_may_come_back_with_it(server: Running) -> None:
+def test_parsed_fields_of_the_official_client_are_accepted(server: Running) -> None:
     class Named(BaseModel):
         name: Literal["Anna"]
 
@@ -242,7 +242,7 @@ def test_malformed_bodies_never_hurt(server: Running) -> None:
     assert server.idle()
 
 
-def test_pages_of_other_sites_cannot_send_what_browsers_do_not_ask_for(server: Running) -> None:
+def test_forms_of_other_sites_are_refused(server: Running) -> None:
     body = json.dumps({"prompt": "Hi", "max_tokens": 2})
     page = {"Origin": "https://elsewhere.example"}
     for kind, headers, status in (

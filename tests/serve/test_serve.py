@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import torch
@@ -13,10 +15,11 @@ from serve_driver import MESSAGES, Running, ids_of, serving
 
 from draftree import Fixed
 from draftree.by_name import make_drafter
+from draftree.engine.passes import score_prompt
 from draftree.serve.output import TokenBytes
 
 
-def test_a_stream_says_what_the_whole_answer_says(server: Running, client: openai.OpenAI) -> None:
+def test_a_stream_equals_the_whole_answer(server: Running, client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model="draftree", messages=MESSAGES, temperature=0, max_tokens=60)
     chunks = list(
         client.chat.completions.create(
@@ -41,8 +44,8 @@ def test_a_stream_says_what_the_whole_answer_says(server: Running, client: opena
         assert sent.headers["x-accel-buffering"] == "no", "else nginx hands out an answer in lumps"
 
 
-def test_an_answer_goes_back_into_the_history_as_clients_hold_it(client: openai.OpenAI) -> None:
-    """With the fields that are null of every answer here, and the empty list of annotations that others send."""
+def test_messages_of_the_client_are_accepted_in_the_history(client: openai.OpenAI) -> None:
+    """Fields of an answer may be null, and annotations may be empty."""
     asked: Any = {"model": "draftree", "temperature": 0, "max_tokens": 8}
     message = client.chat.completions.create(messages=MESSAGES, **asked).choices[0].message
     held: Any = message.model_dump()
@@ -55,7 +58,7 @@ def test_an_answer_goes_back_into_the_history_as_clients_hold_it(client: openai.
     assert found[0] == found[1] == found[2]
 
 
-def test_stop_strings_end_the_text_before_them(server: Running) -> None:
+def test_stop_strings_end_the_text(server: Running) -> None:
     whole = server.complete("Once upon a time", max_tokens=60)["choices"][0]["text"]
     middle = whole[len(whole) // 2 : len(whole) // 2 + 5]
     expected = whole[: whole.index(middle)]
@@ -69,7 +72,7 @@ def test_stop_strings_end_the_text_before_them(server: Running) -> None:
     assert server.idle()
 
 
-def test_stop_strings_wait_for_the_least_tokens(server: Running, demo: Any) -> None:
+def test_stop_strings_after_min_tokens(server: Running, demo: Any) -> None:
     fields = {"max_tokens": 60, "ignore_eos": True, "return_token_ids": True}
     whole = server.complete("Once upon a time", **fields)["choices"][0]
     assert "e" in demo[1].decode(whole["token_ids"][:20])
@@ -80,8 +83,7 @@ def test_stop_strings_wait_for_the_least_tokens(server: Running, demo: Any) -> N
     assert len(cut["token_ids"]) > 20
 
 
-def test_no_temperature_is_too_low(server: Running) -> None:
-    """Below a least one the best token is taken; scores divided by it would be infinite."""
+def test_very_low_temperatures_are_greedy(server: Running) -> None:
     fields: dict[str, Any] = {"max_tokens": 12, "return_token_ids": True}
     constrained = fields | {"structured_outputs": {"regex": "[a-z ]{9,30}"}}
     for asked in (fields, constrained):
@@ -103,7 +105,7 @@ def test_several_prompts_and_several_answers(server: Running) -> None:
     assert drawn == server.complete("The sea", max_tokens=12, n=4, temperature=1, seed=5)["choices"]
 
 
-def test_best_of_gives_the_likeliest(server: Running) -> None:
+def test_best_of_returns_the_likeliest(server: Running) -> None:
     def mean(choice: dict[str, Any]) -> float:
         scores = choice["logprobs"]["token_logprobs"]
         return sum(scores) / len(scores)
@@ -116,7 +118,7 @@ def test_best_of_gives_the_likeliest(server: Running) -> None:
     assert best["usage"]["completion_tokens"] == sum(len(c["logprobs"]["tokens"]) for c in tries)
 
 
-def test_echo_scores_the_prompt_as_the_model_does(server: Running, demo: Any) -> None:
+def test_scores_of_the_prompt_equal_the_model_s(server: Running, demo: Any) -> None:
     model, tokenizer = demo
     rows = [ids_of(tokenizer, "The sea is blue and wide"), ids_of(tokenizer, "word " * 300)]
     answer = server.complete(rows, max_tokens=1, echo=True, logprobs=1)
@@ -134,7 +136,7 @@ def test_echo_scores_the_prompt_as_the_model_does(server: Running, demo: Any) ->
     assert none["usage"]["completion_tokens"] == 0
 
 
-def test_a_prompt_alone_in_a_stream(server: Running) -> None:
+def test_a_stream_of_the_prompt_only(server: Running) -> None:
     asked: dict[str, Any] = {"prompt": ["The sea", "A man"], "max_tokens": 0, "echo": True, "logprobs": 1}
     whole = server.complete(**asked, draftree={"stats": True})
     assert whole["draftree"] == {"answers": []}
@@ -146,7 +148,7 @@ def test_a_prompt_alone_in_a_stream(server: Running) -> None:
         assert (ended["text"], ended["finish_reason"]) == ("", choice["finish_reason"])
 
 
-def test_parts_of_characters_have_their_own_bytes_and_the_characters_place(server: Running, demo: Any) -> None:
+def test_bytes_and_offsets_of_parts_of_characters(server: Running, demo: Any) -> None:
     ids = ids_of(demo[1], "\U0001f642\xe9!")
     assert len(ids) == 6
     fields = {"echo": True, "logprobs": 0, "max_tokens": 3}
@@ -161,14 +163,14 @@ def test_parts_of_characters_have_their_own_bytes_and_the_characters_place(serve
     assert answer["choices"][0]["logprobs"]["content"][0]["bytes"] == [0xF0]
 
 
-def test_bytes_of_tokens_are_those_of_the_text(demo: Any) -> None:
+def test_bytes_of_tokens_join_to_those_of_the_text(demo: Any) -> None:
     text, tokenizer = "Gr\xfc\xdfe \u4f60\u597d \U0001f642\n\ttoo", demo[1]
     found = TokenBytes(tokenizer)
     assert bytes(b for token in ids_of(tokenizer, text) for b in found.of(token)).decode().strip() == text
     assert bytes(found.of(tokenizer.eos_token_id)).decode() == tokenizer.eos_token
 
     class Other:
-        """A tokenizer of another kind, whose tokens are characters."""
+        """Stand for a tokenizer whose tokens are characters."""
 
         def decode(self, ids: list[int]) -> str:
             return "".join(map(chr, ids))
@@ -200,10 +202,9 @@ def test_chat_logprobs(server: Running, client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("name", ["lookahead", "medusa+prompt-lookup"])
 def test_a_prediction_saves_steps_and_is_counted(demo: Any, name: str) -> None:
-    """By the drafters that copy, and by any other merged with one of them."""
     fields: Any = {"model": "draftree", "messages": MESSAGES, "temperature": 0, "max_tokens": 48, "user": "predicts"}
     drafter = make_drafter(name, demo.tokenizer, demo.model)
-    with serving(*demo, drafter, shape=Fixed(8)) as server:  # however long steps take
+    with serving(*demo, drafter, shape=Fixed(8)) as server:  # Times of steps do not matter.
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         off = client.chat.completions.create(**fields, extra_body={"draftree": {"drafter": "off", "stats": True}})
         text = off.choices[0].message.content
@@ -221,7 +222,7 @@ def test_a_prediction_saves_steps_and_is_counted(demo: Any, name: str) -> None:
     assert details.accepted_prediction_tokens + (details.rejected_prediction_tokens or 0) >= 40
 
 
-def test_a_prediction_needs_a_drafter_that_copies(demo: Any) -> None:
+def test_a_prediction_needs_a_copying_drafter(demo: Any) -> None:
     with serving(*demo, make_drafter("medusa", demo.tokenizer, demo.model)) as server:
         prediction = {"type": "content", "content": "The sea"}
         answer = server.post("/v1/chat/completions", messages=MESSAGES, max_tokens=2, prediction=prediction)
@@ -229,7 +230,7 @@ def test_a_prediction_needs_a_drafter_that_copies(demo: Any) -> None:
     assert "does not use predictions" in answer.json()["error"]["message"]
 
 
-def test_dialogues_are_not_read_again(server: Running) -> None:
+def test_dialogues_reuse_the_cache(server: Running) -> None:
     first = server.post("/v1/chat/completions", messages=MESSAGES, temperature=0, max_tokens=20, ignore_eos=True).json()
     said = first["choices"][0]["message"]["content"]
     more = [*MESSAGES, {"role": "assistant", "content": said}, {"role": "user", "content": "And then?"}]
@@ -237,7 +238,7 @@ def test_dialogues_are_not_read_again(server: Running) -> None:
     assert second["prompt_tokens_details"]["cached_tokens"] > first["usage"]["prompt_tokens"]
 
 
-def test_what_the_cache_had_counts_once_for_several_answers(server: Running) -> None:
+def test_cached_tokens_count_once_for_several_answers(server: Running) -> None:
     prompt = [5, 6, 7, 8, 9, 10, 11, 12]
     for _ in range(2):  # the last token is read each time
         used = server.complete(prompt, n=4, max_tokens=2, user="several")["usage"]
@@ -246,8 +247,8 @@ def test_what_the_cache_had_counts_once_for_several_answers(server: Running) -> 
     assert used["prompt_tokens_details"]["cached_tokens"] > 0
 
 
-def test_a_corpus_is_drafted_from_by_its_own_user_alone(demo: Any) -> None:
-    with serving(*demo, shape=Fixed(8)) as server:  # however long steps take
+def test_a_corpus_serves_its_own_user_only(demo: Any) -> None:
+    with serving(*demo, shape=Fixed(8)) as server:  # Times of steps do not matter.
 
         def steps(user: str) -> int:
             fields = {"user": user, "draftree": {"stats": True}, "ignore_eos": True}
@@ -292,7 +293,7 @@ def test_models_health_and_info(server: Running, client: openai.OpenAI, demo: An
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/serving.md"])
-def test_the_curl_lines_of_the_pages(server: Running, page: str) -> None:
+def test_the_curl_commands_of_the_pages(server: Running, page: str) -> None:
     text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
     lines = re.findall(r"^curl -s localhost:8000(\S+) -d '([^']*)'", text, re.M)
     assert lines
@@ -319,3 +320,50 @@ def test_trees_of_the_steps(server: Running) -> None:
     chunks = server.events("/v1/completions", **fields, draftree={"trees": True})
     streamed = [tree for chunk in chunks for choice in chunk["choices"] for tree in choice["draftree"]["trees"]]
     assert "".join(token for tree in streamed for token in tree["emitted"]) == whole["text"]
+
+
+SCORED: dict[str, Any] = {"max_tokens": 0, "echo": True, "logprobs": 1}
+
+
+def test_each_prompt_is_scored_once(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, caches = [], []
+
+    def spied(runner: Any, prompt: Any, count: int, cache: Any) -> Any:
+        prompts.append(prompt)
+        caches.append(cache)
+        return score_prompt(runner, prompt, count, cache)
+
+    monkeypatch.setattr("draftree.serve.scoring.score_prompt", spied)
+    rows, fields = [[5, 6, 7], [8, 9]], {"echo": True, "logprobs": 1, "max_tokens": 2}
+    several = server.complete(rows, n=3, **fields)["choices"]
+    best = server.complete(rows, best_of=4, **fields)["choices"]
+    assert prompts == rows * 2
+    assert len({id(cache) for cache in caches}) == 1
+    alone = [server.complete(row, **fields)["choices"][0]["logprobs"] for row in rows]
+    assert [choice["logprobs"] for choice in several] == [alone[0]] * 3 + [alone[1]] * 3
+    assert [choice["logprobs"] for choice in best] == alone
+
+
+def test_time_is_bounded(server: Running) -> None:
+    asked: dict[str, Any] = {"prompt": [[5] * 2000] * 8, **SCORED}
+    began = time.monotonic()
+    late = server.post("/v1/completions", **asked, draftree={"timeout": 0.05})
+    assert time.monotonic() - began < 5, "all of them take longer"
+    assert late.status_code == 400
+    assert late.json()["error"]["code"] == "timeout"
+    assert "draftree.timeout" in late.json()["error"]["message"]
+    assert server.idle(1)
+    assert server.post("/v1/completions", prompt=[5, 6], **SCORED).status_code == 200
+
+
+def test_a_client_that_disconnects_ends_its_scoring(server: Running) -> None:
+    asked = {"prompt": [[5] * 2000] * 64, **SCORED}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/completions", json=asked, timeout=0.5)
+    assert server.idle(2)
+
+
+def test_prompts_to_score_count_in_the_queue(demo: Any) -> None:
+    with serving(*demo, slots=2, queue=3) as server:
+        assert server.post("/v1/completions", prompt=[[5, 6]] * 6, **SCORED).status_code == 400
+        assert server.post("/v1/completions", prompt=[[5, 6]] * 5, **SCORED).status_code == 200

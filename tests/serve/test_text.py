@@ -1,17 +1,20 @@
-"""Text of tokens as they come: whole characters, stop strings held back, tool calls and reasoning read out."""
+"""Text of tokens: whole characters, held-back stop strings, tool calls and reasoning; prompts of chats."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import random
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serve_driver import serving
+from serve_driver import MESSAGES, Running, serving
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from tool_chat import RESPONSE, TOOL, Talker
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -26,7 +29,7 @@ from draftree.serve.responses import Call, events
 
 
 class Slow:
-    """A tokenizer without a fast twin: the same texts through `decode` alone."""
+    """Stand for a slow tokenizer, which has `decode` only."""
 
     is_fast = False
 
@@ -38,7 +41,7 @@ class Slow:
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_pieces_make_the_whole(demo: Any, fast: bool) -> None:
+def test_pieces_join_to_the_whole_text(demo: Any, fast: bool) -> None:
     rng, tokenizer = random.Random(0), demo.tokenizer
     texts = ["Grüße aus Köln, 你好 🙂 — naïve", "\n\n  code:\n\tx = 1", "", "e\u0301", "plain words only"]
     rows = [tokenizer(text).input_ids for text in texts]
@@ -51,38 +54,8 @@ def test_pieces_make_the_whole(demo: Any, fast: bool) -> None:
         assert "".join(pieces) + detokenizer.rest() == whole
 
 
-@pytest.mark.parametrize("kind", ["special tokens", "bytes"])
-def test_what_gives_no_text_is_not_kept_for_ever(kind: str, demo: Any) -> None:
-    """Else a long row of such tokens takes time by its square."""
-    tokenizer, decoded = demo.tokenizer, []
-
-    class Noting:
-        is_fast = False
-
-        def decode(self, ids: list[int], **options: Any) -> str:
-            decoded.append(len(ids))
-            return str(tokenizer.decode(ids, **options))
-
-    silent = tokenizer.eos_token_id
-    if kind == "bytes":
-        silent = tokenizer("🙂", add_special_tokens=False).input_ids[-1]
-        assert tokenizer.decode([silent]) == "\ufffd"
-    sea = tokenizer(" The sea", add_special_tokens=False).input_ids
-    ids = [*sea, *[silent] * 1000, *sea]
-    detokenizer = Detokenizer(Noting())
-    pieces = [detokenizer.feed(token) for token in ids]
-    assert "".join(pieces) + detokenizer.rest() == tokenizer.decode(ids, skip_special_tokens=True)
-    assert max(decoded) < 150
-
-
-def test_no_half_characters(demo: Any) -> None:
-    detokenizer = Detokenizer(demo.tokenizer)
-    for token in demo.tokenizer("你好 🙂 ü").input_ids:
-        assert "\ufffd" not in detokenizer.feed(token)
-
-
-def test_bytes_that_turn_out_to_be_no_text() -> None:
-    """Of a tokenizer with tokens for single bytes, as Llama 2's, where a line's end is one: what was given stays."""
+def test_invalid_bytes() -> None:
+    """Llama 2's tokenizer has tokens for single bytes; passed-on text does not change."""
     vocabulary = {"<unk>": 0, **{f"<0x{i:02X}>": i + 1 for i in range(256)}, "a": 257, "▁b": 258}
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
     made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
@@ -100,8 +73,8 @@ def test_bytes_that_turn_out_to_be_no_text() -> None:
             assert [*map(detokenizer.feed, ids), detokenizer.rest()] == expected
 
 
-def test_texts_of_tokens_alone_have_their_space() -> None:
-    """Decoders such as Llama 2's leave it out where a text begins."""
+def test_texts_of_single_tokens_have_their_space() -> None:
+    """Decoders such as Llama 2's drop the space at the beginning of a text."""
     vocabulary = {"<unk>": 0, "▁the": 1, "the": 2}
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
     made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
@@ -110,8 +83,8 @@ def test_texts_of_tokens_alone_have_their_space() -> None:
     assert bytes(TokenBytes(tokenizer).of(1)) == b" the"
 
 
-def test_an_answer_goes_on_with_the_text_of_its_prompt() -> None:
-    """Of a tokenizer whose decoder drops a first space and which puts a BOS before a text, as Llama 2's."""
+def test_a_completion_continues_the_text_of_its_prompt() -> None:
+    """Llama 2's tokenizer adds a BOS, and its decoder drops a first space."""
     words = ["the", "cat", "sat"]
     vocabulary = ["<unk>", "<s>", "</s>", *(f"▁{word}" for word in words)]
     made = Tokenizer(models.Unigram([(word, -1.0) for word in vocabulary], unk_id=0))
@@ -147,7 +120,7 @@ def naive(text: str, stops: list[str]) -> tuple[str, str | None]:
 
 
 @given(st.lists(st.text("ab", max_size=5), max_size=12), st.lists(st.text("ab", min_size=1, max_size=7), max_size=4))
-def test_what_is_held_and_found_equals_a_naive_search(pieces: list[str], stops: list[str]) -> None:
+def test_stop_strings_equal_a_naive_search(pieces: list[str], stops: list[str]) -> None:
     cutter, given_out, text = StopStrings(stops), "", ""
     for piece in pieces:
         given_out, text = given_out + cutter.feed(piece), text + piece
@@ -158,7 +131,7 @@ def test_what_is_held_and_found_equals_a_naive_search(pieces: list[str], stops: 
 
 
 @given(st.lists(st.text("ab", max_size=3), max_size=12), STOPS, st.integers(0, 12))
-def test_what_is_complete_too_early_is_text(pieces: list[str], stops: list[str], least: int) -> None:
+def test_early_stop_strings_are_text(pieces: list[str], stops: list[str], least: int) -> None:
     cutter, given_out, text = StopStrings(stops), "", ""
     for number, piece in enumerate(pieces):
         given_out += cutter.feed(piece, may_end=number >= least)
@@ -202,8 +175,8 @@ BROKEN = [
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize("broken", BROKEN)
-def test_calls_that_are_none_become_content(broken: str, size: int) -> None:
-    """Cut off or broken: not a word is lost, and what follows is read as before."""
+def test_malformed_calls_become_content(broken: str, size: int) -> None:
+    """No text is lost, and later calls are parsed."""
     whole = SAID.partition("Looking.")[2]
     text = f"<think>Hm.</think>Well: {broken}" + (f" And {whole} so." if broken.endswith("</call>") else "")
     reader = MessageReader(Talker(), [ord(c) for c in "user: Hi\nA: "], [TOOL])
@@ -215,8 +188,8 @@ def test_calls_that_are_none_become_content(broken: str, size: int) -> None:
     assert len(calls) == reader.calls == text.count(whole)
 
 
-def test_an_answer_may_lack_what_its_template_requires() -> None:
-    """One that is cut off in its thoughts has said nothing yet."""
+def test_required_fields_of_a_template_may_be_missing() -> None:
+    """An answer may end within its reasoning."""
     talker = Talker()
     fields: Any = RESPONSE["fields"]
     talker.response_template = RESPONSE | {"fields": fields | {"content": {"optional": False}}}
@@ -224,15 +197,14 @@ def test_an_answer_may_lack_what_its_template_requires() -> None:
     assert reader.feed("<think>Let me", last=True).reasoning == "Let me"
 
 
-def test_a_call_that_the_prompt_has_begun() -> None:
-    """Only the text of the answer becomes content."""
+def test_a_call_begun_in_the_prompt() -> None:
     reader = MessageReader(Talker(), [ord(c) for c in 'user: Hi\nA: <call>{"name"'], [TOOL])
     assert reader.feed(": no</call> Well.", last=True).content == ": no</call> Well."
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_blanks_at_the_prompt_s_end_are_no_content(size: int) -> None:
-    """As Qwen 3's with its thoughts off, whose markers may begin with blanks."""
+def test_blanks_at_the_end_of_the_prompt_are_not_content(size: int) -> None:
+    """Qwen 3 without thinking has markers that may begin with blanks."""
     talker, text = Talker(), "\n\nWell. <call>"
     fields: Any = RESPONSE["fields"]
     calls = fields["tool_calls"] | {"open_pattern": r"\s*<call>"}
@@ -258,7 +230,7 @@ def test_tools_need_templates(demo: Any) -> None:
         tools_of(chat(), mute)
 
 
-def test_messages_reach_the_template_as_it_reads_them(demo: Any) -> None:
+def test_messages_for_templates(demo: Any) -> None:
     said = [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]},
@@ -272,8 +244,8 @@ def test_messages_reach_the_template_as_it_reads_them(demo: Any) -> None:
         chat_prompt(demo.tokenizer, [Message.model_validate({"role": "assistant", "tool_calls": [call]})])
 
 
-def test_usage_in_a_stream_counts_what_its_chunks_have_brought(demo: Any) -> None:
-    parts = [RequestOutput([1, 2], SamplingParams(), given=9) for _ in range(2)]  # the worker is ahead of a slow reader
+def test_usage_in_a_stream_counts_its_chunks(demo: Any) -> None:
+    parts = [RequestOutput([1, 2], SamplingParams(), given=9) for _ in range(2)]  # The worker is ahead.
 
     class Ahead(OutputStream):
         async def deltas(self, pause: float | None = None) -> AsyncIterator[Delta | None]:
@@ -290,3 +262,71 @@ def test_usage_in_a_stream_counts_what_its_chunks_have_brought(demo: Any) -> Non
     found = [json.loads(chunk.removeprefix(b"data: ")) for chunk in asyncio.run(chunks()) if b"{" in chunk]
     assert [event["usage"]["completion_tokens"] for event in found] == [2, 4, 6, 8]
     assert [event["choices"][0].get("prompt_token_ids") for event in found] == [[1, 2], [1, 2], None, None]
+
+
+@pytest.mark.parametrize("written", ['{"x": 1e999}', '"no json"', '"[1]"', "NaN", '"{\\"x\\": NaN}"'])
+def test_other_arguments_than_json_objects_are_no_call(written: str) -> None:
+    said = f'<call>{{"name": "look", "arguments": {written}}}</call>'
+    read = MessageReader(Talker(), [ord(c) for c in "user: Hi\nA: "], [TOOL]).feed(said, last=True)
+    assert (read.calls, read.content) == ([], said)
+
+
+@pytest.mark.parametrize("written", ['{"x": 1.5}', '"{\\"x\\": 1.5}"'])
+def test_arguments_as_strings(written: str) -> None:
+    said = f'<call>{{"name": "look", "arguments": {written}}}</call>'
+    read = MessageReader(Talker(), [ord(c) for c in "user: Hi\nA: "], [TOOL]).feed(said, last=True)
+    assert json.loads(read.calls[0]["function"]["arguments"]) == {"x": 1.5}
+
+
+def shown(demo: Any, template: str, *messages: dict[str, Any]) -> str:
+    """Return the prompt of messages by a template."""
+    tokenizer = copy.deepcopy(demo.tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}" + template + "{% endfor %}"
+    return str(tokenizer.decode(chat_prompt(tokenizer, [Message.model_validate(one) for one in messages])))
+
+
+def test_developer_messages_become_system_messages(demo: Any) -> None:
+    messages = [{"role": role, "content": "."} for role in ("developer", "user")]
+    assert shown(demo, "{{ m.role }}", *messages) == "systemuser"
+    known = "{% if m.role == 'developer' %}{% endif %}{{ m.role }}"
+    assert shown(demo, known, *messages) == "developeruser"
+
+
+def test_a_call_without_arguments_in_the_history(demo: Any) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": ""}}
+    said = {"role": "assistant", "tool_calls": [call]}
+    assert shown(demo, "{{ m.tool_calls[0].function.arguments | tojson }}", said) == "{}"
+
+
+def test_unsupported_fields_may_be_null() -> None:
+    unused = "audio function_call functions metadata prompt_cache_key reasoning_effort safety_identifier verbosity"
+    body = {"messages": MESSAGES} | dict.fromkeys([*unused.split(), "web_search_options"])
+    assert Chat.model_validate(body).messages[0].content == MESSAGES[0]["content"]
+
+
+def test_a_waiting_output_has_no_first_chunk(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients take the first chunk for the first token."""
+    body: dict[str, Any] = {"messages": MESSAGES, "stream": True, "ignore_eos": True, "draftree": {"drafter": "off"}}
+    with serving(*demo, slots=1) as server:
+        engine, path = server.worker.engine, f"{server.url}/v1/chat/completions"
+        step = engine.step
+        monkeypatch.setattr(engine, "step", lambda: (time.sleep(0.01), step()))
+        with httpx.stream("POST", path, json=body | {"max_tokens": 40}) as first:
+            lines = first.iter_lines()
+            next(lines)
+            with httpx.stream("POST", path, json=body | {"max_tokens": 2}) as second:
+                chunks = (json.loads(line[6:]) for line in second.iter_lines() if line.startswith("data: {"))
+                begins = next(chunks)["choices"][0]["delta"]
+                waiting = len(engine.waiting)
+                assert len(list(lines)) > 40
+        assert begins["role"] == "assistant"
+        assert waiting == 0, "it has a slot by then"
+
+
+def test_options_that_leave_no_token_are_an_error_of_the_request(server: Running, demo: Any) -> None:
+    every = list(range(len(demo.tokenizer)))
+    asked = {"prompt": "a", "stop_token_ids": every, "min_tokens": 2, "max_tokens": 3, "temperature": 1.0}
+    answer = server.post("/v1/completions", **asked)
+    assert answer.status_code == 400
+    assert "No token has a probability" in answer.json()["error"]["message"]
+    assert server.idle()
