@@ -91,16 +91,14 @@ def test_a_spread_model(stored: str) -> None:
 @pytest.mark.parametrize(
     ("placement", "message"),
     [
-        (Placement(device="gpu"), "There is no device 'gpu': give cpu, cuda, cuda:1, mps or auto"),
-        (Placement(device="ipu"), "This machine has no device 'ipu': give one of cpu"),
-        (Placement(device="cpu:3"), "This machine has no device 'cpu:3': give one of cpu"),
+        (Placement(device="gpu"), "There is no device 'gpu' here: give cpu, cuda, cuda:1, mps or auto"),
         (Placement(dtype="int8"), "dtype is 'int8': choose auto, float32, bfloat16, float16"),
         (Placement(dtype="fp16"), r"choose auto, float32, bfloat16, float16\. Did you mean 'float16'\?"),
         (Placement(device="cpu", device_map="auto"), "give one of them"),
         (Placement(quantize="int4"), "quantize is 'int4': give q4_0, q8_0, int8, or leave it out"),
         pytest.param(
             Placement(device="cuda:7"),
-            "This machine has no device 'cuda:7'",
+            "There is no device 'cuda:7' here",
             marks=pytest.mark.skipif(torch.cuda.device_count() > 7, reason="it is there"),
         ),
     ],

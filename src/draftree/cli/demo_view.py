@@ -56,9 +56,8 @@ class View:
         """Show a progress bar while the trie is filled."""
         begin = time.perf_counter()
         with Progress(*bar_columns(), console=self.console, transient=True, disable=not self._draws) as progress:
-            task = progress.add_task("The trie learns from answers to other prompts", total=total)
-            for done in steps:
-                progress.update(task, completed=done)
+            for _ in progress.track(steps, total, description="The trie learns from answers to other prompts"):
+                pass
         seconds = time.perf_counter() - begin
         self.console.print(f"The trie has seen the answers to {total} other prompts of these kinds ({seconds:.1f} s).")
 
