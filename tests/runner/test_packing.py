@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import sys
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +20,6 @@ from draftree.engine.generate import generate
 from draftree.native import load_library
 from draftree.runner import open_runner, pack_weights, unpack_weights
 from draftree.runner.cpu import packing
-from draftree.runner.cpu.packing import drop_file_pages
 from draftree.runner.eager import parts
 from draftree.runner.weights.packed import PackedLinear, is_packed
 
@@ -229,44 +226,3 @@ def test_a_model_of_our_own_is_packed_where_a_runner_would_copy_much(monkeypatch
     model = copy.deepcopy(build("llama"))
     packing.pack_own(model, "auto")
     assert not is_packed(model)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems keep the pages")
-def test_pages_of_a_file_are_given_back_and_read_again(tmp_path):
-    file, values = tmp_path / "weights", torch.arange(2_000_000, dtype=torch.float32)
-    file.write_bytes(values.numpy().tobytes())
-    mapped = torch.from_file(str(file), shared=False, size=len(values), dtype=torch.float32)
-    assert mapped.sum() == values.sum()  # every page is there now
-    before = resident(file)
-    assert before > 7_000
-    drop_file_pages(mapped)
-    assert resident(file) <= before - 7_000
-    assert torch.equal(mapped, values)
-    alone = values.clone()
-    drop_file_pages(alone)
-    assert torch.equal(alone, values), "memory of no file stays as it is"
-
-
-def resident(file):
-    """KiB of a mapped file that are in memory."""
-    lines = Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines()
-    begin = next(i for i, line in enumerate(lines) if line.endswith(str(file)))
-    return int(next(line for line in lines[begin:] if line.startswith("Rss:")).split()[1])
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems keep the pages")
-def test_packing_a_model_from_a_file_answers_as_before(tmp_path, monkeypatch):
-    monkeypatch.setattr(packing, "MUCH", 0)
-    dropped = []
-    monkeypatch.setattr(
-        packing, "drop_file_pages", lambda weight: [dropped.append(weight.nbytes), drop_file_pages(weight)]
-    )
-    build("llama").save_pretrained(tmp_path)
-    model = type(build("llama")).from_pretrained(tmp_path, dtype=torch.float32).eval()
-    ids = torch.tensor(prompts((9,)))
-    wanted = hf(model, ids)
-    packing.pack_own(model, "auto")
-    assert dropped
-    assert torch.equal(generate(model, ids, max_new_tokens=wanted.shape[1] - 9).sequences, wanted)
-    unpack_weights(model)
-    assert torch.equal(hf(model, ids), wanted)

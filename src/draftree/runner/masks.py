@@ -8,6 +8,7 @@ tenth faster than boolean ones.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -68,8 +69,6 @@ class PassMasks:
         self.lengths = cache.lengths[first : first + segment.positions.shape[0]]
         self.dtype = dtype
         self._cached: dict[LayerKind, Tensor | None] = {}
-        self._key_positions: Tensor | None = None
-        self._seen: Tensor | None = None
         self._plain_row = plain_row
 
     @property
@@ -77,48 +76,37 @@ class PassMasks:
         """Whether the slots of the pass have different lengths."""
         return min(self.lengths) != max(self.lengths)
 
-    @property
+    @cached_property
     def key_positions(self) -> Tensor:
         """Token position at each KV position, LongTensor [B, K]; -1 in the deep prefix."""
-        if self._key_positions is None:
-            positions = self.segment.positions
-            batch, rows = positions.shape
-            longest = max(self.lengths)
-            context = torch.arange(longest + rows, device=positions.device).expand(batch, -1).clone()
-            if self.ragged:
-                start = torch.tensor(self.lengths, device=positions.device, dtype=torch.long)[:, None]
-                context.scatter_(1, start + torch.arange(rows, device=positions.device), positions)
-            else:
-                context[:, longest:] = positions
-            self._key_positions = torch.nn.functional.pad(context, (self.prefix, 0), value=-1)
-        return self._key_positions
+        positions, longest = self.segment.positions, max(self.lengths)
+        batch, rows = positions.shape
+        context = torch.arange(longest + rows, device=positions.device).expand(batch, -1).clone()
+        if self.ragged:
+            start = torch.tensor(self.lengths, device=positions.device, dtype=torch.long)[:, None]
+            context.scatter_(1, start + torch.arange(rows, device=positions.device), positions)
+        else:
+            context[:, longest:] = positions
+        return torch.nn.functional.pad(context, (self.prefix, 0), value=-1)
 
-    @property
+    @cached_property
     def seen(self) -> Tensor:
         """Visibility without any window, BoolTensor [B, n, K]."""
-        if self._seen is None:
-            visible = self.segment.visible
-            batch, rows, covered = visible.shape
-            device = visible.device
-            longest = max(self.lengths)
-            seen = torch.ones(batch, rows, longest + rows, dtype=torch.bool, device=device)
-            if self.ragged:
-                start = torch.tensor(self.lengths, device=device, dtype=torch.long)[:, None, None]
-                seen &= torch.arange(longest + rows, device=device) < start
-                place = (start + torch.arange(rows - covered, rows, device=device)).expand(batch, rows, covered)
-                seen.scatter_(2, place.clamp(min=0), visible)
-            else:
-                seen[:, :, max(longest + rows - covered, 0) :] = visible[:, :, -(longest + rows) :]
-            if self.prefix:
-                on = self.segment.prefix_rows
-                head = (
-                    torch.zeros(batch, rows, self.prefix, dtype=torch.bool, device=device)
-                    if on is None
-                    else on[:, :, None].expand(-1, -1, self.prefix)
-                )
-                seen = torch.cat([head, seen], 2)
-            self._seen = seen
-        return self._seen
+        visible, longest = self.segment.visible, max(self.lengths)
+        (batch, rows, covered), device = visible.shape, visible.device
+        seen = torch.ones(batch, rows, longest + rows, dtype=torch.bool, device=device)
+        if self.ragged:
+            start = torch.tensor(self.lengths, device=device, dtype=torch.long)[:, None, None]
+            seen &= torch.arange(longest + rows, device=device) < start
+            place = (start + torch.arange(rows - covered, rows, device=device)).expand(batch, rows, covered)
+            seen.scatter_(2, place.clamp(min=0), visible)
+        else:
+            seen[:, :, max(longest + rows - covered, 0) :] = visible[:, :, -(longest + rows) :]
+        if not self.prefix:
+            return seen
+        on = self.segment.prefix_rows
+        on = torch.zeros(batch, rows, dtype=torch.bool, device=device) if on is None else on
+        return torch.cat([on[:, :, None].expand(-1, -1, self.prefix), seen], 2)
 
     def boolean(self, kind: LayerKind) -> Tensor:
         """Return who sees which KV position in layers of `kind`, BoolTensor [B, n, K]."""

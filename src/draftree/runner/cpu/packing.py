@@ -6,17 +6,12 @@ code that reads `weight` gets copies. `unpack_weights` reverses it.
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from ctypes import c_size_t, c_void_p
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from draftree.native import load_library
 from draftree.runner.cpu.runner import TYPES
@@ -35,9 +30,8 @@ from draftree.runner.weights.packed import (
     to_packed,
 )
 
-NOT_NEEDED = 4  # MADV_DONTNEED of Linux
 
-
+@torch.no_grad()
 def pack_weights(model: Any) -> None:
     """Pack the linears of the decoder layers, and an untied head, one layer at a time.
 
@@ -48,12 +42,6 @@ def pack_weights(model: Any) -> None:
         ValueError: a model that the eager runner does not drive, of another type or on another device, weights that
             cannot be laid so, or no compiled library.
     """
-    _pack(model, forget=lambda weight: None)
-
-
-@torch.no_grad()
-def _pack(model: Any, forget: Callable[[Tensor], None]) -> None:
-    """`pack_weights`; `forget` is given every weight that has been packed."""
     target = inspect_model(model)
     if not EagerRunner.qualifies(target):
         raise ValueError(
@@ -75,16 +63,14 @@ def _pack(model: Any, forget: Callable[[Tensor], None]) -> None:
         )
     for layer in target.layers:
         for linears in Parts.of(layer, target.config).linears():
-            _replace(layer, linears, forget)
+            _replace(layer, linears)
     head, embedding = target.model.get_output_embeddings(), target.model.get_input_embeddings()
     if type(head) is nn.Linear and head.weight is not embedding.weight:
-        _replace(target.model, [head], forget)
+        _replace(target.model, [head])
 
 
 def pack_own(model: Any, runner: str) -> None:
     """Pack a newly loaded model in place if the runner would otherwise copy much of it.
-
-    The pages of its file are given back layer by layer, so that at no time there are two copies in memory.
 
     Args:
         model: a Hugging Face model.
@@ -94,7 +80,7 @@ def pack_own(model: Any, runner: str) -> None:
         return
     with suppress(TypeError, ValueError):
         if linear_bytes(inspect_model(model)) >= MUCH:
-            _pack(model, forget=drop_file_pages)
+            pack_weights(model)
 
 
 @torch.no_grad()
@@ -113,17 +99,15 @@ def unpack_weights(model: Any) -> None:
         model.tie_weights()
 
 
-def _replace(parent: nn.Module, linears: Sequence[Any], forget: Callable[[Tensor], None]) -> None:
+def _replace(parent: nn.Module, linears: Sequence[Any]) -> None:
     """Pack linears below `parent` that read the same input, in one piece of memory if groups of outputs allow it."""
     if any(type(linear) is not nn.Linear for linear in linears):
         return  # packed already
     if any(linear.out_features % LANES for linear in linears[:-1]):
         for linear in linears:
-            _replace(parent, [linear], forget)
+            _replace(parent, [linear])
         return
     packed, dtype = to_packed(in_16_bits(side_by_side(linears))), linears[0].weight.dtype
-    for linear in linears:
-        forget(linear.weight.detach())
     counts = [-(-linear.out_features // LANES) for linear in linears]
     for linear, own in zip(linears, packed.split(counts), strict=True):
         made = PackedLinear(own, linear.out_features, linear.bias, dtype).train(linear.training)
@@ -131,26 +115,3 @@ def _replace(parent: nn.Module, linears: Sequence[Any], forget: Callable[[Tensor
             for name, child in list(module.named_children()):
                 if child is linear:
                     setattr(module, name, made)
-
-
-def drop_file_pages(tensor: Tensor) -> None:
-    """Release the memory of a tensor that is mapped from a file; the system reads it again on access.
-
-    Changes of the tensor since loading are lost, so this is only for a newly loaded model. Only Linux has the call.
-    """
-    if sys.platform != "linux" or not tensor.is_cpu:
-        return
-    begin = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if begin < end and _of_file(begin, end):
-        ctypes.CDLL(None).madvise(c_void_p(begin), c_size_t(end - begin), NOT_NEEDED)
-
-
-def _of_file(begin: int, end: int) -> bool:
-    """Return whether these addresses belong to one mapped file."""
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
-        addresses, _, _, _, inode, *_ = line.split()
-        first, last = (int(address, 16) for address in addresses.split("-"))
-        if first <= begin and end <= last:
-            return inode != "0"
-    return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -82,35 +83,39 @@ class FixedMasks(PassMasks):
         self.segment = Segment(0, None, inputs.positions, inputs.visible)
         self.lengths = [frame.band - frame.rows]  # as many positions may be seen as the band has
         self._cached: dict[LayerKind, Tensor | None] = {}
-        self._seen: Tensor | None = None
         self._plain_row = False
 
-    @property
+    @cached_property
     def key_positions(self) -> Tensor:
         """Token position at each KV position, LongTensor [B, K]; negative in the deep prefix."""
         row = self.kv_positions - self.inputs.starts[:, None]
         own = self.inputs.positions.gather(1, row.clamp(0, self.frame.rows - 1))
         return torch.where(row >= 0, own, (self.kv_positions - self.frame.prefix).expand_as(row))
 
-    @property
+    @cached_property
     def seen(self) -> Tensor:
         """Visibility without any window, BoolTensor [B, R, K]."""
-        if self._seen is None:
-            frame, inputs = self.frame, self.inputs
-            place = self.kv_positions - inputs.begins[:, None]  # [B, K], index in `visible`
-            index = place.clamp(0, frame.covered - 1)[:, None].expand(-1, frame.rows, -1)
-            shown = inputs.visible.gather(2, index) & (place < frame.covered)[:, None]
-            seen = (place < 0)[:, None] | shown
-            if frame.prefix:
-                seen = torch.where(self.kv_positions < frame.prefix, inputs.on_prefix[..., None], seen)
-            self._seen = seen
-        return self._seen
+        frame, inputs = self.frame, self.inputs
+        place = self.kv_positions - inputs.begins[:, None]  # [B, K], index in `visible`
+        index = place.clamp(0, frame.covered - 1)[:, None].expand(-1, frame.rows, -1)
+        shown = inputs.visible.gather(2, index) & (place < frame.covered)[:, None]
+        seen = (place < 0)[:, None] | shown
+        if frame.prefix:
+            seen = torch.where(self.kv_positions < frame.prefix, inputs.on_prefix[..., None], seen)
+        return seen
 
+    @cached_property
     def order(self) -> tuple[Tensor, Tensor]:
-        """Return each row's KV positions [B, R, K], those of other branches last, and its own place there [B, R]."""
+        """Each row's KV positions [B, R, K], those of other branches last, and its own place there [B, R]."""
         others = (self.kv_positions >= self.inputs.begins[:, None])[:, None] & ~self.seen
         order = torch.where(others, self.kv_positions + self.frame.band, self.kv_positions).argsort(-1)
         return order, (~others).sum(-1) - 1
+
+    def additive(self, kind: LayerKind) -> Tensor:
+        """Return the mask [B, 1, R, K]."""
+        mask = super().additive(kind)
+        assert mask is not None
+        return mask
 
 
 class FixedRows(SegmentRows):
@@ -135,7 +140,6 @@ class FixedRows(SegmentRows):
         super().__init__(tables, masks, slots)
         self._frame, self._starts, self._masks, self._slots = masks.frame, masks.inputs.starts, masks, slots
         self._reached, self._kernel = reached, kernel
-        self._ordered: tuple[Tensor, Tensor] | None = None
 
     def look_up(self, kind: LayerKind) -> Angles:
         """Return the angles in layers of that kind, without reading a position back from the device."""
@@ -150,8 +154,8 @@ class FixedRows(SegmentRows):
         """
         row_by_row, slots = self._frame.row_by_row, self._slots.slots
         if self._kernel is not None and heads.cap is None and not self._slots.by_torch:
-            order, starts = self._order() if row_by_row else (None, self._starts)
-            mask = self._additive(kind)[:, 0]
+            order, starts = self._masks.order if row_by_row else (None, self._starts)
+            mask = self._masks.additive(kind)[:, 0]
             return self._kernel(query, keys, values, mask, slots, starts, heads.groups, heads.scaling, order)
         if self._frame.leading and self._frame.batch <= len(keys):  # results of padding are not read
             keys, values = keys[: self._frame.batch], values[: self._frame.batch]
@@ -169,7 +173,7 @@ class FixedRows(SegmentRows):
         """
         batch, kv, _, dim = query.shape
         rows, band = self._frame.rows, self._frame.band
-        (order, _), mask = self._order(), self._additive(kind)
+        (order, _), mask = self._masks.order, self._masks.additive(kind)
         mask = mask.gather(3, order[:, None])
         query = query.view(batch, kv, heads.groups, rows, dim)
         mixed = torch.empty_like(query)
@@ -186,16 +190,6 @@ class FixedRows(SegmentRows):
             part = heads(queries, key, value, masks[:, None])
             mixed[:, :, :, some] = part.view(batch, n, kv, heads.groups, dim).permute(0, 2, 3, 1, 4)
         return mixed.view(batch, kv, heads.groups * rows, dim)
-
-    def _order(self) -> tuple[Tensor, Tensor]:
-        if self._ordered is None:
-            self._ordered = self._masks.order()
-        return self._ordered
-
-    def _additive(self, kind: LayerKind) -> Tensor:
-        mask = self.masks.additive(kind)
-        assert mask is not None
-        return mask
 
 
 # ---------------------------------------------------------------- recordings

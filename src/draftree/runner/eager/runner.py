@@ -76,13 +76,7 @@ class EagerRunner(Runner):
         self._load(parts, target.model.get_output_embeddings(), logit_cap(target))
 
     def _load(self, parts: list[Parts], head: nn.Module, cap: float | None) -> None:
-        """Lay out the weights: set `_layers` and `_head`.
-
-        Args:
-            parts: of every layer.
-            head: the model's.
-            cap: soft cap of the logits; None for none.
-        """
+        """Lay out the weights of the layers' parts and the head: set `_layers` and `_head`; `cap` is the logits'."""
         product = StockProduct
         model = self.target.model
         if self.fuses and not is_packed(model) and may_copy(model, self.target.device, much_faster=False):

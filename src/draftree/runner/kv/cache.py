@@ -76,6 +76,10 @@ class SlotCache(Cache):
         slots: number of requests held at once.
         capacity: KV positions to allocate at first use (grows by blocks when needed).
         prefix: per-layer (keys, values), each [kv heads, P, head dim], the deep prefix; None for none.
+
+    Attributes:
+        keys, values, recordings: see `Stores`.
+        lengths: tokens of each slot's context.
     """
 
     def __init__(
@@ -95,26 +99,16 @@ class SlotCache(Cache):
         self.capacity = self._round(self.prefix_length + capacity)
         self.lengths = [0] * slots
         self._pass = OpenPass(0, 1)
-        self.all_stores = Stores([None] * layers, [None] * layers, OrderedDict())
+        self.keys, self.values, self.recordings = Stores([None] * layers, [None] * layers, OrderedDict())
 
     @staticmethod
     def _round(positions: int) -> int:
         return -(-positions // BLOCK) * BLOCK
 
     @property
-    def keys(self) -> list[Tensor | None]:
-        """Keys by layer, [slots, heads, capacity, width]; None before a first pass."""
-        return self.all_stores.keys
-
-    @property
-    def values(self) -> list[Tensor | None]:
-        """Values by layer, likewise."""
-        return self.all_stores.values
-
-    @property
-    def recordings(self) -> OrderedDict[Any, Any]:
-        """Recorded passes on these stores; forgotten when the stores are replaced."""
-        return self.all_stores.recordings
+    def all_stores(self) -> Stores:
+        """The memory of the cache."""
+        return Stores(self.keys, self.values, self.recordings)
 
     def _held(self, start: int = 0, stop: int | None = None) -> list[Tensor]:
         """Return the keys and values of layers [start, stop) that there are."""
@@ -170,7 +164,7 @@ class SlotCache(Cache):
         assert some is not None
         slots, _, capacity, _ = some.shape
         if self.prefix is None and slots == self.slots and self.capacity <= capacity <= MOST_WASTE * self.capacity:
-            self.all_stores, self.capacity = stores, capacity
+            (self.keys, self.values, self.recordings), self.capacity = stores, capacity
 
     @property
     def shown_prefix(self) -> int:
