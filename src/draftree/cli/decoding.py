@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftree.cli.options import DRAFTER, UNDER_GRAMMARS, Runner, TopK, TopP, complete_drafter
+from draftree.cli.where import Where
 
 if TYPE_CHECKING:
     from draftree.engine import Engine, Request
@@ -204,6 +205,30 @@ class Constraint:
         if self.ebnf is not None:
             return Grammar.ebnf(self.ebnf.read_text("utf-8"))
         return Grammar.choice(self.choice or [])
+
+
+def checked(
+    constraint: Constraint, drafting: Drafting, trie: Path | None, *blocks: Any, nodes: int | None = None
+) -> tuple[Grammar | None, Drafting]:
+    """Check all options of a verb; return the grammar, and the drafting with the default of the grammar."""
+    grammar = constraint.grammar()
+    drafting = drafting if grammar is None else drafting.under_grammars()
+    drafting.check(trie, nodes)
+    for block in blocks:
+        block.check()
+    return grammar, drafting
+
+
+def opened(
+    model: str | None, where: Where, drafting: Drafting, trie: Path | None, running: Running, **options: Any
+) -> tuple[Engine, Any]:
+    """Load a model; return an engine with the other `options` of `Engine`, and the tokenizer."""
+    from draftree.engine.engine import Engine
+
+    target, tokenizer = where.load(model)
+    running.prepare(target)
+    parts = drafting.for_engine(target, tokenizer, trie)
+    return Engine(target, **parts, runner=running.name, strict=running.strict, **options), tokenizer
 
 
 def read_prompt(prompt: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from draftree.cli.decoding import Asking, Constraint, Drafting, Running, ask, read_prompt
+from draftree.cli.decoding import Asking, Constraint, Drafting, Running, ask, checked, opened, read_prompt
 from draftree.cli.options import MaxNewTokens, RealModel, check_file, grouped
 from draftree.cli.where import Where, chosen_model
 
@@ -65,23 +65,15 @@ def generate(
             raise ValueError(f"{option} has no effect without --prompts: add --prompts, or leave it out.")
     if prompts is not None and out is None and stats:
         raise ValueError("--stats would mix with the answers on standard output: add --out, or leave it out.")
-    grammar = constraint.grammar()
-    drafting = drafting if grammar is None else drafting.under_grammars()
-    drafting.check(trie)
+    grammar, drafting = checked(constraint, drafting, trie, asking, running, where)
     check_file(trie, "--trie")
     check_file(out, "--out", prompts=prompts, trie=trie, json_schema=constraint.json_schema, ebnf=constraint.ebnf)
-    asking.check()
-    running.check()
-    where.check()
     asked = [] if prompts is None else read_prompts(prompts)
     texts = [one.text for one in asked] or [read_prompt(prompt or "")]
-    from draftree.engine.engine import Engine  # Torch is imported after the checks, which then answer at once.
-    from draftree.grammar import GrammarError
+    from draftree.grammar import GrammarError  # Torch is imported after the checks, which then answer at once.
 
-    target, tokenizer = where.load(chosen_model(model, embedded=drafting.of_embedded))
-    running.prepare(target)
-    parts = drafting.for_engine(target, tokenizer, trie)
-    engine = Engine(target, **parts, slots=min(slots or 8, len(texts)), runner=running.name, strict=running.strict)
+    name = chosen_model(model, embedded=drafting.of_embedded)
+    engine, tokenizer = opened(name, where, drafting, trie, running, slots=min(slots or 8, len(texts)))
     requests = []
     for b, text in enumerate(texts):
         try:
@@ -90,7 +82,7 @@ def generate(
             raise
         except ValueError as error:
             raise ValueError(f"Prompt {asked[b].id!r}: {error}" if asked else str(error)) from None
-    with saved_trie(trie, parts["drafter"], tokenizer):
+    with saved_trie(trie, engine.config.drafter, tokenizer):
         if asked:
             answer_file(engine, tokenizer, asked, requests, out)
         else:

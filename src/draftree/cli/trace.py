@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.decoding import Asking, Constraint, Drafting, Running, ask, read_prompt
+from draftree.cli.decoding import Asking, Constraint, Drafting, Running, ask, checked, opened, read_prompt
 from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
 from draftree.cli.where import Where
 
@@ -55,12 +55,7 @@ def trace(
         show_recorded(replay, html, step or [])
         return
     check_file(out, "--out", **inputs, html=html)
-    grammar = constraint.grammar()
-    drafting = drafting if grammar is None else drafting.under_grammars()
-    drafting.check(trie, nodes)
-    asking.check()
-    running.check()
-    where.check()
+    grammar, drafting = checked(constraint, drafting, trie, asking, running, where, nodes=nodes)
     if not prompts:
         raise ValueError("Give a prompt, or --replay and a recorded run.")
     if step:
@@ -71,23 +66,13 @@ def trace(
 
     from draftree.cli.screen import report_written, wide_console
     from draftree.cli.trace_view import outline
-    from draftree.engine.engine import Engine
     from draftree.engine.recorder import Recorder
     from draftree.shaping import Fixed
     from draftree.trace.file import read_trace, write_trace, write_trace_page
 
-    target, tokenizer = where.load(model)
-    running.prepare(target)
-    recorder, console = Recorder(), wide_console()
-    engine = Engine(
-        target,
-        **drafting.for_engine(target, tokenizer, trie),
-        shape=None if nodes is None else Fixed(nodes),
-        slots=min(slots or len(texts), len(texts)),
-        runner=running.name,
-        strict=running.strict,
-        recorder=recorder,
-    )
+    recorder, console, shape = Recorder(), wide_console(), None if nodes is None else Fixed(nodes)
+    slots = min(slots or len(texts), len(texts))
+    engine, tokenizer = opened(model, where, drafting, trie, running, shape=shape, slots=slots, recorder=recorder)
     requests = [ask(engine, tokenizer, text, asking, max_new_tokens, grammar, b) for b, text in enumerate(texts)]
     engine.run()
     for request in requests:
