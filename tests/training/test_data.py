@@ -1,11 +1,6 @@
 """Training data: answers equal Hugging Face's, a killed run continues, bad input gets one sentence."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
@@ -50,7 +45,7 @@ def make(demo, tmp_path):
 # -------------------------------------------------------------------- answers
 
 
-def test_answers_are_hugging_faces_greedy_ones(make, demo):
+def test_answers_equal_hugging_face_s(make, demo):
     folder, about = make(ask(5))
     rows = rows_of(folder)
     assert [row["id"] for row in rows] == [f"q-{i}" for i in range(5)]
@@ -93,48 +88,6 @@ def test_later_turns_include_earlier_answers(make, demo):
 
 # -------------------------------------------------------------------- continued runs
 
-WORKER = """
-import sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-import draftree
-from draftree.training.answers import AnswerOptions, make_data
-from draftree.training.questions import Question, Template
-model, tokenizer = draftree.demo_model()
-questions = [Question(i, f"q-{i}", "s", (f"List {i + 1} files of folder {i}.",)) for i in range(60)]
-make_data(
-    model, tokenizer, questions, Path(sys.argv[1]), template=Template("short", tokenizer),
-    options=AnswerOptions(max_new_tokens=16, slots=4),
-)
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_run_neither_loses_nor_repeats_rows(tmp_path):
-    def start(folder):
-        return subprocess.Popen([sys.executable, "-c", WORKER, str(folder)], env=os.environ | {"OMP_NUM_THREADS": "1"})
-
-    kills = 0
-    journal = tmp_path / "killed" / JOURNAL
-    for wanted in (4, 20, 36):
-        process = start(tmp_path / "killed")
-        deadline = time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < deadline:
-            if journal.exists() and journal.read_bytes().count(b"\n") >= wanted:
-                process.send_signal(signal.SIGKILL)
-                kills += process.wait() == -signal.SIGKILL
-                break
-            time.sleep(0.005)
-    assert kills == 3, "each run was killed in its middle"
-    with journal.open("ab") as torn:
-        torn.write(b'{"number": 59, "rows": [{"id": "to')
-    assert start(tmp_path / "killed").wait(timeout=200) == 0
-    assert start(tmp_path / "whole").wait(timeout=200) == 0
-    assert rows_of(tmp_path / "killed") == rows_of(tmp_path / "whole")
-    assert len(rows_of(tmp_path / "whole")) == 60
-    assert not journal.exists()
-
 
 def test_only_open_questions_are_answered(make, monkeypatch, tmp_path):
     import draftree.training.answers as module
@@ -153,6 +106,8 @@ def test_only_open_questions_are_answered(make, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "answer_all", count)
     with pytest.raises(KeyboardInterrupt):
         make(ask(6))
+    with (tmp_path / "data" / JOURNAL).open("ab") as journal:
+        journal.write(b'{"number": 5, "rows": [{"id": "to')  # A full disk leaves such a line.
     folder, _ = make(ask(6))
     done = set(asked[0]) - set(asked[1])
     assert len(done) == 2
@@ -170,7 +125,7 @@ def refused(match, call):
     assert "\n" not in str(error.value)
 
 
-def test_refuses_folders_of_something_else(make, tmp_path):
+def test_other_folders_are_refused(make, tmp_path):
     make(ask(2))
     refused("holds data with other questions", lambda: make(ask(3)))
     refused("data with other template", lambda: make(ask(2), template="full"))
@@ -206,7 +161,7 @@ def test_refuses_unknown_templates(demo):
         ("short", "user", r"takes no question alone .*: give a text"),
     ],
 )
-def test_refuses_chat_templates_that_refuse(demo, kind, role, sentence, monkeypatch):
+def test_chat_templates_that_raise_are_refused(demo, kind, role, sentence, monkeypatch):
     raising = f"{{% if messages[0]['role'] == '{role}' %}}{{{{ raise_exception('Not supported') }}}}{{% endif %}}"
     monkeypatch.setattr(demo.tokenizer, "chat_template", raising)
     refused(sentence, lambda: Template(kind, demo.tokenizer))
@@ -239,7 +194,7 @@ def test_reads_rows_of_several_forms_and_refuses_others(tmp_path):
     refused("holds no .jsonl", lambda: read_questions([tmp_path / "empty"]))
 
 
-def test_training_refuses_data_it_cannot_use(make, demo, tmp_path):
+def test_unusable_data_is_refused(make, demo, tmp_path):
     target = inspect_model(demo.model)
     refused("is no data set", lambda: read_data(tmp_path, target))
     folder, _ = make(ask(2))

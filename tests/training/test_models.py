@@ -1,4 +1,4 @@
-"""Models in states that trainings have to bear or to refuse: packed, adapted, frozen, quantised, in 16 bits."""
+"""Training of packed, adapted, frozen, quantised and 16-bit models."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Answers = dict[torch.dtype, Case]
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    """By type, a tiny llama in 16 bits and data it made."""
+    """Return, by dtype, a tiny llama in 16 bits and its data."""
     models = {dtype: construct(MEMBERS["llama"]).to(dtype) for dtype in (torch.bfloat16, torch.float16)}
     return {d: (model, data_for(model, tmp_path_factory.mktemp("data") / "made")) for d, model in models.items()}
 
 
 class Adapted(nn.Module):
-    """Stands for a linear with PEFT's LoRA, which gives the tensors other names."""
+    """Stand for a linear with PEFT's LoRA."""
 
     def __init__(self, base_layer: nn.Module) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def quantise(model: Any) -> None:
     ],
     ids=["packed", "adapted", "frozen", "quantised"],
 )
-def test_what_cannot_be_trained_whole_is_refused(
+def test_models_that_cannot_be_trained_are_refused(
     change: Callable[[Any], Any], sentence: str, zoo_data: Case, tmp_path: Path
 ) -> None:
     large, data = zoo_data
@@ -106,8 +106,8 @@ def test_drafters_are_trained_for_models_in_16_bits(
     assert recipe["dev_loss"] < first or method == "bita", "which takes longer to learn"
 
 
-def test_a_model_that_cannot_be_moved_is_left_where_it_is(zoo_data: Case, tmp_path: Path) -> None:
-    """As torchao's weights cannot, nor those that accelerate has spread over devices."""
+def test_a_model_that_cannot_be_moved_stays(zoo_data: Case, tmp_path: Path) -> None:
+    """Weights of torchao and models spread by accelerate cannot be moved."""
     _, data = zoo_data
     model = construct(MEMBERS["llama"])
 
