@@ -12,7 +12,7 @@ from tape import passes, record_on
 from zoo import build
 
 from draftree.runner import CudaGraphRunner, EagerRunner, inspect_model
-from draftree.runner.cuda_graphs.capture import CallAgain
+from draftree.runner.cuda_graphs.capture import Capture
 from draftree.runner.cuda_graphs.frames import MOST_IN_ALL, MOST_KERNEL_ROWS, Buffers, Frame, batch_of
 from draftree.runner.eager.layer import Attention
 from draftree.runner.plan import Surgery
@@ -80,7 +80,7 @@ def test_inputs_begin_where_kernels_expect_them() -> None:
     """Begin inputs at multiples of 16 bytes, as Triton compiles another kernel for other addresses."""
     for batch, rows in itertools.product((1, 2, 3, 6), (1, 2, 64)):
         frame = Frame(batch, rows, 256, rows, 0, (0, 4), (), injects=False, heads=1, row_by_row=False)
-        packed, inputs, *_ = Buffers(CallAgain(), torch.device("cpu")).packed(frame)
+        packed, inputs, *_ = Buffers(Capture(), torch.device("cpu")).packed(frame)
         for held in (inputs.slots, inputs.starts, inputs.begins, inputs.ids):
             assert (held.data_ptr() - packed.data_ptr()) % 16 == 0
 

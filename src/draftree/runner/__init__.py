@@ -69,9 +69,9 @@ def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
     Raises:
         TypeError, ValueError: a model that cannot be driven, or a choice that does not exist or fit.
     """
+    if not isinstance(model, nn.Module):
+        inspect_model(model)  # raises the error for it
     if isinstance(choice, Runner):
-        if not isinstance(model, nn.Module):
-            inspect_model(model)  # raises the error for it
         if choice.target.model is not unwrapped(model):
             raise ValueError("This runner was opened for another model: open one for this model, or give its name.")
         if choice.outdated:
@@ -81,16 +81,13 @@ def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
             )
         return choice
     check_choice(choice)
-    if not isinstance(model, nn.Module):
-        target = inspect_model(model)  # raises the error for it
-        return _open(target, choose(target, choice))
     with _opening:
         held = _runners.setdefault(model, {})
         known = held.get(choice)
         if known is None or known.outdated:
             known = None
             if any(runner.outdated for runner in held.values()):
-                held.clear()  # first of all, as their copies of the weights take memory that new ones need
+                held.clear()  # their copies of the weights take memory that new ones need
             with lock_of(unwrapped(model)):  # no pass of another thread may have its hooks there while it is looked at
                 target = inspect_model(model)
             way = choose(target, choice)

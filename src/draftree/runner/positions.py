@@ -116,20 +116,3 @@ class Rotation:
     def partners(self, x: Tensor) -> Tensor:
         """Return every entry's partner, for x [..., dim]."""
         return x.roll(self.dim // 2, -1) if self.plain else x.index_select(-1, self.partner)
-
-
-def call(module: Any, positions: Tensor, dtype: torch.dtype, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines [B, N, width] of a model's rotary module."""
-    like = torch.empty(1, 1, 1, dtype=dtype, device=positions.device)
-    arguments = (layer_type,) if layer_type is not None else ()
-    cosine, sine = module(like, positions, *arguments)
-    return cosine, sine
-
-
-def width_of(module: Any, device: torch.device, layer_type: str | None = None) -> int:
-    """Return how many entries of a head a rotary module turns."""
-    copied = copy.copy(module)  # some modules remember earlier calls
-    copied._buffers = dict(module._buffers)
-    with torch.no_grad():
-        cosine, _ = call(copied, torch.zeros(1, 1, dtype=torch.long, device=device), torch.float32, layer_type)
-    return int(cosine.shape[-1])

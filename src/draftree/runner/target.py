@@ -40,7 +40,6 @@ class Target:
 
     Attributes:
         reference: weak, so that a runner kept for later calls does not keep the model alive.
-        decoder_reference: to `decoder`, which may be the model itself.
         layers: the decoder layers.
         config: the decoder's text config.
         kinds: how far each layer looks.
@@ -53,7 +52,6 @@ class Target:
     """
 
     reference: weakref.ref[Any]
-    decoder_reference: weakref.ref[Any]
     layers: list[nn.Module]
     config: Any
     kinds: tuple[LayerKind, ...]
@@ -75,7 +73,7 @@ class Target:
     @property
     def decoder(self) -> Any:
         """The module that holds the decoder layers."""
-        return self.decoder_reference()
+        return self.model.get_decoder()
 
     @property
     def model_type(self) -> str:
@@ -144,12 +142,10 @@ def inspect_model(model: Any) -> Target:
     reason = _without_trees(model, config)
     if reason is not None:
         raise ValueError(reason)
-    decoder = model.get_decoder()
     encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
-    layers = _layers(decoder, model.config if encoder_decoder else config)
+    layers = _layers(model.get_decoder(), model.config if encoder_decoder else config)
     return Target(
         reference=weakref.ref(model),
-        decoder_reference=weakref.ref(decoder),
         layers=layers,
         config=config,
         kinds=tuple(_kind(config, i) for i in range(len(layers))),

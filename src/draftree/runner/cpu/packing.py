@@ -1,7 +1,7 @@
 """Pack a model's linears in place: the CPU runner's speed without a second copy of the weights.
 
-A packed model computes, saves and loads the same. Its weights are no longer parameters, so it cannot be trained, and
-code that reads `weight` gets copies. `unpack_weights` reverses it.
+A packed model computes and saves the same. Its weights are no longer parameters, so it cannot be trained, and code that
+reads `weight` gets copies. `unpack_weights` reverses it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """CUDA graphs behind one interface: work on a device is recorded once and replayed without Python.
 
 A recorded function reads and writes tensors that stay in place. The caller of a replay fills its inputs and reads its
-outputs. `CallAgain` records nothing and calls the function, so that the code around graphs runs on any device.
+outputs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -23,8 +22,10 @@ log = logging.getLogger("draftree.runner")
 FREE = 2**30  # bytes that must be free to record, since a graph's pool cannot use the allocator's cached blocks
 
 
-class Capture(ABC):
+class Capture:
     """Records functions without arguments or results that always do the same operations.
+
+    This one records nothing: a replay calls the function, so that the code around graphs runs on any device.
 
     Attributes:
         costly: whether recording takes so long that it only pays for work that is done more than once.
@@ -32,9 +33,9 @@ class Capture(ABC):
 
     costly = False
 
-    @abstractmethod
     def record(self, fn: Callable[[], None]) -> Callable[[], None]:
         """Return a function that repeats the work of `fn` on the same tensors; recording may call `fn` or not."""
+        return fn
 
     def once(self, fn: Callable[[], None]) -> None:
         """Do the work of `fn` without recording it."""
@@ -50,13 +51,6 @@ class Capture(ABC):
     def send(self, staged: Tensor, to: Tensor) -> None:
         """Copy a staging tensor to the device, in the order of the device's work."""
         to.copy_(staged)
-
-
-class CallAgain(Capture):
-    """Records nothing: a replay calls the function."""
-
-    def record(self, fn: Callable[[], None]) -> Callable[[], None]:
-        return fn
 
 
 # All recordings on a device use one stream, one after the other: cuBLAS holds a workspace of 32 MiB for each stream.
@@ -150,4 +144,4 @@ class CudaCapture(Capture):
 
 def capture_for(device: torch.device) -> Capture:
     """Return CUDA graphs where the device has them."""
-    return CudaCapture(device) if device.type == "cuda" else CallAgain()
+    return CudaCapture(device) if device.type == "cuda" else Capture()

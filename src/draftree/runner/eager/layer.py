@@ -19,7 +19,7 @@ from draftree.runner.eager.parts import ACTIVATIONS, TURN_NEIGHBOURS, Norm, Part
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.masks import LayerKind, PassMasks
 from draftree.runner.plan import Segment
-from draftree.runner.positions import Rotation, call, is_length_dependent, per_row_angles, width_of
+from draftree.runner.positions import Rotation, is_length_dependent, per_row_angles
 from draftree.runner.target import Target
 
 BLOCK = 1024  # positions by which tables of angles grow
@@ -168,8 +168,8 @@ class AngleTables:
         self._rotary = target.decoder.rotary_emb
         self.by_length = is_length_dependent(self._rotary)
         kinds = {k.name for k in target.kinds} if isinstance(self._rotary.rope_type, dict) else {None}
-        width = width_of(self._rotary, target.device, next(iter(kinds)))
-        self.rotation = Rotation(width, dim, target.model_type in TURN_NEIGHBOURS, target.device)
+        frequencies = next(t for name, t in self._rotary.named_buffers() if name.endswith("inv_freq"))
+        self.rotation = Rotation(2 * len(frequencies), dim, target.model_type in TURN_NEIGHBOURS, target.device)
         empty = torch.empty(0, dtype=torch.float32, device="cpu")
         self.tables = dict.fromkeys(kinds, (empty, empty))
 
@@ -182,7 +182,9 @@ class AngleTables:
         tables = self.tables
         if longest > min(len(cosines) for cosines, _ in tables.values()):
             positions = torch.arange(-(-longest // BLOCK) * BLOCK, device=device)
-            angles = {kind: call(self._rotary, positions[None], dtype, kind) for kind in tables}
+            like = torch.empty(1, 1, 1, dtype=dtype, device=device)
+            of_kind = {kind: () if kind is None else (kind,) for kind in tables}
+            angles = {kind: self._rotary(like, positions[None], *given) for kind, given in of_kind.items()}
             tables = self.tables = {kind: self.rotation.spread(c[0], s[0]) for kind, (c, s) in angles.items()}
         return tables
 
