@@ -83,7 +83,6 @@ def places(tmp_path: Path) -> dict[str, str]:
         ("generate hi --trie GONE", "There is no folder"),
         ("generate hi --sample --temperature 0", "--temperature is 0: give a number over 0, or leave --sample out"),
         ("generate --prompts FILE --out FILE", "file', the file of --prompts: name another file"),
-        ("chat --trie FILE --history FILE", "the file of --history"),
         ("trace hi --trie FILE --out FILE", "file', the file of --trie"),
         ("trace hi --out x --html x", "--out is 'x', the file of --html"),
         ("trace --replay FILE --html FILE", "file', the file of --replay"),

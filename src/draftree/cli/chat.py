@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from draftree.chat import Chat
 
 HELP = "/stats: statistics; /plain: switch drafting off or on; /reset: new dialogue; /exit: leave."
-HISTORY_LINES = 1000
 
 
 @grouped
@@ -33,15 +31,11 @@ def chat(
     max_new_tokens: MaxNewTokens = 512,
     sampling: Sampling,
     running: Running,
-    history: Annotated[
-        Path | None,
-        typer.Option(help="File with earlier input lines, for the arrow keys.", show_default="in draftree's folder"),
-    ] = None,
 ) -> None:
     """Talk with MODEL. The drafter and the KV cache are reused from turn to turn."""
     drafting = Drafting(drafter)
     drafting.check(trie)
-    check_file(trie, "--trie", history=history)
+    check_file(trie, "--trie")
     sampling.check()
     running.check()
     from draftree.chat import Chat  # Torch is imported after the checks, which then answer at once.
@@ -61,7 +55,7 @@ def chat(
         **sampling.given(),
     )
     with saved_trie(trie, made, tokenizer), dialogue:
-        talk(dialogue, typed(history or Path(typer.get_app_dir("draftree")) / "history"))
+        talk(dialogue, typed())
 
 
 def talk(dialogue: Chat, lines: Iterator[str]) -> None:
@@ -108,16 +102,13 @@ def answer(dialogue: Chat, line: str, console: Any, *, drafting: bool) -> None:
         console.print()
 
 
-def typed(history: Path) -> Iterator[str]:
-    """Yield input lines; on a terminal with history and line editing."""
+def typed() -> Iterator[str]:
+    """Yield input lines; on a terminal with line editing."""
     if not sys.stdin.isatty():
         yield from (line.rstrip("\n") for line in sys.stdin)
         return
-    import readline  # Importing it gives `input` line editing.
+    import readline  # noqa: F401  # It gives `input` line editing and a history.
 
-    with suppress(OSError):
-        readline.read_history_file(history)
-    readline.set_history_length(HISTORY_LINES)
     try:
         while True:
             try:
@@ -128,7 +119,3 @@ def typed(history: Path) -> Iterator[str]:
                 yield line
     except EOFError:
         print()
-    finally:
-        with suppress(OSError):  # The history is optional.
-            history.parent.mkdir(parents=True, exist_ok=True)
-            readline.write_history_file(history)
