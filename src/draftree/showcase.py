@@ -15,7 +15,7 @@ from draftree.bench.summary import Difference, difference
 from draftree.drafting import Drafter, PromptLookup
 from draftree.engine import Request, RunStats
 from draftree.models import encode_prompt
-from draftree.prompts import embedded_prompts, take_per_set
+from draftree.prompts import embedded_prompts
 
 KINDS = {
     "e2e": "restaurant",
@@ -28,7 +28,6 @@ KINDS = {
 }
 READY = "Name three colours."
 READY_TOKENS = 16
-WAYS = ("plain", "drafted", "reference")  # the three answers of a scene
 
 Watch = Callable[[str, Request], None]
 
@@ -160,13 +159,6 @@ class Showcase:
         self._drafted = Draftree("drafted", model, max_new_tokens, lambda: drafter)
         self._reference = HuggingFace("hf", model, max_new_tokens)
 
-    def warm(self, per_set: int) -> Iterator[int]:
-        """Answer `per_set` warm-up prompts of each kind with the drafter, and yield the number of finished ones."""
-        shown = [p for p in embedded_prompts() if p.warm and p.set in KINDS]
-        for done, prompt in enumerate(take_per_set(shown, per_set), 1):
-            self._drafted.answer(encode_prompt(self._tokenizer, prompt.text))
-            yield done
-
     def run(
         self,
         questions: Sequence[Question],
@@ -197,7 +189,7 @@ class Showcase:
             from draftree.grammar import Grammar
 
             asked = {"grammar": Grammar.json_schema(question.schema), "tokenizer": self._tokenizer}
-            Draftree("ready", self._model, 1).answer(ids, **asked)  # compiles the grammar, once for all ways
+            Draftree("ready", self._model, 1).answer(ids, **asked)  # Compiles the grammar, once for all ways.
         plain = self._plain.answer(ids, _watcher(watch, "plain"), **asked)
         drafted = self._drafted.answer(ids, _watcher(watch, "drafted"), **asked)
         reference = None if asked else self._reference.answer(ids)

@@ -31,9 +31,8 @@ def run(*arguments):
 
 @pytest.fixture
 def short_demo(monkeypatch):
-    """Two kinds and one warm prompt of each are enough to see the demo work."""
+    """Two kinds are enough to see the demo work."""
     monkeypatch.setattr(showcase, "KINDS", {"tldr_shell": "shell", "wikisql": "SQL"})
-    monkeypatch.setattr("draftree.cli.demo.WARM_PER_SET", 1)
 
 
 @pytest.mark.parametrize("drafter", ["lookahead", "prompt-lookup", "draft-model", "none"])
@@ -56,10 +55,9 @@ def test_demo_answers_equal_and_tells_it_in_json(short_demo, demo, drafter):
 
 
 def test_demo_in_a_pipe_is_plain_text(short_demo):
-    done = run("demo", "--cold", "--max-new-tokens", "8")
+    done = run("demo", "--max-new-tokens", "8")
     assert done.exit_code == 0, done.output
     assert "\x1b" not in done.output
-    assert "The trie has seen" not in done.output, "--cold warms nothing"
     assert "All answers are equal" in done.output
     assert done.output.rstrip().splitlines()[-3].startswith("Next: draftree generate")
 
@@ -74,7 +72,7 @@ def test_demo_fails_and_names_the_place_where_answers_part(short_demo, monkeypat
         return Answer([*answer.ids[:3], answer.ids[3] + 1, *answer.ids[4:]], answer.seconds, answer.stats)
 
     monkeypatch.setattr(Draftree, "answer", wrong)
-    done = run("demo", "--cold", "--max-new-tokens", "8")
+    done = run("demo", "--max-new-tokens", "8")
     assert done.exit_code == 1
     assert "ANSWERS DIFFER" in done.output
     assert "shell: the drafted answer first differs at new token 3" in done.output
@@ -220,7 +218,7 @@ def test_generate_answers_a_file_of_prompts(tmp_path):
         (["generate", "--lossless", "hello"], "--lossless belongs to --bild"),
         (["generate", "--bild", "nowhere", "hello"], "There is no small model 'nowhere'"),
         (["generate", "--bild", "demo", "--strict", "hello"], "which BiLD changes"),
-        (["demo", "--colt"], "--cold"),
+        (["demo", "--jsn"], "--json"),
         (["dmo"], "demo"),
         (["bench", "quik"], "quick"),
     ],

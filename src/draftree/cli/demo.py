@@ -14,8 +14,6 @@ import typer
 from draftree.cli.options import DRAFTER, RealModel, complete_drafter, grouped
 from draftree.cli.where import Where, chosen_model
 
-WARM_PER_SET = 12
-
 
 @grouped
 def demo(
@@ -24,7 +22,6 @@ def demo(
     where: Where,
     drafter: Annotated[str, typer.Option(help=DRAFTER, autocompletion=complete_drafter)] = "lookahead",
     max_new_tokens: Annotated[int, typer.Option(min=1, max=1024, help="Most tokens of an answer.")] = 96,
-    cold: Annotated[bool, typer.Option("--cold", help="Embedded model: start with an empty trie.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Answer questions with MODEL plainly and with drafting, and compare speed and tokens."""
@@ -37,7 +34,7 @@ def demo(
     from draftree.cli.demo_view import View
     from draftree.runner import pack_own
     from draftree.runner.weights.packed import parameter_count
-    from draftree.showcase import KINDS, QUESTIONS, Scene, Showcase, embedded_questions, figures
+    from draftree.showcase import QUESTIONS, Scene, Showcase, embedded_questions, figures
 
     begin = time.perf_counter()
     name = chosen_model(model, embedded=any(part in TRAINED for part in names_in(drafter)))
@@ -48,8 +45,6 @@ def demo(
     questions = embedded_questions() if name is None else QUESTIONS
     view = View(tokenizer, drafter, quiet=as_json)
     view.opening(parameter_count(loaded), len(questions))
-    if name is None and drafter == "lookahead" and not cold:
-        view.warming(showcase.warm(WARM_PER_SET), WARM_PER_SET * len(KINDS))
     scenes: list[Scene] = []
     for scene in showcase.run(questions, view.watch, view.begin):
         scenes.append(scene)
@@ -57,7 +52,7 @@ def demo(
     seconds = time.perf_counter() - begin
     total = figures("total", scenes)
     if as_json:
-        shown = {"version": __version__, "model": name or "embedded", "drafter": drafter, "cold": cold}
+        shown: dict[str, object] = {"version": __version__, "model": name or "embedded", "drafter": drafter}
         shown |= {"prompts": [scene.as_dict() for scene in scenes], "total": total}
         print(json.dumps(shown | {"seconds": seconds}, ensure_ascii=False))
     else:

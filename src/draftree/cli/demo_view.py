@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from draftree.bench.report import Table as FigureTable
-from draftree.cli.screen import PIPED_WIDTH, ColouredText, bar_columns, legend, source_style
+from draftree.cli.screen import PIPED_WIDTH, ColouredText, legend, source_style
 from draftree.engine import Request
 from draftree.showcase import Question, Scene, figures
 
@@ -51,15 +50,6 @@ class View:
         self.console.print(Text.assemble(("draftree demo", "bold"), f"{said}drafter {self._drafter}."))
         if self.console.is_terminal:
             self.console.print(legend())
-
-    def warming(self, steps: Iterator[int], total: int) -> None:
-        """Show a progress bar while the trie is filled."""
-        begin = time.perf_counter()
-        with Progress(*bar_columns(), console=self.console, transient=True, disable=not self._draws) as progress:
-            for _ in progress.track(steps, total, description="The trie learns from answers to other prompts"):
-                pass
-        seconds = time.perf_counter() - begin
-        self.console.print(f"The trie has seen the answers to {total} other prompts of these kinds ({seconds:.1f} s).")
 
     def begin(self, question: Question) -> None:
         """Start the live display of a question."""
