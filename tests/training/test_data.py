@@ -178,7 +178,6 @@ def test_reads_rows_of_several_forms_and_refuses_others(tmp_path):
     other.write_text(json.dumps({"prompt": "x"}))
     assert [q.id for q in read_questions([file, other], limit=2)] == ["set-1", "other-1"]
     assert [q.id for q in read_questions([file, other], limit=3)] == ["set-1", "set-2", "other-1"]
-    assert [q.id for q in read_questions([file, other], per_set=1)] == ["set-1", "other-1"]
     for text, match in (
         ("{", "line 1, is not JSON"),
         ('{"text": "plain"}', "line 1, has no 'turns' or 'prompt' or 'question' with text, but text"),

@@ -78,7 +78,6 @@ def data(
     ] = None,
     max_new_tokens: MaxNewTokens = 256,
     limit: Annotated[int | None, typer.Option(min=1, help="Most questions, taken evenly from the files.")] = None,
-    per_set: Annotated[int | None, typer.Option(min=1, help="Most questions of a file.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Questions answered together.")] = 8,
     workers: Annotated[int, typer.Option(min=1, help="Processes, by Ray Data; 1 does without Ray.")] = 1,
     skip_long: Annotated[bool, "Leave out questions beyond the context."] = False,
@@ -88,7 +87,7 @@ def data(
 
     if system is not None and template != "full":
         raise ValueError("--system belongs to the template 'full': add --template full, or leave --system out.")
-    asked = read_questions(questions, limit, per_set)
+    asked = read_questions(questions, limit)
     check_folder(out)
     from draftree.cli.screen import DataBar, line_console
     from draftree.training.answers import AnswerOptions, make_data  # This import of torch takes seconds.

@@ -35,11 +35,7 @@ class CallReader:
         self.longest = min(limits) if limits else None
 
     def completion(self, body: Completion, cache_salt: str | None) -> tuple[Call, list[RequestOutput]]:
-        """Return the call of /v1/completions and its outputs.
-
-        Raises:
-            ApiError: a field is wrong; names the field.
-        """
+        """Return the call of /v1/completions and its outputs, or raise an ApiError that names a wrong field."""
         self._check(body)
         given: Any = body.prompt
         listed = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
@@ -76,11 +72,7 @@ class CallReader:
         return ids
 
     def chat(self, body: Chat, cache_salt: str | None) -> tuple[Call, list[RequestOutput]]:
-        """Return the call of /v1/chat/completions and its outputs.
-
-        Raises:
-            ApiError: a field is wrong; names the field.
-        """
+        """Return the call of /v1/chat/completions and its outputs, or raise an ApiError that names a wrong field."""
         self._check(body)
         if body.max_tokens is not None and body.max_completion_tokens is not None:
             raise ApiError("max_tokens and max_completion_tokens are the same option: give one of them.", "max_tokens")

@@ -56,7 +56,7 @@ def constraint_of(
         body: the request.
         tools: see `tools_of`.
         tokenizer: the model's.
-        begun: the field of the answer that the prompt has begun, such as "reasoning_content"; None for none.
+        begun: see `MessageReader.begun`.
 
     Raises:
         ApiError: fields contradict each other, a grammar is invalid, or the model's calls are in no supported form.
@@ -69,11 +69,8 @@ def constraint_of(
         raise ApiError("A grammar decides where the answer ends: leave ignore_eos out.", "ignore_eos")
     content = _field(tokenizer, "content") or {}
     if chat and ("open" in content or "open_pattern" in content):
-        raise ApiError(
-            "This model's content stands between markers, which grammars do not support: leave "
-            f"{found.field} out, or use /v1/completions.",
-            found.field,
-        )
+        message = "This model's content stands between markers, which grammars do not support: leave "
+        raise ApiError(f"{message}{found.field} out, or use /v1/completions.", found.field)
     thinking = _thinking(tokenizer, begun) if chat else None
     with refused(found.field):
         return Constraint(found.compose(thinking), found.field)
@@ -81,19 +78,12 @@ def constraint_of(
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """Hold a grammar before it is composed.
+    """Hold a grammar before it is composed."""
 
-    Attributes:
-        start: first rule, in Lark; names `rules` and `parts`.
-        rules: further rules.
-        parts: grammars by name.
-        field: the request's field that asked for it.
-    """
-
-    start: str
+    start: str  # First rule, in Lark; it names `rules` and `parts`.
     rules: tuple[str, ...]
     parts: dict[str, Grammar]
-    field: str
+    field: str  # Field of the request that asked for it.
 
     def compose(self, thinking: tuple[str, str] | None) -> Grammar:
         """Return the grammar, after `thinking` (its beginning and its rule) if the model reasons."""
@@ -200,10 +190,7 @@ def _thinking(tokenizer: Any, begun: str | None) -> tuple[str, str] | None:
 def _markers(tokenizer: Any, name: str, before: str) -> tuple[str, str] | None:
     """Return the markers around a field in the response template; None if they are no plain texts.
 
-    Args:
-        tokenizer: the model's.
-        name: of the field; calls must also be one JSON object.
-        before: pattern that may precede the first marker.
+    Calls must also be one JSON object. The pattern `before` may precede the first marker.
     """
     field = _field(tokenizer, name)
     if field is None:

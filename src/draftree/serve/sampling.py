@@ -30,12 +30,9 @@ LEAST_TEMPERATURE = 1e-5  # Lower ones count as 0, because dividing by them over
 
 
 class OutputPenalties(LogitsProcessor):
-    """Apply OpenAI's penalties for tokens that are in the answer.
+    """Apply OpenAI's penalties to tokens of the answer, which follow `prompt` tokens.
 
-    Args:
-        prompt: tokens of the prompt, which do not count.
-        frequency: subtracted from a logit for each time that its token is in the answer.
-        presence: subtracted once.
+    The logit of a token is lowered by `frequency` for each of its occurrences, and once by `presence`.
     """
 
     def __init__(self, prompt: int, frequency: float, presence: float) -> None:
@@ -49,12 +46,7 @@ class OutputPenalties(LogitsProcessor):
 
 
 class TokenBias(LogitsProcessor):
-    """Add to the logits of some tokens, in one operation.
-
-    Args:
-        ids: of the tokens, all different.
-        values: added to each.
-    """
+    """Add `values` to the logits of the tokens `ids`, which are all different."""
 
     def __init__(self, ids: Sequence[int], values: Sequence[float]) -> None:
         self._ids = torch.tensor(ids, dtype=torch.long, device="cpu")
@@ -101,15 +93,7 @@ def own_ends(target: Target, body: Sampling) -> tuple[int, ...]:
 def sampling_params(
     target: Target, options: Options, body: Sampling, prompt: Sequence[int], max_new_tokens: int, seed: int
 ) -> SamplingParams:
-    """Return the sampling parameters of one output.
-
-    Args:
-        target: the engine's.
-        options: see `options_of`.
-        body: the request's fields.
-        prompt: token ids.
-        max_new_tokens: most tokens of the output.
-        seed: seed of sampling; unused in greedy decoding.
+    """Return the sampling parameters of one output with the `options` of `options_of`; greedy ones ignore `seed`.
 
     Raises:
         ApiError: `logit_bias` names something else than a token.

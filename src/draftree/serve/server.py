@@ -135,11 +135,6 @@ def _place(error: ErrorDetails, body: Any) -> list[str | int]:
 class Server:
     """Hold the worker, the reader of calls and the metrics, and answer requests for the routes.
 
-    Args:
-        engine: the server closes it.
-        tokenizer: the model's.
-        settings: names and limits.
-
     Raises:
         ValueError: the model is an encoder-decoder.
     """
@@ -159,11 +154,7 @@ class Server:
         return self.settings.check_key(request.headers.get("authorization"))
 
     async def body(self, request: Request, kind: type[Body]) -> Body:
-        """Return a request's body as `kind`.
-
-        Raises:
-            ApiError: see `whole_body` and `read_body`.
-        """
+        """Return a request's body as `kind`; see `whole_body` and `read_body`."""
         return read_body(await whole_body(request, self.settings), kind)
 
     async def respond(

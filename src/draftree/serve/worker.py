@@ -29,14 +29,7 @@ ACCELERATOR: Any = getattr(torch, "AcceleratorError", ())  # Only a new process 
 
 
 class Worker:
-    """Step an engine in a thread of its own while it has work.
-
-    Args:
-        engine: the worker closes it.
-        tokenizer: the model's.
-        metrics: counts outputs and tokens.
-        queue: most outputs that wait for a slot.
-    """
+    """Step an engine, which it closes, in a thread of its own; at most `queue` outputs wait for a slot."""
 
     def __init__(self, engine: Engine, tokenizer: Any, metrics: Metrics, queue: int = 256) -> None:
         self.engine, self.tokenizer, self.metrics = engine, tokenizer, metrics
@@ -68,8 +61,6 @@ class Worker:
             self._tasks.put(self._try_token)
         return failing
 
-    # ---------------------------------------------------------------- called from event loops
-
     async def start(self, stream: OutputStream) -> None:
         """Queue outputs; return when the engine has taken them.
 
@@ -87,17 +78,12 @@ class Worker:
             raise
 
     async def score(self, prompts: Sequence[Sequence[int]], count: int, timeout: float) -> Scores:
-        """Return the scores of each prompt's tokens after the first; see `score_prompt`.
-
-        Args:
-            prompts: token ids.
-            count: likeliest tokens to report for each position.
-            timeout: seconds after which it fails.
+        """Return the scores of each prompt's tokens after the first, with `count` likeliest ones; see `score_prompt`.
 
         Raises:
             FullError: the queue is full.
             StoppingError: the server is shutting down.
-            LateError: it took too long.
+            LateError: it took longer than `timeout` seconds.
         """
         scoring = Scoring(prompts, count, time.monotonic() + timeout)
         self._put(partial(self._add_scoring, scoring))
@@ -124,7 +110,7 @@ class Worker:
         if self._stopping:  # The thread may have ended before it saw the task.
             raise StoppingError
 
-    # ---------------------------------------------------------------- the worker's own thread
+    # The methods below run in the worker's thread.
 
     def _run(self) -> None:
         try:
@@ -226,8 +212,7 @@ class Worker:
         """Fail all outputs without the engine or `_deliver`, because either may be the cause."""
         for live in self._live:
             delta = Delta(live.index, finish="error", error=StoppingError())
-            with suppress(RuntimeError):  # The event loop is closed.
-                live.stream.loop.call_soon_threadsafe(hand_over, [(live.stream, delta)])
+            _hand_over(live.stream.loop, [(live.stream, delta)])
         self._live = []
         self._scorer.end(StoppingError())
         with suppress(Empty):
@@ -254,11 +239,7 @@ class Worker:
                 self.metrics.ended(output)
         self._live = left
         for loop, deltas in news.items():
-            try:
-                loop.call_soon_threadsafe(hand_over, deltas)
-            except RuntimeError:  # The event loop is closed.
-                for stream, _ in deltas:
-                    self.cancel(stream)
+            _hand_over(loop, deltas)
 
     def _news_of(self, live: OutputReader, now: float) -> Delta | None:
         """Return the new tokens and text of an output; end it at its deadline or at the end of its text."""
@@ -292,3 +273,8 @@ class Worker:
             self.engine.cancel(request)
         except Exception:
             log.exception("a request could not leave its slot: all running requests failed")
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, deltas: list[tuple[OutputStream, Delta]]) -> None:
+    with suppress(RuntimeError):  # The event loop is closed.
+        loop.call_soon_threadsafe(hand_over, deltas)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ class Question:
 def read_questions(
     paths: Sequence[Path],
     limit: int | None = None,
-    per_set: int | None = None,
     *,
     field: str | None = None,
     reference: str | None = None,
@@ -45,7 +43,6 @@ def read_questions(
     Args:
         paths: files and folders.
         limit: most questions in all, taken evenly from the files; None for all.
-        per_set: most questions of a file; None for all.
         field: a row's field with its question; None for `turns`, `prompt` or `question`.
         reference: a row's field with its reference answer; None for no references.
 
@@ -54,7 +51,7 @@ def read_questions(
     """
     fields = FIELDS if field is None else (field,)
     files = [file for path in paths for file in jsonl_files(path, "questions")]
-    by_file = [list(islice(_read(file, fields, reference), per_set)) for file in files]
+    by_file = [list(_read(file, fields, reference)) for file in files]
     if limit is not None:
         by_file = _evenly(by_file, limit)
     rows = [row for group in by_file for row in group]

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,8 @@ def train(
 ) -> dict[str, Any]:
     """Train `method` for `model` on the answers in `data`, and save the drafter into `out`; return its recipe.
 
-    `out` gets the drafter, recipe.json (options, data, dev accuracies), curve.json, curve.png and the checkpoints.
-    Under `accelerate launch` every process calls this, and the first one writes.
+    `out` gets the drafter, recipe.json (options, data, dev accuracies), the curve and the checkpoints. Under
+    `accelerate launch` every process calls this, and the first one writes.
 
     Args:
         method, settings, training: see `prepare`.
@@ -74,8 +75,7 @@ def train(
         report: called with lines of progress.
 
     Raises:
-        ValueError: bad data or options, or a loss that is not finite.
-        TypeError: an unknown setting.
+        ValueError, TypeError: see `prepare`, `read_data` and `Session`.
     """
     options, training = options or TrainOptions(), training or {}
     torch.manual_seed(options.seed)
@@ -91,11 +91,6 @@ def train(
             target.model.to(session.args.device)
         final = session.fit(objective, report)[-1]
 
-    def save(recipe: dict[str, Any]) -> None:
-        trained.recipe = {name: recipe[name] for name in ("training", "options", "steps", "dev_loss")}
-        trained.weights.to("cpu")
-        trained.save_pretrained(out, dtype=dtype)
-
     recipe = {
         "method": method,
         "base_model": asdict(trained.base),
@@ -108,7 +103,13 @@ def train(
         "accuracy": {f"depth {d}": shares for d, shares in enumerate(final["eval_accuracy"], 1)},
         "cases": final["eval_cases"],
     }
-    return session.finish(recipe, f"{method} for {trained.base.name}", save)
+    return session.finish(recipe, f"{method} for {trained.base.name}", partial(_save, trained, out, dtype))
+
+
+def _save(trained: Trained, out: Path, dtype: torch.dtype | None, recipe: dict[str, Any]) -> None:
+    trained.recipe = {name: recipe[name] for name in ("training", "options", "steps", "dev_loss")}
+    trained.weights.to("cpu")
+    trained.save_pretrained(out, dtype=dtype)
 
 
 @contextmanager
