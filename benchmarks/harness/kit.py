@@ -16,13 +16,13 @@ from typing import Any
 from transformers import CompileConfig
 
 from benchmarks.harness.inputs import Settings, Subject, Texts
+from benchmarks.harness.parts import make_parts
 from draftree.bench.machine import now
 from draftree.bench.measure import Sample, measure, ready
 from draftree.bench.methods import Draftree, HuggingFace, Method
 from draftree.bench.quick import entries, remarks, warmed
 from draftree.bench.report import Table
 from draftree.bench.summary import Row, find_differences, summarise
-from draftree.by_name import make_parts
 from draftree.drafting import Drafter, DraftModel, Lookahead
 from draftree.drafting.folder import demo_drafter, load_drafter
 from draftree.errors import did_you_mean

@@ -20,10 +20,10 @@ import draftree
 from benchmarks.drafters.early_exit import SelfSpeculative
 from benchmarks.drafters.jacobi import Jacobi
 from benchmarks.harness.inputs import Settings, Subject, Texts, encode_all
+from benchmarks.harness.parts import make_parts
 from draftree import registry
 from draftree.bench.measure import Task
 from draftree.bench.methods import Draftree
-from draftree.by_name import make_parts
 from draftree.demo_model import without_bars
 from draftree.drafting import Drafter
 from draftree.drafting.folder import Trained, demo_drafter

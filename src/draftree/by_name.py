@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from draftree.errors import did_you_mean
-from draftree.registry import CHOICE, DRAFTERS, REGISTRY, TRAINED, UNTRAINED, names_in
+from draftree.registry import CHOICE, DRAFTERS, names_in
 
 SMALL_ONES = ("demo", "small")  # Names of the embedded model's small model in --bild.
 TUNED = ".json"  # Ending of files that draftree tune wrote.
@@ -42,25 +40,6 @@ def check_drafter(name: str, trie: Path | None = None) -> None:
         raise ValueError(f"--trie belongs to the lookahead drafter, not to {name!r}: leave one of them out.")
 
 
-def make_parts(name: str, own: Mapping[str, Callable[[], Any]], trained: Callable[[str], Any]) -> Any:
-    """Return the drafter called `name`, merged where it joins several by +.
-
-    Args:
-        name: one of `UNTRAINED`, or a name that the caller knows.
-        own: makes the caller's drafters by name; they replace those of `UNTRAINED`.
-        trained: makes the drafters of other names, such as trained ones and folders.
-    """
-    from draftree.drafting import Merge
-
-    made = []
-    for part in names_in(name):
-        if part in own:
-            made.append(own[part]())
-        else:
-            made.append(REGISTRY[part].load()() if part in UNTRAINED else trained(part))
-    return made[0] if len(made) == 1 else Merge(made)
-
-
 def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = None) -> Any:
     """Return the drafter that a command names.
 
@@ -77,22 +56,23 @@ def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = N
     Raises:
         ValueError: no such drafter, one trained for another model, or an option that does not belong to it.
     """
-    from draftree.drafting import Lookahead
-    from draftree.drafting.folder import demo_drafter, trained_drafter
-
-    def trained(part: str) -> Any:
-        if not part.endswith(TUNED):
-            return trained_drafter(part, model, tokenizer)
-        from draftree.tuning.file import load_tuned
-
-        return load_tuned(part, model, tokenizer)
+    from draftree.drafting import Lookahead, Merge
+    from draftree.drafting.folder import named_drafter
 
     check_drafter(name, trie)
-    own: dict[str, Callable[[], Any]] = {method: partial(demo_drafter, method, model) for method in TRAINED}
-    own["none"] = lambda: None
-    if trie is not None and trie.exists():
-        own["lookahead"] = lambda: Lookahead.load(trie, tokenizer)
-    return make_parts(name, own, trained)
+    if name == "none":
+        return None
+    if name.endswith(TUNED):
+        from draftree.tuning.file import load_tuned
+
+        return load_tuned(name, model, tokenizer)
+    made = [
+        Lookahead.load(trie, tokenizer)
+        if part == "lookahead" and trie is not None and trie.exists()
+        else named_drafter(part, model, tokenizer)
+        for part in names_in(name)
+    ]
+    return made[0] if len(made) == 1 else Merge(made)
 
 
 def make_bild(

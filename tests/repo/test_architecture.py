@@ -17,13 +17,11 @@ FLOORS = {
     "errors": 0,
     "files": 0,
     "colours": 0,
-    "version": 0,
     "demo_model": 0,
     "checkpoints": 0,
     "placement": 0,
     "detokenizer": 0,
     "prompts": 0,
-    "progress": 0,
     "pages": 0,
     "native": 0,  # the C library and its loader: trees, the trie and the CPU runner all read it
     "tree": 0,

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from draftree.errors import brief, did_you_mean
-from draftree.registry import IN_MODEL, REGISTRY, SMALL, TRAINED
+from draftree.registry import IN_MODEL, REGISTRY, SMALL, TRAINED, UNTRAINED
 from draftree.runner.target import inspect_model
 from draftree.runner.weights.blocks import PackedEmbedding
 from draftree.runner.weights.packed import PackedLinear
@@ -211,18 +211,20 @@ def demo_drafter(method: str, model: Any) -> Any:
         return load_drafter(folder, model)
 
 
-def trained_drafter(name: str, model: Any, tokenizer: Any) -> Any:
-    """Load the drafter of a folder (of training, or of a small model), or the embedded model's own of a method.
+def named_drafter(name: str, model: Any, tokenizer: Any) -> Any:
+    """Return a drafter that needs no training, that of a folder, or the embedded model's own of a method.
 
     Args:
-        name: a folder or a method.
+        name: one of `UNTRAINED` or `TRAINED`, or a folder of training or of a small model.
         model: the target.
         tokenizer: the target's; a small model must have the same.
 
     Raises:
         ValueError: of `load_drafter`, `demo_drafter` or `DraftModel.from_pretrained`.
     """
-    if not Path(name).is_dir():
+    if name in UNTRAINED:
+        return REGISTRY[name].load()()
+    if name in TRAINED or not Path(name).is_dir():
         return demo_drafter(name, model)
     if is_small_model(Path(name)):
         return REGISTRY[SMALL].load().from_pretrained(name, tokenizer, dtype=inspect_model(model).dtype)

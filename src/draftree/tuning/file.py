@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from draftree.drafting import Drafter, Merge
-from draftree.drafting.folder import demo_drafter, model_hash, trained_drafter
-from draftree.registry import REGISTRY, TRAINED, UNTRAINED
+from draftree.drafting.folder import model_hash, named_drafter
+from draftree.registry import TRAINED, UNTRAINED
 from draftree.runner import inspect_model
 from draftree.runner.step_cost import chip_name
 
@@ -49,17 +49,7 @@ def make_drafter(names: Sequence[str], model: Any, tokenizer: Any) -> Drafter | 
         ValueError: a folder is missing, or its drafter does not fit the model.
     """
 
-    def one(name: str) -> Drafter:
-        made: Drafter
-        if name in UNTRAINED:
-            made = REGISTRY[name].load()()
-        elif name in TRAINED:
-            made = demo_drafter(name, model)
-        else:
-            made = trained_drafter(name, model, tokenizer)
-        return made
-
-    made = [one(name) for name in names]
+    made = [named_drafter(name, model, tokenizer) for name in names]
     if len(made) > 1:
         return Merge(made)
     return made[0] if made else None
