@@ -31,6 +31,7 @@ NAMES = {
     "composed": "grammar",
 }
 SECONDS = 10.0  # Time limit of compiling.
+WAIT = 1.0  # Seconds to wait for a place; the engine's thread may wait here too.
 MASK_SECONDS = 0.01  # Processor time limit of a mask (median), as the engine computes no other token meanwhile.
 PROBED = 6  # Masks timed.
 CHARACTERS = 1 << 20  # Length limit of a grammar's text.
@@ -202,7 +203,7 @@ def _in_time(kind: str, text: str, work: Callable[[], Made]) -> Made:
         GrammarError: `work` takes too long.
         Exception: of `work`.
     """
-    if not _places.acquire(timeout=SECONDS):
+    if not _places.acquire(timeout=WAIT):
         raise GrammarBusyError
     made: Future[Made] = Future()
 
