@@ -23,7 +23,7 @@ from draftree.drafting.folder import Trained
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import Engine, SamplingParams
 from draftree.engine.limits import eos_token_ids
-from draftree.pruning.early_head import EarlyHead
+from draftree.pruning.early import EarlyHead
 from draftree.runner import layout_of
 from draftree.runner.base import top_tokens
 from draftree.runner.target import Target

@@ -42,7 +42,7 @@ REGISTRY = {
     "bita": Entry("draftree.drafting.bita", "BiTA", trained=True, in_model=True),
     "hidden-transfer": Entry("draftree.drafting.hidden_transfer", "HiddenTransfer", trained=True, in_model=True),
     SMALL: Entry("draftree.drafting.draft_model", "DraftModel", trained=True),
-    "early-head": Entry("draftree.pruning.early_head", "EarlyHead", trained=True, in_model=True, drafts=False),
+    "early-head": Entry("draftree.pruning.early", "EarlyHead", trained=True, in_model=True, drafts=False),
 }
 UNTRAINED = tuple(name for name, entry in REGISTRY.items() if not entry.trained)
 TRAINED = tuple(name for name, entry in REGISTRY.items() if entry.trained and entry.drafts)

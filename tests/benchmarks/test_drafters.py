@@ -17,7 +17,7 @@ from benchmarks.harness.truth import RANKS, hits_of
 from draftree.drafting import BiTA, HiddenTransfer
 from draftree.engine import generate
 from draftree.prompts import embedded_prompts
-from draftree.pruning.early_head import EarlyHead
+from draftree.pruning.early import EarlyHead
 from draftree.shaping import Fixed
 from draftree.tree.static import efficient
 

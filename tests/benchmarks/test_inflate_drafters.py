@@ -17,7 +17,7 @@ from draftree.drafting.folder import base_of
 from draftree.engine.generate import generate
 from draftree.models import encode_prompt
 from draftree.prompts import embedded_prompts
-from draftree.pruning.early_head import EarlyHead
+from draftree.pruning.early import EarlyHead
 from draftree.registry import IN_MODEL
 from draftree.shaping import Fixed
 

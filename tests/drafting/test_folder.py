@@ -10,7 +10,7 @@ from zoo import MEMBERS, build, construct
 
 import draftree
 from draftree.drafting.folder import CONFIG, WEIGHTS, base_of, load_drafter, method_class, model_hash
-from draftree.pruning.early_head import EarlyHead
+from draftree.pruning.early import EarlyHead
 
 SETTINGS = {
     "medusa": {"heads": 2, "layers": 2, "own_head": True},

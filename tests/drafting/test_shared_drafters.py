@@ -15,7 +15,7 @@ from zoo import build
 from draftree.drafting import BiTA, Drafter, HiddenTransfer, Medusa, Merge, PromptLookup
 from draftree.engine import Engine, Request, State
 from draftree.pruning import EarlyHead, EarlyPruning
-from draftree.pruning.worth import STAY_FIRST
+from draftree.pruning.pruner import STAY_FIRST
 from draftree.runner.target import Target, inspect_model
 from draftree.shaping import Fixed
 

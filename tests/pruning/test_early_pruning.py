@@ -21,7 +21,7 @@ from zoo import CAUSAL, ENCODER_DECODER, MORE_TOKENS, build
 import draftree
 from draftree.engine import generate
 from draftree.pruning import EarlyHead, EarlyPruning
-from draftree.pruning.worth import STAY_FIRST
+from draftree.pruning.pruner import STAY_FIRST
 from draftree.runner import EagerRunner, inspect_model, open_runner
 from draftree.runner.plan import Plan
 from draftree.runner.step_cost import StepCost

@@ -17,7 +17,7 @@ from zoo import MEMBERS, construct
 import draftree
 from draftree.cli import app
 from draftree.drafting.folder import model_hash
-from draftree.pruning.early_head import EarlyHead
+from draftree.pruning.early import EarlyHead
 from draftree.training.answers import AnswerOptions, make_data
 from draftree.training.objectives import RANKS, MedusaObjective, hits_of
 from draftree.training.options import TrainOptions

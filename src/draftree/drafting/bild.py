@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.acceptance.bild import DISTANCES, LossyBiLD
+from draftree.acceptance.lossy import DISTANCES, LossyBiLD
 from draftree.drafting.base import ByRequest, RequestState
 from draftree.drafting.small_model import SecondModel
 from draftree.errors import check_least, check_number
