@@ -49,7 +49,7 @@ def _one_by_one(runner: Runner, tokens: Tensor, *, row_by_row: bool) -> Tensor:
 def _among_others(runner: Runner, tokens: Tensor, others: Tensor, batch: int, *, row_by_row: bool) -> list[PassResult]:
     """Passes over the same in trees: every token has one of `others` [L] as a sibling before it, in `batch` requests.
 
-    All but the first request are one token ahead, so that their contexts end at other columns.
+    All but the first request are one token ahead, so that their contexts end at other KV positions.
     """
     device, found, begin = tokens.device, [], 0
     cache = runner.new_cache(batch, len(tokens) + 2 * max(WIDTHS))

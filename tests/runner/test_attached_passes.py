@@ -47,7 +47,7 @@ def test_compiled_passes_with_attached_rows_are_those_in_tensors(
     def both(self: CpuRunner, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         if not plan.plain:
             found.append((plan, compiled(self, plan, cache, first), tensors.run(plan, cache, first)))
-        return compiled(self, plan, cache, first)  # writes the same columns again
+        return compiled(self, plan, cache, first)  # writes the same positions again
 
     monkeypatch.setattr(CpuRunner, "run", both)
     drafter = make(name, model)

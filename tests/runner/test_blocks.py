@@ -246,12 +246,12 @@ def test_architectures_say_what_the_model_says_that_was_written(case: str, demo:
     assert tokenizer.decode(tokenizer("one two").input_ids, skip_special_tokens=True).strip() == "one two"
     for length in (9, 150):  # within a window, and beyond one and the context before scaling
         ids = torch.randint(3, 4000, (2, length), generator=torch.Generator().manual_seed(4))
-        told = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
-        expected = model.generate(ids, attention_mask=torch.ones_like(ids), **told)
+        options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
         for drafter in (None, draftree.Lookahead()):
-            same(draftree.generate(ours, ids, drafter=drafter, **told).sequences, expected, case)
+            same(draftree.generate(ours, ids, drafter=drafter, **options).sequences, expected, case)
     draftree.unpack_weights(ours)
-    same(ours.generate(ids, **told), expected)
+    same(ours.generate(ids, **options), expected)
 
 
 def test_the_tokens_that_end_a_turn_end_an_answer(demo: Any, tmp_path: Path) -> None:

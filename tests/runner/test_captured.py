@@ -78,7 +78,7 @@ def test_bands_and_buckets() -> None:
     seen = sorted({band_of(n, 1 << 20, exact=False) for n in range(1, 5000)})
     assert seen == [256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144]
     assert all(n <= band_of(n, 1 << 20, exact=False) for n in range(1, 5000))
-    assert band_of(1100, 1280, exact=False) == 1280  # never more columns than the cache has
+    assert band_of(1100, 1280, exact=False) == 1280  # never more positions than the cache has
     for capacity in (1280, 1536, 4096):  # of many rows, whose sums may depend on it
         assert band_of(1100, capacity, exact=True) == 1280
 
@@ -222,7 +222,7 @@ def test_other_shapes_run_in_tensor_operations(monkeypatch: pytest.MonkeyPatch) 
     assert run.error(few, run.step(few)) < 1e-4
     assert captured.recorded == before
     monkeypatch.setattr("draftree.runner.cuda_graphs.frames.MOST_KERNEL_ROWS", 4)  # more are by torch's attention
-    monkeypatch.setattr("draftree.runner.cuda_graphs.runner.MOST_EXACT", 47)  # and would end at column 48
+    monkeypatch.setattr("draftree.runner.cuda_graphs.runner.MOST_EXACT", 47)  # and would end at position 48
     assert run.error([Tree.random(8, 1)], run.step([Tree.random(8, 1)])) < 1e-4
     assert captured.recorded == before
     monkeypatch.setattr("draftree.runner.cuda_graphs.runner.MOST_EXACT", 48)

@@ -32,12 +32,6 @@ def test_working_models_pass(name: str, dtype: torch.dtype) -> None:
         assert 0 <= check_trees(runner) < (1e-4 if dtype == torch.float32 else 0.03)
 
 
-def test_mistrals_layers_all_have_the_window_whatever_layer_types_say() -> None:
-    model = zoo.construct(zoo.MEMBERS["mistral-window"], layer_types=["full_attention"] * 4)
-    for runner in runners_for(model):
-        assert check_trees(runner) < 1e-4
-
-
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "ministral3", "doge", "phi4_multimodal"])
 def test_windows_of_families_whose_layers_all_have_one(model_type: str) -> None:
     settings = {"head_dim": 16, "sliding_window": 20}
@@ -50,12 +44,6 @@ def test_windows_of_families_whose_layers_all_have_one(model_type: str) -> None:
     target = inspect_model(model)
     assert {kind.window for kind in target.kinds} == {20}
     assert check_trees(HookedRunner(target)) < 1e-4
-
-
-def test_llama4s_temperature_of_attention_follows_positions() -> None:
-    settings = {"no_rope_layers": [1, 0, 1, 0], "floor_scale": 4, "attn_scale": 0.5}
-    model = zoo.construct(zoo.MEMBERS["llama4"], **settings)
-    assert check_trees(HookedRunner(inspect_model(model))) < 1e-4
 
 
 def test_a_window_that_no_layer_is_known_to_have_is_reached() -> None:
@@ -115,7 +103,20 @@ def test_models_that_cannot_be_driven_are_refused(like: str, kind: Any, dtype: t
         ("hunyuan_v1_dense", {"head_dim": 16}),
     ],
 )
-def test_families_outside_the_zoo_are_looked_at(model_type: str, settings: dict[str, Any]) -> None:
+def test_families_outside_the_zoo_are_tried(model_type: str, settings: dict[str, Any]) -> None:
     assert model_type not in TESTED_FAMILIES
     model = zoo.construct(zoo.Member(model_type, model_type, zoo.LLAMA_LIKE | settings))
     assert check_trees(HookedRunner(inspect_model(model))) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("member", "settings"),
+    [
+        ("mistral-window", {"layer_types": ["full_attention"] * 4}),  # all its layers have the window even so
+        ("llama4", {"no_rope_layers": [1, 0, 1, 0], "floor_scale": 4, "attn_scale": 0.5}),  # scales by position
+    ],
+)
+def test_settings_that_change_what_layers_see(member: str, settings: dict[str, Any]) -> None:
+    model = zoo.construct(zoo.MEMBERS[member], **settings)
+    for runner in runners_for(model):
+        assert check_trees(runner) < 1e-4

@@ -220,8 +220,8 @@ def test_a_tree_gives_the_bits_of_its_branches(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_the_last_layer_leaves_out_rows_that_nobody_reads(family: str, dtype: torch.dtype) -> None:
-    """All that comes of it are fewer products: logits, and what later passes see, are the same to the last bit."""
+def test_the_last_layer_leaves_out_unread_rows(family: str, dtype: torch.dtype) -> None:
+    """Logits, and the keys and values for later passes, are the same to the last bit."""
     torch.manual_seed(6)
     model = model_of(family, dtype)
     runner = CpuRunner(inspect_model(model))

@@ -50,7 +50,7 @@ def by_quanto(model: Any) -> Any:
 
 
 def by_bitsandbytes(model: Any) -> Any:
-    """LLM.int8 without its outliers, whose columns are those of all rows of a pass together."""
+    """LLM.int8 without its outliers, which depend on all rows of a pass together."""
     bits = pytest.importorskip("bitsandbytes")
     for parent in list(model.modules()):
         for name, linear in list(parent.named_children()):

@@ -174,10 +174,10 @@ def test_what_cannot_be_packed_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "choice"), [("llama", "cpu"), ("llama-tied", "cpu"), ("t5", "cpu"), ("llama", "eager")]
 )
-def test_copies_of_weights_are_told_in_one_line(name, choice, monkeypatch, caplog):
+def test_copies_of_weights_are_logged_in_one_line(name, choice, monkeypatch, caplog):
     model = copy.deepcopy(build(name))
     assert open_runner(copy.deepcopy(model), choice).copied_bytes > 50_000
-    assert not caplog.messages  # so few that nobody asks
+    assert not caplog.messages  # too few bytes to report
     monkeypatch.setattr(runners, "MUCH", 50_000)
     runner = open_runner(model, choice)
     assert len(caplog.messages) == 1

@@ -166,7 +166,7 @@ def ragged_batch(runner: Runner, model: Any) -> float:
 
 @check
 def deep_prefix(runner: Runner, model: Any) -> float:
-    """Chosen rows see keys and values that nobody else sees, whatever their siblings are."""
+    """Chosen rows see keys and values that no other row sees, whatever their siblings are."""
     probe = Run(runner).prefill()
     shapes = [(k.shape[1], k.shape[3], v.shape[3]) for k, v in zip(probe.cache.keys, probe.cache.values, strict=True)]
     generator = torch.Generator().manual_seed(9)
@@ -175,7 +175,7 @@ def deep_prefix(runner: Runner, model: Any) -> float:
     ]
     run, bushy = Run(runner, prefix=prefix).prefill(), Tree(BUSHY, 2)
     on = torch.zeros(1, bushy.size, dtype=torch.bool)
-    on[0, [3, 12]] = True  # two leaves, so that nobody inherits what they saw
+    on[0, [3, 12]] = True  # two leaves, so that no row inherits what they saw
     result = run.step([bushy], prefix_rows=on)
     stock = run.stock(0, bushy)
     blind = (~on[0]).nonzero()[:, 0]
@@ -195,7 +195,7 @@ def deep_prefix(runner: Runner, model: Any) -> float:
 
 
 def _prefix_reference(runner: Runner) -> bool:
-    """Whether stock can be given a prefix: full attention, no positions or bias by column."""
+    """Return whether stock can be given a prefix: full attention, no positions or bias by KV position."""
     hooked = getattr(runner, "_stock", None)  # None for runners of a single shape
     plain = hooked is None or type(hooked.family) in (Family, ViewsFinalRows)
     full = all(kind.window is None and kind.chunk is None for kind in runner.target.kinds)
@@ -260,13 +260,13 @@ def taps(runner: Runner, model: Any) -> float:
 
 @check
 def control(runner: Runner, model: Any) -> float:
-    """The comparison notices wrong trees: a causal mask, positions by column, a window one too long."""
+    """The comparison notices wrong trees: a causal mask, KV positions for positions, a window one too long."""
     run, bushy = Run(runner).prefill(), Tree(BUSHY, 2)
     stock = run.stock(0, bushy)
-    causal, columns = run.plan([bushy]), run.plan([bushy])
+    causal, counted = run.plan([bushy]), run.plan([bushy])
     causal.visible = torch.ones_like(causal.visible).tril()
-    columns.positions = 21 + torch.arange(bushy.size)[None]
-    for plan in (causal, columns):
+    counted.positions = 21 + torch.arange(bushy.size)[None]
+    for plan in (causal, counted):
         wrong = runner.run(plan, run.cache, 0, run.encoder)
         assert difference(wrong.logits[0], stock) > 100 * TOLERANCE
     if any(kind.window for kind in runner.target.kinds):

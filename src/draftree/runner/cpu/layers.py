@@ -28,7 +28,6 @@ from draftree.runner.positions import Rotation
 from draftree.runner.weights.packed import LANES, Packed, scratch_for
 
 ROUNDS, NORMS_ROUND_TWICE = 1, 2  # where numbers are rounded to bfloat16 (`layers.c`)
-NO_END = 2**31 - 1  # KV positions; more than any window or context has
 WORTH_THREADS = 2_500_000  # multiplications of a pass under which waking other threads costs more than it saves
 
 
@@ -47,9 +46,7 @@ def threads_for(work: int, meetings: float = 1.0) -> int:
 class CompiledLayer:
     """See `eager.layer.TensorLayer`; `window` is what it sees back, `rotation` of its heads, `dtype` the model's."""
 
-    def __init__(
-        self, library: ctypes.CDLL, parts: Parts, window: int | None, rotation: Rotation, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, parts: Parts, window: int | None, rotation: Rotation, dtype: torch.dtype) -> None:
         self.parts = parts
         self._packed = [Packed(linears) for linears in parts.products()]
         self.copied = sum(packed.nbytes for packed in self._packed)  # bytes of weights
@@ -66,7 +63,7 @@ class CompiledLayer:
             optional_address(self._partner, torch.int32),
             *(0.0 if norm is None else norm.epsilon for norm in (*norms[:3], norms[4])),
             *(hidden, kv, groups, dim, parts.wide, parts.activation != "silu", rounding_of(norms, dtype)),
-            *(min(window or 0, NO_END), parts.scaling, parts.cap or 0.0),
+            *(window or 0, parts.scaling, parts.cap or 0.0),
         )
         queries = kv * groups * dim
         self.scratch = hidden + max(matrices[0].stride + queries, 2 * matrices[2].stride)  # floats a row
@@ -84,10 +81,6 @@ class CompiledStack:
         self.widest = max(layer.widest for layer in layers)
         self.dim = max(layer.parts.heads.dim for layer in layers)
         self.weights = sum(layer.weights for layer in layers)
-
-    def threads(self, rows: int) -> int:
-        """Return the number of threads for a pass of `rows` rows."""
-        return threads_for(rows * self.weights)
 
     def run(self, first: int, last: int, x: Tensor, angles: CompiledAngles, unread: int = 0) -> None:
         """Run layers [first, last) on x [B, n, d], in place.
@@ -126,7 +119,7 @@ class CompiledAngles:
         batch, n = segment.positions.shape
         starts = angles.cache.starts
         total = batch * n if sizes is None else sum(sizes)
-        threads = stack.threads(total)
+        threads = threads_for(total * stack.weights)
         prefix_rows = segment.prefix_rows
         f32 = torch.float32  # the default type may be another one, and C reads floats
         tensors = [
@@ -165,11 +158,6 @@ class CompiledHead:
         self._packed = Packed([head])
         self.copied = self._packed.nbytes
 
-    def threads(self, rows: int) -> int:
-        """Return the number of threads for the logits of `rows` rows."""
-        matrix = self._packed.described
-        return threads_for(rows * matrix.inputs * matrix.outputs, 0.25)
-
     def __call__(self, x: Tensor) -> Tensor:
         x = x.float().contiguous()
         rows, width = x.shape[0] * x.shape[1], x.shape[2]
@@ -187,5 +175,6 @@ class CompiledHead:
         rows = read.shape[0] * read.shape[1]
         scratch = scratch_for(rows, read.shape[2])
         at, by, to = (address(t, torch.float32) for t in (read, scratch, logits))
-        self._library.layer_product(matrix, at, rows, self.threads(rows), 0, by, to)
+        threads = threads_for(rows * matrix.inputs * matrix.outputs, 0.25)
+        self._library.layer_product(matrix, at, rows, threads, 0, by, to)
         return logits.to(self._dtype)

@@ -76,7 +76,7 @@ class CpuRunner(EagerRunner):
         self._library = library
         dtype = self.target.dtype
         self._layers = [
-            CompiledLayer(library, part, kind.window, self.tables.rotation, dtype)
+            CompiledLayer(part, kind.window, self.tables.rotation, dtype)
             for part, kind in zip(parts, self.target.kinds, strict=True)
         ]
         self._head = CompiledHead(library, self._norm, head, dtype, cap)

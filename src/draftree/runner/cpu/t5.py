@@ -95,7 +95,7 @@ class _Decoder:
         self._weights = sum(p.numel() for p in target.decoder.parameters()) - self._embedding.numel()
 
     def run(self, plan: Plan, cache: SlotCache, encoder: EncoderState) -> Tensor | None:
-        """Logits [B, n, V] of the rows that need some by `plan`; `cache` is open for it. None for unknown tokens."""
+        """Return the logits [B, n, V] that `plan` asks for; `cache` is open for it. None for unknown tokens."""
         lengths = (c_int64 * plan.batch)(*encoder.lengths[cache.first : cache.first + plan.batch])
         rows, starts, hidden = plan.batch * plan.width, cache.starts, self._embedding.shape[1]
         longest = max(max(starts) + plan.width, encoder.capacity)
@@ -141,13 +141,13 @@ class _Decoder:
 
 
 def _described(norms: Sequence[Tensor], packed: Sequence[Packed | None]) -> T5Layer:
-    """A decoder layer as C reads it, but for its source's keys and values."""
+    """Describe a decoder layer for C, but for its source's keys and values."""
     matrices = [Matrix() if part is None else part.described for part in packed]
     return T5Layer(*matrices, *(address(norm, torch.float32) for norm in norms), None, None)
 
 
 def _linears(layer: Any) -> list[list[Any]]:
-    """A decoder layer's linears in the order of `T5Layer`, those on the same input together; none for no gate."""
+    """Return a decoder layer's linears in the order of `T5Layer`, grouped by input; an empty list for no gate."""
     text, source = layer.layer[0].SelfAttention, layer.layer[1].EncDecAttention
     dense = layer.layer[2].DenseReluDense
     up = [[dense.wi_1], [dense.wi_0]] if hasattr(dense, "wi_0") else [[dense.wi], []]

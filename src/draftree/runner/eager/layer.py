@@ -39,7 +39,7 @@ class Attention(NamedTuple):
     cap: float | None
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention of queries [B, kv, n, dim] under an additive mask."""
+        """Return the attention of queries [B, kv, n, dim] under an additive mask."""
         if self.cap is None:
             return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=self.scaling)
         scores = self.cap * torch.tanh(query @ keys.mT * (self.scaling / self.cap))
@@ -87,22 +87,17 @@ class TensorLayer:
         self._activation = ACTIVATIONS[parts.activation]
 
     def enter(self, x: Tensor, angles: Angles, index: int) -> tuple[Tensor, Tensor, Tensor]:
-        """From hidden states to queries, with keys and values put into the cache.
-
-        Args:
-            x: [B, n, d].
-            angles: of the rows.
-            index: the cache's layer.
+        """Return queries of x [B, n, d], and put keys and values into the cache of `angles` as its layer `index`.
 
         Returns:
             queries [B, kv, groups * n, dim], keys and values [B, kv, K, dim] with the context; of all slots where the
-            cache of `angles` is `FixedSlots`.
+            cache is `FixedSlots`.
         """
         query, key, value = self.project(x, angles)
         return query, *angles.cache.update(key, value, index)
 
     def project(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [B, kv, groups * n, dim], keys and values [B, kv, n, dim] of the rows themselves."""
+        """Return queries [B, kv, groups * n, dim], keys and values [B, kv, n, dim] of the rows themselves."""
         batch, n, _ = x.shape
         kv, groups, dim = self.parts.heads
         queries = kv * groups
@@ -122,7 +117,7 @@ class TensorLayer:
         return query.reshape(batch, kv, groups * n, dim), key, value
 
     def leave(self, x: Tensor, mixed: Tensor, angles: Angles) -> Tensor:
-        """From the attention's result [B, kv, groups * n, dim] to the layer's; may change and return x [B, n, d]."""
+        """Return the layer's result from the attention's [B, kv, groups * n, dim]; may change x [B, n, d]."""
         behind_attention, behind_mlp = self.parts.behind
         x = x + normed(behind_attention, self._output(self.parts.heads.side_by_side(mixed)))
         gate, up = self._gate_up(normed(self.parts.norms[1], x)).chunk(2, -1)
@@ -139,7 +134,7 @@ class TensorHead:
         self._head = product([head])
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Logits [B, n, V] of hidden states [B, n, d]."""
+        """Return the logits [B, n, V] of hidden states [B, n, d]."""
         x = self._norm(x)
         rows = x.shape[0] * x.shape[1]
         if rows <= self.ROWS or not x.is_cpu:

@@ -63,7 +63,7 @@ class Heads(NamedTuple):
     dim: int
 
     def side_by_side(self, mixed: Tensor) -> Tensor:
-        """Attention's result [B, kv, groups * n, dim] as [B, n, kv * groups * dim], which the next linear reads."""
+        """Return attention's result [B, kv, groups * n, dim] as [B, n, kv * groups * dim], for the next linear."""
         kv, groups, dim = self
         batch, n = len(mixed), mixed.shape[2] // groups
         return mixed.view(batch, kv, groups, n, dim).permute(0, 3, 1, 2, 4).reshape(batch, n, kv * groups * dim)
@@ -92,7 +92,7 @@ class Norm(NamedTuple):
         return cls(weight, epsilon, kind not in ROUNDED_ONCE)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[..., d] scaled to a mean square of 1, times the weight."""
+        """Scale [..., d] to a mean square of 1, times the weight."""
         return F.rms_norm(x.to(self.weight.dtype), (x.shape[-1],), self.weight, self.epsilon).to(x.dtype)
 
 
@@ -155,11 +155,11 @@ class Parts(NamedTuple):
         )
 
     def linears(self) -> list[list[Any]]:
-        """The stock linears, each list one matrix to the compiled form: attention's two, then the MLP's."""
+        """Return the stock linears, each list one matrix to the compiled form: attention's two, then the MLP's."""
         return [self.qkv, [self.output], *([linear] for linear in self.gate_up), [self.down]]
 
     def products(self) -> list[list[Any]]:
-        """The matrices of the compiled form: query, key and value; output; gate; up; down."""
+        """Return the matrices of the compiled form: query, key and value; output; gate; up; down."""
         gate_up: list[Any] = self.gate_up
         if len(gate_up) == 1:
             both, half = gate_up[0], gate_up[0].out_features // 2
@@ -168,7 +168,7 @@ class Parts(NamedTuple):
 
 
 def products_of(target: Target) -> list[list[Any]]:
-    """The linears of all layers of a model whose shape is known, those together that read the same input."""
+    """Return the linears of all layers of a model of known shape, grouped by the input that they read."""
     found = []
     for layer in target.layers:
         qkv, output, gate, up, down = Parts.of(layer, target.config).products()
@@ -245,11 +245,11 @@ class StockProduct:
         self._linears: list[Any] = list(linears)
 
     def linears(self) -> list[tuple[Tensor, Tensor | None]]:
-        """Weight [out, in] and bias [out] of each, as a call would read them; for linears that are not packed."""
+        """Return weight [out, in] and bias [out] of each, as a call would read them; not for packed linears."""
         return [(m._parameters["weight"], m._parameters["bias"]) for m in self._linears]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[..., in] to [..., the linears' outputs side by side]."""
+        """Multiply [..., in] to [..., the linears' outputs side by side]."""
         outputs = self.outputs(x)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 

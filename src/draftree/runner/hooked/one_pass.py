@@ -146,7 +146,7 @@ class HookedPass:
         return output.slice_scatter(own, 1, output.shape[1] - own.shape[1])
 
     def _own_angles(self, module: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """In place of a length-dependent module's `forward`, which would also remember the longest text."""
+        """Replace a length-dependent module's `forward`, which would also remember the longest text."""
         layer_type = kwargs.get("layer_type", args[1] if len(args) > 1 else None)
         return per_row_angles(module, x, self.segments[-1].positions, self.plan.prompt_lengths, layer_type)
 
@@ -272,7 +272,7 @@ def signature_of(module: nn.Module) -> inspect.Signature:
 def named_arguments(
     signature: inspect.Signature, module: nn.Module, args: Any, kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Arguments of a call of `module.forward` by name, in the signature's order; those not given are left out."""
+    """Return the arguments given to `module.forward` by name, in the signature's order."""
     named = dict(signature.bind(module, *args, **kwargs).arguments)
     named.pop("self")
     for name, parameter in signature.parameters.items():

@@ -54,13 +54,13 @@ class ModelLayout:
     reference: weakref.ref[Any] = field(repr=False)
 
     def close(self, hidden: Tensor) -> Tensor:
-        """From the last layer's output [..., d] to the head's input [..., d']."""
+        """Return the head's input [..., d'] from the last layer's output [..., d]."""
         for module in self.closing:
             hidden = module(hidden)
         return hidden if self.scale == 1.0 else hidden * self.scale
 
     def finish(self, output: Tensor) -> Tensor:
-        """From the head's output [..., V] to the model's logits."""
+        """Return the model's logits from the head's output [..., V]."""
         if self.cap is not None:
             output = self.cap * torch.tanh(output / self.cap)
         if self.factor != 1.0:

@@ -101,7 +101,7 @@ class PackedEmbedding(nn.Module):
         return all_floats(self.packed, self.form, self.embedding_dim, self.num_embeddings)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """LongTensor [...] to float32 [..., embedding_dim].
+        """Look up LongTensor [...], as float32 [..., embedding_dim].
 
         Raises:
             IndexError: an id outside of the table.

@@ -32,7 +32,7 @@ MUCH = 100_000_000  # bytes of copied weights from which on a warning is logged
 
 
 def in_16_bits(weight: Tensor) -> Tensor:
-    """Weights [outputs, inputs] in bfloat16 or float16, if they are float32 and one of these holds each exactly."""
+    """Return float32 weights [outputs, inputs] in bfloat16 or float16, if one of these holds each exactly."""
     if weight.dtype != torch.float32 or weight.shape[1] % 2:
         return weight
     for dtype in (torch.bfloat16, torch.float16):
@@ -162,7 +162,7 @@ def in_blocks(linear: Any) -> bool:
 
 
 def side_by_side(linears: Sequence[Any]) -> Tensor:
-    """Weights [outputs of all, inputs]; a single linear's own, as a copy would leave a hole in the heap."""
+    """Return weights [outputs of all, inputs]; a single linear's own, as a copy would leave a hole in the heap."""
     weights = [m.weight.detach() for m in linears]
     return weights[0] if len(weights) == 1 else torch.cat(weights)
 
@@ -256,22 +256,16 @@ class PackedLinear(nn.Module):
         return from_packed(self.packed, self.out_features).to(self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in_features] to [..., out_features]."""
+        """Multiply [..., in_features] to [..., out_features]."""
         library = load_library()
         plain = x.dtype == self.dtype and x.is_cpu
         if library is None or not plain or (x.requires_grad and torch.is_grad_enabled()):
             return F.linear(x, self.weight, self.bias)
         rows = x.reshape(-1, self.in_features).float().contiguous()
         out = rows.new_empty(rows.shape[0], self.out_features)
-        bias = None if self.bias is None else self.bias.float()
-        scratch = scratch_for(len(rows), self.in_features)
+        matrix, scratch = Packed([self]), scratch_for(len(rows), self.in_features)
         at, by, to = (address(t, torch.float32) for t in (rows, scratch, out))
-        if self.form is None:
-            matrix = matrix_of(self.packed, bias, self.out_features, x.dtype)
-        else:
-            at_bias = optional_address(bias, torch.float32)
-            matrix = blocks_matrix(self.packed, self.form, self.in_features, self.out_features, at_bias)
-        library.layer_product(matrix, at, len(rows), torch.get_num_threads(), 0, by, to)
+        library.layer_product(matrix.described, at, len(rows), torch.get_num_threads(), 0, by, to)
         return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
