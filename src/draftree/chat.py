@@ -106,7 +106,7 @@ class Chat:
                 self.messages = before
 
     def _params(self, ids: list[int], most: int) -> SamplingParams:
-        seed = None if self._seed is None else (self._seed + len(self.requests)) % 2**64
+        seed = None if self._seed is None else self._seed + len(self.requests)
         given = self._options | {"max_new_tokens": most, "seed": seed}
         return params_of(self.engine.target, ids, given)
 
