@@ -15,7 +15,7 @@ from transformers import DynamicCache
 from zoo import build
 
 import draftree
-from draftree.drafting import BiTA, groups
+from draftree.drafting import BiTA, in_model
 from draftree.engine import generate
 from draftree.runner import EagerRunner, inspect_model
 from draftree.runner.step_cost import StepCost
@@ -167,8 +167,8 @@ def test_bad_options(options: dict[str, object]) -> None:
 def test_nodes_with_groups_are_chosen_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device the second time might give others, whose rows speak of another text."""
     chosen: list[Any] = []
-    choose = groups.likeliest_ends
-    monkeypatch.setattr(groups, "likeliest_ends", lambda *given: chosen.append(given) or choose(*given))
+    choose = in_model.likeliest_ends
+    monkeypatch.setattr(in_model, "likeliest_ends", lambda *given: chosen.append(given) or choose(*given))
     model = build("llama")
     drafter = randomised(BiTA.fresh(model, groups=2))
     out = generate(model, torch.tensor([prompts()[0]]), drafter=drafter, max_new_tokens=NEW, shape=Fixed(6))
