@@ -211,7 +211,7 @@ class AfterFive(StoppingCriteria):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_the_users_own_processors_and_criteria(count: int) -> None:
+def test_processors_and_criteria_of_the_user(count: int) -> None:
     rows = prompts(LENGTHS[:count])
     ids, mask = left_pad(rows)
     stop = StoppingCriteriaList([AfterFive(ids.shape[1] + 11)])
@@ -234,7 +234,7 @@ class ByRow(LogitsProcessor):
         return scores + self.bias
 
 
-def test_a_processor_that_treats_rows_by_their_place() -> None:
+def test_a_processor_that_depends_on_the_row() -> None:
     rows = prompts()
     ids, mask = left_pad(rows)
     expected = hf(build("llama"), ids, mask, logits_processor=[ByRow(len(rows))])

@@ -37,7 +37,7 @@ def own(name: str, ids: Tensor, mask: Tensor | None = None, *, options: Any = No
     return generate(build(name), ids, mask, **{"max_new_tokens": NEW} | given | (options or {})).sequences
 
 
-def test_whatever_our_door_takes_one_of_the_two_takes_there() -> None:
+def test_every_argument_is_one_of_both_doors() -> None:
     ours = set(inspect.signature(draftree.generate).parameters)
     theirs = set(inspect.signature(build("llama").generate).parameters) | set(vars(GenerationConfig()))
     of_hugging_face = {"model", "input_ids", "attention_mask", "stopping_criteria", "generation_config", "tokenizer"}
@@ -45,7 +45,7 @@ def test_whatever_our_door_takes_one_of_the_two_takes_there() -> None:
     assert ours - of_hugging_face - (theirs - {"streamer"}) - {"options"} <= there
 
 
-def test_the_page_tells_of_every_argument() -> None:
+def test_the_page_lists_every_argument() -> None:
     page = (Path(__file__).parents[2] / "docs" / "transformers.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `(\w+)` \|", page, re.M) == list(inspect.signature(custom_generate).parameters)
 
@@ -127,14 +127,14 @@ def embeddings(name: str, ids: Tensor) -> Tensor:
         ),
     ],
 )
-def test_inputs_that_would_be_lost_are_refused(name: str, made: Callable[[Tensor], dict[str, Any]], told: str) -> None:
+def test_unused_inputs_are_refused(name: str, made: Callable[[Tensor], dict[str, Any]], told: str) -> None:
     ids = torch.tensor(prompts(LENGTHS[:1]))
     with pytest.raises(ValueError, match=told) as raised:
         through(name, ids, options=made(ids))
     assert "\n" not in str(raised.value)
 
 
-def test_inputs_that_say_what_the_ids_say_are_taken() -> None:
+def test_redundant_inputs_are_accepted() -> None:
     ids, mask = left_pad(prompts())
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     expected = hf(build("llama"), ids, mask)
@@ -148,7 +148,7 @@ def test_inputs_that_say_what_the_ids_say_are_taken() -> None:
     same(out, expected)
 
 
-def test_a_model_that_reads_images_is_asked_about_text_alone() -> None:
+def test_a_model_of_images_gets_text_only() -> None:
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     text = shape | {"num_hidden_layers": 2, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 100}
     config = Gemma3Config(

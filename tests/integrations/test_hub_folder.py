@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[2] / "integrations" / "hub"
 
 @pytest.fixture
 def door(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
-    """Arguments that choose the folder, with transformers' copies of its code in a place of their own."""
+    """Return arguments that choose the folder; transformers copies its code to a temporary place."""
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
     return {"custom_generate": str(FOLDER), "trust_remote_code": True}
@@ -28,7 +28,7 @@ def inputs(demo: Any, text: str = "Tell me about the sea.") -> Any:
     return demo.tokenizer.apply_chat_template(messages, **options)
 
 
-def test_greedy_and_drawn(demo: Any, door: dict[str, Any]) -> None:
+def test_greedy_and_sampled(demo: Any, door: dict[str, Any]) -> None:
     given = inputs(demo)
     plain = demo.model.generate(**given, max_new_tokens=40, do_sample=False)
     assert torch.equal(demo.model.generate(**given, **door, max_new_tokens=40, do_sample=False), plain)
@@ -58,6 +58,6 @@ def test_drafters_and_streamers(demo: Any, door: dict[str, Any]) -> None:
     assert "".join(streamer) == demo.tokenizer.decode(plain[0, given["input_ids"].shape[1] :])
 
 
-def test_what_draftree_refuses_is_refused(demo: Any, door: dict[str, Any]) -> None:
+def test_refusals(demo: Any, door: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="num_beams"):
         demo.model.generate(**inputs(demo), **door, num_beams=2)

@@ -1,4 +1,4 @@
-"""Two replicas on Ray Serve: equal text, dialogues that meet their cache, a replica killed in the midst of streams."""
+"""Two replicas on Ray Serve: equal text, dialogues that return to their cache, a replica killed while it streams."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def free_port() -> int:
 
 @contextmanager
 def serving(command: list[Any], port: int) -> Iterator[str]:
-    """A server in a process of its own, which says that it serves."""
+    """Run a server in a process of its own."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert process.stdout is not None
     try:
@@ -73,7 +73,7 @@ def http(url: str) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def expected(demo: Any) -> Any:
-    """Greedy answers of the engine alone, as token ids."""
+    """Return a function for greedy answers of the engine, as token ids."""
     import draftree
 
     def answer(text: str, new: int) -> list[int]:
@@ -93,7 +93,7 @@ def asked(text: str, new: int, **fields: Any) -> dict[str, Any]:
 
 
 def stream(http: httpx.Client, body: dict[str, Any]) -> tuple[list[int], str | None]:
-    """Token ids of a stream, and the message of the error that ended it."""
+    """Return token ids of a stream, and the message of the error that ended it."""
     ids, error = [], None
     with http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as response:
         assert response.status_code == 200
@@ -106,18 +106,18 @@ def stream(http: httpx.Client, body: dict[str, Any]) -> tuple[list[int], str | N
 
 
 def replicas() -> list[int]:
-    """Process ids of the replicas."""
+    """Return the process ids of the replicas."""
     found = subprocess.run(["pgrep", "-f", "^ray::ServeReplica:draftree:Replica"], capture_output=True, text=True)
     return [int(line) for line in found.stdout.split()]
 
 
 def gauge(http: httpx.Client, name: str) -> dict[str, float]:
-    """A metric by replica."""
+    """Return a metric by replica."""
     lines = [line for line in http.get("/metrics").text.splitlines() if line.startswith(f"{name}{{")]
     return {line.partition('replica="')[2].partition('"')[0]: float(line.rpartition(" ")[2]) for line in lines}
 
 
-def test_answers_are_those_of_the_engine_and_both_replicas_work(http: httpx.Client, expected: Any) -> None:
+def test_answers_equal_the_engine_s_on_both_replicas(http: httpx.Client, expected: Any) -> None:
     with ThreadPoolExecutor(14) as pool:
         whole = list(pool.map(lambda t: http.post("/v1/chat/completions", json=asked(t, 60)).json(), TEXTS))
         streams = list(pool.map(lambda t: stream(http, asked(t, 60)), TEXTS))
@@ -129,7 +129,7 @@ def test_answers_are_those_of_the_engine_and_both_replicas_work(http: httpx.Clie
     assert min(answered.values()) > 0
 
 
-def test_a_dialogue_meets_its_cache(http: httpx.Client) -> None:
+def test_a_dialogue_returns_to_its_cache(http: httpx.Client) -> None:
     def dialogue(number: int) -> list[tuple[int, int]]:
         messages = [{"role": "user", "content": f"{number}: {TEXTS[number]} It may be as long as you like, or longer."}]
         told = []
@@ -147,7 +147,7 @@ def test_a_dialogue_meets_its_cache(http: httpx.Client) -> None:
             assert third[1] >= second[0] - 1
 
 
-def test_refusals_are_the_servers_own(http: httpx.Client) -> None:
+def test_refusals_equal_the_server_s(http: httpx.Client) -> None:
     refused = http.post("/v1/completions", json={"prompt": "x", "suffix": "y"})
     assert refused.status_code == 400
     assert "suffix" in refused.json()["error"]["message"]
@@ -157,10 +157,10 @@ def test_refusals_are_the_servers_own(http: httpx.Client) -> None:
     assert "text/html" in http.get("/").headers["content-type"]
 
 
-def test_a_client_that_leaves_frees_its_slot(http: httpx.Client) -> None:
+def test_a_disconnected_client_frees_its_slot(http: httpx.Client) -> None:
     slow = asked(TEXTS[0], 1800, stream=True, temperature=1.5, seed=1, draftree={"drafter": "off"})
     with http.stream("POST", "/v1/chat/completions", json=slow) as response:
-        lines = response.iter_lines()  # httpx closes the stream with it
+        lines = response.iter_lines()  # httpx closes the stream with these lines.
         next(lines)
         assert sum(gauge(http, "draftree_running_requests").values()) == 1
     end = time.monotonic() + 10
@@ -169,7 +169,7 @@ def test_a_client_that_leaves_frees_its_slot(http: httpx.Client) -> None:
         time.sleep(0.1)
 
 
-def test_a_killed_replica_ends_its_own_streams_alone(http: httpx.Client, expected: Any) -> None:
+def test_a_killed_replica_ends_its_own_streams_only(http: httpx.Client, expected: Any) -> None:
     known = {text: expected(text, 700) for text in TEXTS}
     found: dict[str, tuple[list[int], str | None]] = {}
 

@@ -61,7 +61,7 @@ def run(folder: Path, method: str) -> dict[str, Any]:
     return found
 
 
-def test_texts_are_vllms_own_and_drafts_are_accepted(demo: Any, tmp_path: Path) -> None:
+def test_texts_equal_vllm_s_and_drafts_are_accepted(demo: Any, tmp_path: Path) -> None:
     demo.model.save_pretrained(tmp_path / "model")
     demo.tokenizer.save_pretrained(tmp_path / "model")
     plain, drafted = run(tmp_path / "model", "none"), run(tmp_path / "model", "lookahead")
@@ -71,7 +71,7 @@ def test_texts_are_vllms_own_and_drafts_are_accepted(demo: Any, tmp_path: Path) 
     assert drafted["drafted"]["accepted_tokens"] > drafted["drafted"]["drafts"], "more than one a step"
 
 
-def test_its_server_takes_the_drafter(demo: Any, tmp_path: Path) -> None:
+def test_vllm_s_server_uses_the_drafter(demo: Any, tmp_path: Path) -> None:
     """As docs/scaling.md has it, whose command is held to `speculative_config` elsewhere."""
     demo.model.save_pretrained(tmp_path / "model")
     demo.tokenizer.save_pretrained(tmp_path / "model")
@@ -106,7 +106,7 @@ def test_its_server_takes_the_drafter(demo: Any, tmp_path: Path) -> None:
         process.wait(60)
 
 
-def test_its_benchmark_shows_our_acceptance(demo: Any, tmp_path: Path) -> None:
+def test_vllm_s_benchmark_shows_the_acceptance(demo: Any, tmp_path: Path) -> None:
     demo.tokenizer.save_pretrained(tmp_path / "tokenizer")
     asked = [{"prompt": f"Tell me about ship {i}."} for i in range(8)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in asked))

@@ -42,7 +42,7 @@ def step(made: plugin.LookaheadProposer, texts: list[list[int]], new: list[int])
     return made.propose(sampled, np.array([len(text) for text in texts]), ids)
 
 
-def test_it_drafts_the_best_path_of_the_trie() -> None:
+def test_the_best_path_of_the_trie_is_drafted() -> None:
     trie = Trie(eos_token_ids=[2])
     trie.begin(0, PROMPT)
     trie.extend(0, [7])
@@ -51,7 +51,7 @@ def test_it_drafts_the_best_path_of_the_trie() -> None:
     assert step(proposer(), [[*PROMPT, 7]], [1]) == [expected]
 
 
-def test_rows_that_move_come_and_go_stay_their_requests() -> None:
+def test_moving_rows_keep_their_requests() -> None:
     made = proposer()
     one, two, three = [*PROMPT, 7], [30, 31, 32, 30, 31], [40, 41]
     step(made, [one, two], [1, 1])
@@ -66,12 +66,12 @@ def test_rows_that_move_come_and_go_stay_their_requests() -> None:
     assert made.trie.live_requests == 0
 
 
-def test_a_prompt_that_is_being_read_gets_nothing() -> None:
+def test_a_prompt_in_prefill_gets_no_draft() -> None:
     made = proposer()
     assert step(made, [PROMPT[:3], [*PROMPT, 7]], [0, 1]) == [[], [8, 9, 5, 6]]
 
 
-def test_no_draft_reaches_beyond_the_longest_text() -> None:
+def test_drafts_end_at_the_longest_text() -> None:
     assert step(proposer(longest=len(PROMPT) + 1 + 3), [[*PROMPT, 7]], [1]) == [[8, 9]]
     assert step(proposer(longest=len(PROMPT) + 2), [[*PROMPT, 7]], [1]) == [[]]
 
@@ -95,7 +95,7 @@ def test_other_versions_are_refused_in_one_sentence(installed: dict[str, str], f
         proposer()
 
 
-def test_other_wrongs_are_told(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_mistakes_are_refused(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         plugin.speculative_config(0)
     monkeypatch.setenv(plugin.SWITCH, "1")
@@ -108,7 +108,7 @@ def test_other_wrongs_are_told(installed: dict[str, str], monkeypatch: pytest.Mo
     plugin.check_version()
 
 
-def test_the_command_of_the_page_says_what_python_does() -> None:
+def test_the_command_of_the_page_equals_python_s() -> None:
     page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
     found = re.search(r"^(\w+)=0 vllm serve \S+ --speculative-config \\\n  '([^']+)'$", page, re.M)
     assert found

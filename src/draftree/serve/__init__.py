@@ -1,4 +1,4 @@
-"""The OpenAI-compatible server: the engine behind HTTP, with drafting, for each model that the library drives.
+"""Serve a model under the OpenAI API, with drafting.
 
     app (routes) -> server (lets requests in) -> calls (prompts and sampling parameters) -> worker (steps the engine)
         -> output (tokens to text) -> responses (objects of the API)

@@ -173,17 +173,17 @@ class CallReader:
         Raises:
             ApiError: the prompt is empty, too long or has unknown tokens, or `most` exceeds the remaining tokens.
         """
-        said = "messages" if isinstance(body, Chat) else "prompt"
+        source = "messages" if isinstance(body, Chat) else "prompt"
         length = "max_tokens" if getattr(body, "max_completion_tokens", None) is None else "max_completion_tokens"
         limit, bound = self.target.max_positions, self.settings.max_output_tokens
-        self.check_length(prompt, said)
+        self.check_length(prompt, source)
         if bound is not None and most is not None and most > bound:
             raise ApiError(f"{length} is {most} and this server gives at most {bound}: lower it.", length)
         if most is None:
             bounds = [n for n in (bound, None if limit is None else limit - len(prompt)) if n is not None]
             most = max(1, min(bounds, default=4096))
         sent = getattr(body, length) is not None
-        for new, field in ((1, said), (max(1, most), length if sent else said)):
+        for new, field in ((1, source), (max(1, most), length if sent else source)):
             try:
                 check_prompt(prompt, new, self.target.vocab_size, limit)
             except ValueError as error:

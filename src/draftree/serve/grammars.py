@@ -170,8 +170,8 @@ def _arguments_of(function: dict[str, Any], forced: bool) -> dict[str, Any]:
     asked: dict[str, Any] = {}
     if forced or function.get("strict"):
         asked = function.get("parameters", {"type": "object", "properties": {}, "additionalProperties": False})
-    said = asked.keys() & {"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"}  # Keywords that fix the type.
-    return asked if said else {"type": "object"} | asked
+    typed = asked.keys() & {"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"}  # Keywords that fix the type.
+    return asked if typed else {"type": "object"} | asked
 
 
 def _thinking(tokenizer: Any, begun: str | None) -> tuple[str, str] | None:

@@ -155,8 +155,8 @@ def _gauges(engine: Engine) -> Iterator[Metric]:
     yield GaugeMetricFamily("draftree_waiting_requests", "Requests that wait for a slot.", len(engine.waiting))
     yield GaugeMetricFamily("draftree_slots", "Requests decoded together at most.", engine.config.slots)
     yield GaugeMetricFamily("draftree_kv_tokens", "Tokens of running requests in the KV cache.", held)
-    kept = "Tokens of finished requests that the KV cache keeps for prompts with the same beginning."
-    yield GaugeMetricFamily("draftree_kv_kept_tokens", kept, engine.scheduler.kept_tokens)
+    text = "Tokens of finished requests that the KV cache keeps for prompts with the same beginning."
+    yield GaugeMetricFamily("draftree_kv_kept_tokens", text, engine.scheduler.kept_tokens)
     room = cache.slots * (cache.capacity - cache.prefix_length)
     yield GaugeMetricFamily("draftree_kv_capacity_tokens", "Tokens that the KV cache holds before it grows.", room)
     yield GaugeMetricFamily("draftree_kv_bytes", "Bytes of the KV cache.", cache.nbytes)

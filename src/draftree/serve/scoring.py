@@ -47,7 +47,7 @@ class Scorer:
         self._queue.append((scoring, self._chunks(scoring)))
 
     def turn(self) -> None:
-        """Score one chunk of one prompt, so that decoding goes on; end late and cancelled requests."""
+        """Score one chunk of one prompt, so that decoding continues; end late and cancelled requests."""
         now = time.monotonic()
         for scoring, _ in self._queue:
             if now > scoring.deadline:

@@ -1,4 +1,4 @@
-"""The training objectives of BiTA, Hidden Transfer, Medusa and early heads.
+"""Define the training objectives of BiTA, Hidden Transfer, Medusa and early heads.
 
 A batch is one plan of the hooked runner, with the rows, positions, visibility and surgeries of decoding at many split
 points. So a row learns under the conditions under which it drafts.

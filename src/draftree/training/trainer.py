@@ -130,8 +130,8 @@ class Session:
         }
         if args.process_index == 0:
             save(recipe)
-            write_json(self.out / RECIPE, recipe)
             write_curve(trainer.state.log_history, self.out, title)
+            write_json(self.out / RECIPE, recipe)
         trainer.accelerator.wait_for_everyone()
         return recipe
 

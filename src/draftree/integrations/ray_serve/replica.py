@@ -1,6 +1,6 @@
 """Run the application of `draftree serve` in a Ray actor, and route requests to such replicas.
 
-A dialogue goes to the replica that has the keys and values of its earlier turns, unless that one is too busy.
+A dialogue is routed to the replica with the keys and values of its earlier turns, unless that replica is too busy.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Replica:
             text, replica: see `PrefixRouter`.
         """
         messages: asyncio.Queue[Any] = asyncio.Queue()
-        gone, read = asyncio.Event(), False
+        closed, read = asyncio.Event(), False
 
         async def receive() -> Any:
             nonlocal read
             if not read:
                 read = True
                 return {"type": "http.request", "body": body, "more_body": False}
-            await gone.wait()
+            await closed.wait()
             return {"type": "http.disconnect"}
 
         scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "client": None}
@@ -58,7 +58,7 @@ class Replica:
             while (message := await messages.get())["type"] != "over":
                 yield message
         finally:
-            gone.set()
+            closed.set()
             task.cancel()
 
     async def about(self, replica: int) -> dict[str, Any]:
