@@ -88,11 +88,3 @@ def test_one_plain_row_goes_unmasked_only_where_that_is_right() -> None:
     assert mask(LayerKind()) is None
     assert mask(LayerKind("sliding_attention", window=8)) is not None
     assert mask(LayerKind("sliding_attention", window=4096)) is None
-
-
-def test_masks_take_the_models_dtype() -> None:
-    segment = Segment(0, None, torch.tensor([[0, 1]]), torch.eye(2, dtype=torch.bool)[None])
-    mask = PassMasks(segment, SlotCache(1, 1), 0, torch.bfloat16).additive(LayerKind())
-    assert mask is not None
-    assert mask.dtype == torch.bfloat16
-    assert mask.isfinite().all()

@@ -18,8 +18,7 @@ from torch import Tensor
 class Surgery:
     """A change of the rows on their way into decoder layer `layer` (1 .. layers - 1).
 
-    First `keep` drops rows, then `resolve` fits the rest to those that are left, then `append` adds rows
-    behind them.
+    First `keep` drops rows, then `resolve` fits the rest to what is left, then `append` adds rows behind them.
 
     Attributes:
         layer: index of the first decoder layer that sees the changed rows.

@@ -1,10 +1,9 @@
 """The shapes of recorded passes, and their inputs in buffers that stay in place.
 
-A recorded pass can be replayed only with the same shapes and the same memory. So the number of rows is rounded up to
-buckets, the number of requests to powers of two and three quarters of them, and the KV positions that attention reads
-to bands. Rows that pad a bucket see themselves and the context, and no real row sees them. Their keys and values lie
-behind those of the real rows, where nothing is kept. All inputs of a pass lie in one packed tensor, so that one copy
-brings them to the device.
+A recorded pass can be replayed only with the same shapes and memory. So rows are rounded up to buckets, the
+number of requests to powers of two and three quarters of them, and the KV positions that attention reads to bands. No
+real row sees rows that pad a bucket; their keys and values lie behind those of the real rows. All inputs of a pass lie
+in one packed tensor, so that one copy brings them to the device.
 """
 
 from __future__ import annotations

@@ -188,6 +188,9 @@ class SlotCache(Cache):
         """
         if self.keys[layer] is None:
             self._allocate(layer, heads, widths, like)
+        return self._layer(layer)
+
+    def _layer(self, layer: int) -> tuple[Tensor, Tensor]:
         keys, values = self.keys[layer], self.values[layer]
         assert keys is not None
         assert values is not None
@@ -195,10 +198,7 @@ class SlotCache(Cache):
 
     def views(self, layer: int, rows: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of the pass [count, heads, K, dim], K up to the longest end of its `rows` rows."""
-        keys, values = self.keys[layer], self.values[layer]
-        assert keys is not None
-        assert values is not None
-        slots, begin = self._pass.slots, self._pass.hidden
+        (keys, values), slots, begin = self._layer(layer), self._pass.slots, self._pass.hidden
         end = self.prefix_length + max(self.lengths[slots]) + rows
         return keys[slots, :, begin:end], values[slots, :, begin:end]
 
@@ -209,10 +209,10 @@ class SlotCache(Cache):
         _, heads, rows, width = key_states.shape
         key_states, value_states = finite(key_states), finite(value_states)
         keys, values = self.stores(layer_idx, heads, (width, value_states.shape[3]), key_states)
-        slots, starts = self._pass.slots, self.starts
-        if min(starts) == max(starts):
-            keys[slots, :, starts[0] : starts[0] + rows] = key_states
-            values[slots, :, starts[0] : starts[0] + rows] = value_states
+        begin, slots = self.starts[0], self._pass.slots
+        if max(self.starts) == min(self.starts):
+            keys[slots, :, begin : begin + rows] = key_states
+            values[slots, :, begin : begin + rows] = value_states
         else:
             slot, place = self._ragged_places(rows, keys.device)
             # Trainers run passes under autocast, where values may have another type than keys.
@@ -264,13 +264,7 @@ class SlotCache(Cache):
             self.lengths[first + b] += len(rows[b])
 
     def _move(self, start: int, stop: int, first: int, rows: Sequence[Sequence[int]]) -> None:
-        """Move rows to the ends of the contexts in layers [start, stop).
-
-        Args:
-            start, stop: layers.
-            first: slot of the first request.
-            rows: of each request, the rows behind its context that are to follow it.
-        """
+        """Move the given rows behind each context, from slot `first` on, to its end in layers [start, stop)."""
         for slot, local in enumerate(rows, first):
             done = next((i for i, row in enumerate(local) if row != i), len(local))  # rows already in place
             if done == len(local):
@@ -283,12 +277,9 @@ class SlotCache(Cache):
                 of_slot.narrow(1, begin + done, len(sources)).copy_(of_slot.index_select(1, sources))
 
     def keep(self, slot: int, length: int, tail: list[int]) -> None:
-        """Shorten a slot's context to its first `length` tokens and, in this order, the tokens `tail` behind them.
+        """Shorten a slot's context to its first `length` tokens and some of those behind them.
 
-        Args:
-            slot: which request.
-            length: tokens that stay as they are.
-            tail: ascending numbers of tokens, from 0 for the first behind `length`.
+        `tail` has the ascending numbers of the latter, from 0 for the first behind `length`.
         """
         self.lengths[slot] = length
         self._move(0, len(self.keys), slot, [tail])
@@ -309,11 +300,8 @@ class SlotCache(Cache):
     def exchange(self, one: int, other: int) -> None:
         """Exchange the contents of two slots."""
         end = self.prefix_length + max(self.lengths[one], self.lengths[other])
-        stores = [held[:, :, :end] for held in self._held()]
-        # Taken before anything moves, as memory may run out; layers of the same shape share one.
-        spare = {(held.shape, held.dtype, held.device): torch.empty_like(held[one]) for held in stores}
-        for held in stores:
-            kept = spare[held.shape, held.dtype, held.device].copy_(held[one])
+        for held in (store[:, :, :end] for store in self._held()):
+            kept = held[one].clone()
             held[one] = held[other]
             held[other] = kept
         self.lengths[one], self.lengths[other] = self.lengths[other], self.lengths[one]

@@ -72,10 +72,8 @@ class EncoderState(SlotCache):
         lengths, device = self.lengths[first : first + batch], self.target.device
         longest, stop = max(lengths), first + batch
         cross = DynamicCache()
-        for keys, values in zip(self.keys, self.values, strict=True):
-            assert keys is not None
-            assert values is not None
-            layer = DynamicLayer()
+        for number in range(len(self.keys)):
+            (keys, values), layer = self._layer(number), DynamicLayer()
             layer.keys, layer.values = keys[first:stop, :, :longest], values[first:stop, :, :longest]
             layer.is_initialized = True
             cross.layers.append(layer)
