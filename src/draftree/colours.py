@@ -1,7 +1,6 @@
 """One colour for each drafter, the same on a terminal, on pages and in pictures.
 
-All are about equally far from white and from black, so that they can be read on both; and they differ in more than red
-and green, so that people who confuse these see different ones as well. A test computes both.
+All are readable on white and on black, and also differ for people who confuse red and green. Tests compute both.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ COLOURS = {
     "draft-model": "#e17800",
     "bild": "#b4874b",
     "grammar": "#961eff",
-    "several": "#b44b4b",  # merged drafters that drafted the same token
+    "several": "#b44b4b",  # Merged drafters that drafted the same token.
 }
-# What no drafter's colour may be taken for: greys.
-OTHER, THEIRS, PLAIN = "#848484", "#9aa5b1", "#5b6875"  # drafters without a colour, Hugging Face, plain decoding
+# Greys, for drafters without a colour, Hugging Face and plain decoding.
+OTHER, THEIRS, PLAIN = "#848484", "#9aa5b1", "#5b6875"
 
 
 def drafter_of(name: str) -> str | None:
@@ -34,7 +33,7 @@ def drafter_of(name: str) -> str | None:
     if "+" in name:
         return "several"
     while name and name not in COLOURS:
-        name = re.sub(r"(^|[-/])[^-/]*$", "", name)  # the last part is a kind of what stands before it
+        name = re.sub(r"(^|[-/])[^-/]*$", "", name)  # The last part names a kind of the drafter.
     return name or None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from draftree.bench.methods import Answer, Draftree, HuggingFace
@@ -28,8 +29,6 @@ KINDS = {
 }
 READY = "Name three colours."
 READY_TOKENS = 16
-
-Watch = Callable[[str, Request], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +161,15 @@ class Showcase:
     def run(
         self,
         questions: Sequence[Question],
-        watch: Watch | None = None,
-        begin: Callable[[Question], None] = lambda question: None,
+        watch: Callable[[str, Request], None],
+        begin: Callable[[Question], None],
     ) -> Iterator[Scene]:
-        """Answer the questions in order: plainly, then with drafting, then by Hugging Face.
+        """Yield the questions answered plainly, with drafting and by Hugging Face.
 
-        `watch` gets the way and the request after each step of ours; `begin` gets each question before its answers.
+        Args:
+            questions: in order.
+            watch: receives "plain" or "drafted" and the request, after each of its steps.
+            begin: receives each question before its answers.
         """
         # First calls allocate memory and compile. Another drafter runs here, because the shown one would learn from it.
         ready = encode_prompt(self._tokenizer, READY)
@@ -183,21 +185,17 @@ class Showcase:
             history = (*history, (question.text, said))
             yield scene
 
-    def _scene(self, question: Question, ids: list[int], watch: Watch | None) -> Scene:
+    def _scene(self, question: Question, ids: list[int], watch: Callable[[str, Request], None]) -> Scene:
         asked: dict[str, Any] = {}
         if question.schema is not None:
             from draftree.grammar import Grammar
 
             asked = {"grammar": Grammar.json_schema(question.schema), "tokenizer": self._tokenizer}
             Draftree("ready", self._model, 1).answer(ids, **asked)  # Compiles the grammar, once for all ways.
-        plain = self._plain.answer(ids, _watcher(watch, "plain"), **asked)
-        drafted = self._drafted.answer(ids, _watcher(watch, "drafted"), **asked)
+        plain = self._plain.answer(ids, partial(watch, "plain"), **asked)
+        drafted = self._drafted.answer(ids, partial(watch, "drafted"), **asked)
         reference = None if asked else self._reference.answer(ids)
         found = {"drafted": difference(self._model, ids, plain.ids, drafted.ids)}
         if reference is not None:
             found["plain"] = difference(self._model, ids, reference.ids, plain.ids)
         return Scene(question, plain, drafted, reference, {way: at for way, at in found.items() if at is not None})
-
-
-def _watcher(watch: Watch | None, way: str) -> Callable[[Request], None] | None:
-    return None if watch is None else lambda request: watch(way, request)

@@ -32,7 +32,7 @@ from draftree.errors import install
 if TYPE_CHECKING:
     from draftree.prompts import Prompt
 
-MARK = "benchmarks/harness/command.py"  # a file that a checkout has and other folders lack
+MARK = "benchmarks/harness/command.py"  # A file that only a checkout has.
 
 
 def from_checkout(name: str) -> ModuleType:
