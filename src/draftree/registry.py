@@ -37,7 +37,7 @@ SMALL = "draft-model"  # The drafter with a second model, which is saved as a Hu
 REGISTRY = {
     "lookahead": Entry("draftree.drafting.lookahead", "Lookahead"),
     "prompt-lookup": Entry("draftree.drafting.prompt_lookup", "PromptLookup"),
-    "grammar": Entry("draftree.drafting.forced", "GrammarDrafter"),
+    "grammar": Entry("draftree.drafting.prompt_lookup", "GrammarDrafter"),
     "medusa": Entry("draftree.drafting.medusa", "Medusa", trained=True, in_model=True),
     "bita": Entry("draftree.drafting.bita", "BiTA", trained=True, in_model=True),
     "hidden-transfer": Entry("draftree.drafting.hidden_transfer", "HiddenTransfer", trained=True, in_model=True),

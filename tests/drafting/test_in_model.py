@@ -21,8 +21,7 @@ from draftree.runner import EagerRunner, inspect_model
 from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Fixed
 from draftree.shaping.base import Outcome, Sizer
-from draftree.shaping.sizer import DynamicSizer
-from draftree.shaping.step_times import Kind
+from draftree.shaping.sizer import DynamicSizer, Kind
 from draftree.tree import TokenTree
 
 DEFAULT = ("llama", "gpt2", "gemma3", "bart")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftree.shaping.pause import PAUSE_FIRST, PAUSE_LAST, PLAIN, PREPARED, UNPREPARED, PausePolicy
+from draftree.shaping.planner import PAUSE_FIRST, PAUSE_LAST, PLAIN, PREPARED, UNPREPARED, PausePolicy
 
 
 def run(policy: PausePolicy, advantage: dict[int, float], steps: int) -> list[int]:

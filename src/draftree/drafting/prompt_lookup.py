@@ -1,7 +1,10 @@
-"""Prompt lookup, the single-branch baseline (LLMA; Hugging Face's `prompt_lookup_num_tokens`).
+"""The two drafters of one chain that need no training: prompt lookup, and tokens that a grammar forces.
 
-The last few tokens of the context are searched in the context itself; what followed them the first time is
-drafted, in one chain.
+Prompt lookup is the single-branch baseline (LLMA; Hugging Face's `prompt_lookup_num_tokens`): the last few tokens of
+the context are searched in the context itself, and what followed them the first time is drafted.
+
+A grammar forces keys and punctuation of a JSON object, for example. The model may spell the forced text in other
+tokens, so it is verified like any draft.
 """
 
 from __future__ import annotations
@@ -9,10 +12,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from draftree.drafting.base import ByRequest, Capabilities, Drafter, RequestState
 from draftree.errors import check_least
 from draftree.tree import Draft, TokenTree
+
+
+class GrammarDrafter(Drafter):
+    """Drafts the tokens that the grammar of a request forces; nothing for requests without one.
+
+    Join it with another drafter by `Merge`, which drafts where the grammar leaves a choice.
+    """
+
+    name = "grammar"
+
+    def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
+        newest = [request.tokens[-1] for request in requests]
+        if all(request.grammar is None for request in requests):
+            return TokenTree.roots(torch.tensor(newest, dtype=torch.long, device="cpu"))
+        drafts: list[Draft] = []
+        for request, budget in zip(requests, budgets, strict=True):
+            forced: list[int] = []
+            if request.grammar is not None and budget:
+                forced = request.grammar.forced(request.answer)[: min(budget, request.remaining - 1)]
+            count = len(forced)
+            drafts.append((np.array(forced, dtype=np.int64), np.arange(count) - 1, np.zeros(count), self.source))
+        return TokenTree.from_drafts(newest, drafts, budgets)
+
 
 CONFIDENCE = 0.7  # probability of each token of a chain
 

@@ -16,9 +16,16 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
 from draftree.engine.config import EngineConfig
-from draftree.engine.criteria import criteria_by_request
 from draftree.engine.engine import Engine
-from draftree.engine.limits import as_seed, check_mask, check_prompt, check_source, check_tokens, decoder_start
+from draftree.engine.limits import (
+    as_seed,
+    check_mask,
+    check_prompt,
+    check_source,
+    check_tokens,
+    criteria_by_request,
+    decoder_start,
+)
 from draftree.engine.recorder import Recorder
 from draftree.engine.request import Emitted, RunStats
 from draftree.engine.sampling import Options, SamplingParams, params_for, read_options

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from draftree.acceptance.sampled import PrefixChooser
 from draftree.drafting.base import RequestState
-from draftree.engine.criteria import Asked
+from draftree.engine.limits import Asked
 from draftree.engine.sampling import SamplingParams
 from draftree.grammar import GrammarProcessor, with_grammar
 from draftree.runner.base import callers_mode

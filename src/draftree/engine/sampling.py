@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from draftree.engine.criteria import split_criteria
-from draftree.engine.limits import as_ids, as_seed, check_tokens
+from draftree.engine.limits import as_ids, as_seed, check_tokens, split_criteria
 from draftree.errors import brief, check_kind, check_least, did_you_mean, whole
 from draftree.grammar import CompiledGrammar, compile_grammars
 from draftree.runner.target import Target, device_of

@@ -22,9 +22,15 @@ from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
 from draftree.engine import Recorder, RunStats, SamplingParams
 from draftree.engine.config import EngineConfig
-from draftree.engine.criteria import criteria_by_request, processors_by_request, split_criteria
 from draftree.engine.generate import Row, check_streamer, ended, real_tokens, run_batch, seeds_of
-from draftree.engine.limits import check_mask, check_prompt, check_tokens
+from draftree.engine.limits import (
+    check_mask,
+    check_prompt,
+    check_tokens,
+    criteria_by_request,
+    processors_by_request,
+    split_criteria,
+)
 from draftree.engine.sampling import filler, refuse_other_methods
 from draftree.grammar import Grammars, compile_grammars
 from draftree.pruning import EarlyPruning

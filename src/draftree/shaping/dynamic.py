@@ -13,8 +13,7 @@ from weakref import WeakKeyDictionary
 from draftree.drafting.base import Drafter
 from draftree.runner.step_cost import StepCost
 from draftree.shaping.base import Fixed, Shape, Sizer
-from draftree.shaping.sizer import DynamicSizer, Learned
-from draftree.shaping.step_times import StepTimes
+from draftree.shaping.sizer import DynamicSizer, Learned, StepTimes
 
 if TYPE_CHECKING:
     from draftree.pruning.pruner import Pruner
