@@ -6,10 +6,8 @@ one and returns whole blocks only, so each question is answered once.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
 
@@ -59,7 +57,7 @@ class RayAnswers:
 
         if not ray.is_initialized():
             ray.init(num_cpus=max(self.workers, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False)
-        items = [{"question": json.dumps(asdict(question))} for question in questions]
+        items = [{"question": question} for question in questions]
         answered = ray.data.from_items(items, override_num_blocks=-(-len(items) // self.block)).map_batches(
             _Worker,
             fn_constructor_args=self.arguments,
@@ -68,7 +66,7 @@ class RayAnswers:
             num_cpus=1,
         )
         for row in answered.iter_rows():
-            yield int(row["number"]), json.loads(row["rows"])
+            yield row["answered"]
 
 
 class _Worker:
@@ -89,9 +87,5 @@ class _Worker:
         self.template, self.options = Template(template[0], self.tokenizer, template[1]), options
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        questions = []
-        for text in batch["question"]:
-            fields = json.loads(text)
-            questions.append(Question(**fields | {"turns": tuple(fields["turns"])}))
-        answered = list(answer_all(self.model, self.tokenizer, self.template, questions, self.options))
-        return {"number": [number for number, _ in answered], "rows": [json.dumps(rows) for _, rows in answered]}
+        questions: list[Question] = list(batch["question"])
+        return {"answered": list(answer_all(self.model, self.tokenizer, self.template, questions, self.options))}
