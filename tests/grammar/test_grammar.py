@@ -76,9 +76,6 @@ def test_a_schema_comes_as_a_dict_as_text_or_as_a_pydantic_model() -> None:
     assert made[0] == made[1] == made[2]
     assert allows(made[0], '{"x": 1, "y": -20}')
     assert not allows(made[0], '{"x": 1}')
-
-
-def test_any_json_object() -> None:
     assert allows(Grammar.json(), '{"a": [1, {"b": null}]}')
     assert not allows(Grammar.json(), "[1]")
 
@@ -171,11 +168,8 @@ def test_a_grammar_is_compiled_once_for_a_tokenizer() -> None:
         (lambda: Grammar.json_schema({"enum": ["x" * (1 << 20)]}), "characters, and at most 1048576 are taken"),
         (lambda: Grammar.regex(""), "The pattern is ''"),
         (lambda: Grammar.choice("yes"), "A choice is a list of texts"),
-        (lambda: Grammar.choice(["a", ""]), "none of them empty"),
         (lambda: Grammar.json_schema({"type": "objekt"}), r"Invalid type: objekt\): correct or simplify"),
         (lambda: Grammar.json_schema({"not": {"type": "string"}}), 'Unimplemented keys: ."not"'),
-        (lambda: Grammar.json_schema({"type": "integer", "minimum": 5, "maximum": 2}), "Unsatisfiable schema"),
-        (lambda: Grammar.json_schema({"$ref": "http://nowhere.example/a.json"}), "cannot be used"),
         (lambda: Grammar.regex("(?=a)b"), "invalid regex"),
         (lambda: Grammar.ebnf("start: missing"), "cannot be used"),
     ],
@@ -241,10 +235,6 @@ def test_bad_options_of_generate() -> None:
         answer(grammar=[Grammar.regex("a"), None])
     with pytest.raises(GrammarError, match="only tokens that other options forbid"):
         answer(grammar=Grammar.regex("a{2}"), min_new_tokens=6)
-    with pytest.raises(GrammarError, match="pass tokenizer="):
-        draftree.generate(model, ids, max_new_tokens=8, grammar=Grammar.regex("a"))
-    with pytest.raises(ValueError, match="num_beams"):
-        answer(grammar=Grammar.regex("a"), num_beams=2)
 
 
 def test_bad_grammars_of_an_engine() -> None:
