@@ -22,7 +22,6 @@ from draftree.runner.masks import LayerKind, PassMasks
 from draftree.runner.plan import Segment
 from draftree.runner.target import Target
 
-GATHERED = 16  # rows whose own keys and values are gathered at a time, as they take memory
 BEYOND = 1024  # token positions past a band that its rows may have
 
 Stores = list[tuple[Tensor, Tensor]]  # keys and values of every layer, each [slots, heads, capacity, dim]
@@ -171,25 +170,17 @@ class FixedRows(SegmentRows):
         KV positions of other branches between them would change the order of sums. They go behind, where masks hide
         them.
         """
-        batch, kv, _, dim = query.shape
-        rows, band = self._frame.rows, self._frame.band
-        (order, _), mask = self._masks.order, self._masks.additive(kind)
-        mask = mask.gather(3, order[:, None])
-        query = query.view(batch, kv, heads.groups, rows, dim)
-        mixed = torch.empty_like(query)
-        for first in range(0, rows, GATHERED):
-            some = slice(first, min(first + GATHERED, rows))
-            n = some.stop - some.start
-            index = order[:, some, None, :, None].expand(-1, -1, kv, -1, dim)
-            key, value = (
-                held[:, None].expand(-1, n, -1, -1, -1).gather(3, index).view(batch * n, kv, band, dim)
-                for held in (keys, values)
-            )
-            queries = query[:, :, :, some].permute(0, 3, 1, 2, 4).reshape(batch * n, kv, heads.groups, dim)
-            masks = mask[:, :, some].transpose(1, 2).reshape(batch * n, 1, band)
-            part = heads(queries, key, value, masks[:, None])
-            mixed[:, :, :, some] = part.view(batch, n, kv, heads.groups, dim).permute(0, 2, 3, 1, 4)
-        return mixed.view(batch, kv, heads.groups * rows, dim)
+        (batch, kv, _, dim), groups = query.shape, heads.groups
+        rows, band, (order, _) = self._frame.rows, self._frame.band, self._masks.order
+        index = order[:, :, None, :, None].expand(-1, -1, kv, -1, dim)
+        keys, values = (
+            held[:, None].expand(-1, rows, -1, -1, -1).gather(3, index).view(batch * rows, kv, band, dim)
+            for held in (keys, values)
+        )
+        queries = query.view(batch, kv, groups, rows, dim).permute(0, 3, 1, 2, 4).reshape(batch * rows, kv, groups, dim)
+        mask = self._masks.additive(kind).gather(3, order[:, None]).view(batch * rows, 1, 1, band)
+        mixed = heads(queries, keys, values, mask).view(batch, rows, kv, groups, dim)
+        return mixed.permute(0, 2, 3, 1, 4).reshape(batch, kv, groups * rows, dim)
 
 
 # ---------------------------------------------------------------- recordings
