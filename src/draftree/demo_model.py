@@ -18,9 +18,8 @@ def demo_model() -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """Load the embedded model and its tokenizer.
 
     Returns:
-        model: a new `LlamaForCausalLM` in float32 on the CPU, in evaluation mode: 8 layers, hidden size 192, vocabulary
-            4096, context 2048.
-        tokenizer: its byte-level BPE tokenizer, with a chat template.
+        (model, tokenizer): a new `LlamaForCausalLM` in float32 on the CPU, in evaluation mode (8 layers, hidden size
+            192, vocabulary 4096, context 2048), and its byte-level BPE tokenizer with a chat template.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
