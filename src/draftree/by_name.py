@@ -8,7 +8,6 @@ from typing import Any
 from draftree.errors import did_you_mean
 from draftree.registry import CHOICE, DRAFTERS, names_in
 
-SMALL_ONES = ("demo", "small")  # Names of the embedded model's small model in --bild.
 TUNED = ".json"  # Ending of files that draftree tune wrote.
 
 
@@ -87,7 +86,7 @@ def make_bild(
     """Return BiLD with the small model that a command names.
 
     Args:
-        name: a folder, or "demo" or "small" for the embedded model's own.
+        name: a folder, or "demo" for the embedded model's own.
         tokenizer, model: the large model's.
         fallback_threshold, rollback_threshold: of `BiLD`; None for its default.
         lossless: of `BiLD`.
@@ -107,7 +106,7 @@ def make_bild(
     if Path(name).is_dir():
         dtype = inspect_model(model).dtype
         return BiLD.from_pretrained(known_folder(name), tokenizer, dtype=dtype, lossless=lossless, **thresholds)
-    if name not in SMALL_ONES:
+    if name != "demo":
         raise ValueError(f"There is no small model {name!r}: give its folder, or 'demo' for the embedded model's.")
     return BiLD(demo_drafter("draft-model", model).model, lossless=lossless, **thresholds)
 

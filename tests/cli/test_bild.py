@@ -44,7 +44,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_the_embedded_pair(demo: Any) -> None:
     question = ["--max-new-tokens", "24", "List the numbers from one to ten."]
     plain = told("--drafter", "none", *question)
-    lossy = told("--bild", "small", "--fallback-threshold", ".3", "--rollback-threshold", "5", *question)
+    lossy = told("--bild", "demo", "--fallback-threshold", ".3", "--rollback-threshold", "5", *question)
     assert set(lossy["stats"]["accepted_by_source"]) == {"bild-lossy"}
     assert lossy["stats"]["calls_per_token"] < 1
     lossless = told("--bild", "demo", "--fallback-threshold", "0", "--lossless", *question)

@@ -64,11 +64,10 @@ class Drafting:
     @property
     def of_embedded(self) -> bool:
         """Return whether an option names a part trained for the embedded model."""
-        from draftree.by_name import SMALL_ONES
         from draftree.registry import TRAINED, names_in
 
         trained = any(part in TRAINED for part in names_in(self.name))
-        return trained or self.early_head == "demo" or self.bild in SMALL_ONES
+        return trained or self.early_head == "demo" or self.bild == "demo"
 
     def check(self, trie: Path | None, nodes: int | None = None) -> None:
         """Raise a ValueError for an unknown drafter, and for options that would have no effect."""
