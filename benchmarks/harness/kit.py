@@ -20,7 +20,7 @@ from benchmarks.harness.parts import make_parts
 from draftree.bench.machine import now
 from draftree.bench.measure import Sample, measure, ready
 from draftree.bench.methods import Draftree, HuggingFace, Method
-from draftree.bench.quick import entries, remarks, warmed
+from draftree.bench.quick import remarks, warmed
 from draftree.bench.report import Table
 from draftree.bench.summary import Row, find_differences, summarise
 from draftree.drafting import Drafter, DraftModel, Lookahead
@@ -222,7 +222,7 @@ class Case:
 
     def entries(self) -> list[dict[str, Any]]:
         """Return a row of plain values for each method."""
-        named = [(row["method"], row) for row in entries(self.rows, OVER)]
+        named = [(row.method, row.values(OVER)) for row in self.rows.values()]
         return [row | {"method": label_of(name), "name": name} for name, row in named]
 
     def table(self) -> Table:

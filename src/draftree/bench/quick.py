@@ -98,7 +98,8 @@ def run_quick(
     rows = summarise(samples, tasks, (PLAIN, REFERENCE))
     find_differences(rows, samples, tasks, REFERENCE, model)
     about |= {"finished": now(), "prompts": len(tasks), "sets": list(dict.fromkeys(t.prompt.set for t in tasks))}
-    table = Table(f"{about['model']}, {about['dtype']}, {about['device']}", entries(rows, OVER), COLUMNS, CAPTION)
+    values = [row.values(OVER) for row in rows.values()]
+    table = Table(f"{about['model']}, {about['dtype']}, {about['device']}", values, COLUMNS, CAPTION)
     lines = [f"{method} was not measured: {why}" for method, why in refused.items()]
     return Report("quick", "Whole answers, by method", about, [table], [*lines, *remarks(rows, samples)], {})
 
@@ -121,17 +122,6 @@ def methods_of(model: Any, small: Any, lessons: Sequence[Sequence[int]], new: in
         found.append(Draftree("Lookahead, warm trie", model, new, *copies))
         found.append(Draftree("Lookahead, all rejected", model, new, *copies, reject_drafts=True))
     return found
-
-
-def entries(rows: dict[str, Row], over: dict[str, str]) -> list[dict[str, Any]]:
-    """Return a row of plain values for each method; `over` as of `Row.figures`."""
-    return [
-        {"method": name}
-        | row.figures(over)
-        | {"differing": len(row.differing)}
-        | {"differing_prompts": [{"id": task.prompt.id} | asdict(where) for task, where in row.differing]}
-        for name, row in rows.items()
-    ]
 
 
 def remarks(rows: dict[str, Row], samples: Sequence[Sample]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -72,13 +72,14 @@ class Row:
     stats: RequestStats | None
     differing: list[tuple[Task, Difference]] = field(default_factory=list)
 
-    def figures(self, columns: dict[str, str]) -> dict[str, Any]:
-        """Return plain numbers by column; X_low and X_high are the interval of X.
+    def values(self, columns: dict[str, str]) -> dict[str, Any]:
+        """Return plain values by column; X_low and X_high are the interval of X.
 
         Args:
             columns: reference methods by the column of the speed over theirs.
         """
-        found: dict[str, Any] = {"tokens": self.tokens, "seconds": self.seconds} | self.speed.columns("tokens/s")
+        found: dict[str, Any] = {"method": self.method, "tokens": self.tokens, "seconds": self.seconds}
+        found |= self.speed.columns("tokens/s")
         for column, reference in columns.items():
             if reference in self.over:
                 found |= self.over[reference].columns(column)
@@ -86,7 +87,8 @@ class Row:
             found |= {name: getattr(self.stats, name) for name in ("steps", "drafted", "accepted")}
             if self.stats.drafted:
                 found["acceptance length"] = self.stats.acceptance_length
-        return found
+        differing = [{"id": task.prompt.id} | asdict(where) for task, where in self.differing]
+        return found | {"differing": len(differing), "differing_prompts": differing}
 
 
 def summarise(
