@@ -87,7 +87,7 @@ def _causal(setup: Setup, place: Path, data: Path, minutes: float) -> dict[str, 
     field, learned = setup["field"] or None, place / "references"
     questions = read_questions([data], field=field, reference=setup["reference"])
     template = template_of(setup.tokenizer, setup["template"] or None)
-    answers = AnswerOptions(on_demand.ANSWER, skip_long=True)
+    answers = AnswerOptions(on_demand.ANSWER)
     about: dict[str, Any] = {"template": template, "options": answers}
     answer = partial(on_demand.references, setup, template)
     make_data(setup.small, setup.tokenizer, questions, learned, **about, answer=answer)

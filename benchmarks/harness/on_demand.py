@@ -56,7 +56,7 @@ def answers(setup: Setup) -> Path:
     template = template_of(setup.tokenizer, None)
     setup.watcher.stage("answers to learn from", len(questions))
     answer = partial(references, setup, template) if field else None
-    given: dict[str, Any] = {"template": template, "options": AnswerOptions(ANSWER, skip_long=True), "answer": answer}
+    given: dict[str, Any] = {"template": template, "options": AnswerOptions(ANSWER), "answer": answer}
     make_data(setup.small, setup.tokenizer, questions, out, **given, progress=lambda *_: setup.watcher.step())
     return out
 

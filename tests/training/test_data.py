@@ -136,13 +136,12 @@ def test_other_folders_are_refused(make, tmp_path):
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 
-def test_refuses_prompts_beyond_the_context_or_leaves_them_out(make):
+def test_prompts_beyond_the_context_are_left_out(make):
     long = Question(2, "long", "s", ("word " * 3000,))
-    refused("'long' has .* --skip-long", lambda: make([*ask(2), long]))
-    folder, about = make([*ask(2), long], skip_long=True)
+    folder, about = make([*ask(2), long])
     assert about["skipped"] == 1
     assert len(rows_of(folder)) == 2
-    refused("No question fits", lambda: make([long], name="none", skip_long=True))
+    refused("No question fits", lambda: make([long], name="none"))
 
 
 def test_refuses_unknown_templates(demo):

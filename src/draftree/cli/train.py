@@ -80,7 +80,6 @@ def data(
     limit: Annotated[int | None, typer.Option(min=1, help="Most questions, taken evenly from the files.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Questions answered together.")] = 8,
     workers: Annotated[int, typer.Option(min=1, help="Processes, by Ray Data; 1 does without Ray.")] = 1,
-    skip_long: Annotated[bool, "Leave out questions beyond the context."] = False,
 ) -> None:
     """Let the model answer QUESTIONS greedily; the answers are what its drafters train on."""
     from draftree.training.questions import SYSTEM, Template, read_questions
@@ -94,7 +93,7 @@ def data(
 
     target, tokenizer = where.load(model)
     how = Template(template, tokenizer, SYSTEM if system is None else system)
-    options = AnswerOptions(max_new_tokens=max_new_tokens, slots=batch, skip_long=skip_long)
+    options = AnswerOptions(max_new_tokens, batch)
     answer = None
     if workers > 1:
         from draftree.training.ray_answers import RayAnswers
@@ -102,16 +101,8 @@ def data(
         answer = RayAnswers(model, how, options, workers, where.threads, where.placement)
     console = line_console()
     with DataBar(console, f"{out} holds the answers so far: the same command continues") as bar:
-        about = make_data(
-            target,
-            tokenizer,
-            asked,
-            out,
-            template=how,
-            options=options,
-            progress=bar,
-            answer=answer,
-        )
+        more: dict[str, Any] = {"options": options, "progress": bar, "answer": answer}
+        about = make_data(target, tokenizer, asked, out, template=how, **more)
     skipped = f", {about['skipped']} questions left out as too long" if about["skipped"] else ""
     console.print(f"{about['rows']} rows, {about['answer_tokens']} answer tokens in {out}{skipped}")
 
@@ -263,7 +254,7 @@ def align(
             DraftModel.from_pretrained(known_folder(small), tokenizer).model,
             inputs,
             out,
-            answers=AnswerOptions(max_new_tokens, answer_batch, skip_long=True),
+            answers=AnswerOptions(max_new_tokens, answer_batch),
             optimizer=optimizer,
             options=run,
             progress=bar,

@@ -38,7 +38,6 @@ class AnswerOptions:
 
     max_new_tokens: int = 256  # Most tokens of an answer; fewer if the context ends before.
     slots: int = 8  # Requests decoded together.
-    skip_long: bool = False  # Leave out questions beyond the context instead of refusing them.
 
 
 def make_data(
@@ -57,7 +56,7 @@ def make_data(
 
     Args:
         model, tokenizer: the target and its tokenizer.
-        questions: see `read_questions`.
+        questions: see `read_questions`; questions beyond the context are left out and counted as `skipped`.
         out: folder to write; an unfinished data set of the same questions is continued.
         template: turns a question into a prompt.
         options: how to answer.
@@ -66,10 +65,10 @@ def make_data(
         replace: replace other data in the folder instead of refusing it.
 
     Raises:
-        ValueError: a folder of other data, or a prompt beyond the context.
+        ValueError: a folder of other data, or no question that fits into the context.
     """
     options = options or AnswerOptions()
-    fitting = check_lengths(inspect_model(model), template, questions, options)
+    fitting = fitting_questions(inspect_model(model), template, questions)
     about = {
         "model": asdict(base_of(model)),
         "template": template.kind,
@@ -145,27 +144,14 @@ def _finish(out: Path, meta: dict[str, Any], skipped: int) -> dict[str, Any]:
     return meta
 
 
-def check_lengths(
-    target: Target, template: Template, questions: Sequence[Question], options: AnswerOptions
-) -> list[Question]:
+def fitting_questions(target: Target, template: Template, questions: Sequence[Question]) -> list[Question]:
     """Return the questions whose first prompt is shorter than the context.
 
     Raises:
-        ValueError: one is not, and `skip_long` is off; or none is.
+        ValueError: there is none.
     """
     limit = target.max_positions
-    if limit is None:
-        return list(questions)
-    fitting = []
-    for question in questions:
-        length = len(template.encode(question.turns[:1]))
-        if length < limit:
-            fitting.append(question)
-        elif not options.skip_long:
-            raise ValueError(
-                f"Question {question.id!r} has {length} tokens in its template and the model's context is {limit}: "
-                "shorten it, or leave such questions out with --skip-long."
-            )
+    fitting = [q for q in questions if limit is None or len(template.encode(q.turns[:1])) < limit]
     if not fitting:
         raise ValueError(f"No question fits into the model's context of {limit}: give shorter ones.")
     return fitting
