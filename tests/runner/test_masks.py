@@ -71,12 +71,6 @@ def test_masks_say_who_sees_whom(data: st.DataObject) -> None:
                 assert additive[b, 0, i, place] == (0.0 if expected else torch.finfo(torch.float32).min)
 
 
-def test_rows_without_leave_do_not_see_the_deep_prefix() -> None:
-    cache = SlotCache(1, 1, prefix=[(torch.zeros(1, 2, 2),) * 2])
-    segment = Segment(0, None, torch.tensor([[0]]), torch.ones(1, 1, 1, dtype=torch.bool))
-    assert PassMasks(segment, cache, 0, torch.float32).boolean(LayerKind()).tolist() == [[[False, False, True]]]
-
-
 def test_one_plain_row_goes_unmasked_only_where_that_is_right() -> None:
     segment = Segment(0, None, torch.tensor([[200]]), torch.ones(1, 1, 1, dtype=torch.bool))
     cache = SlotCache(1, 1)

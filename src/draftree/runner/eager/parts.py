@@ -212,9 +212,8 @@ def known_shape(target: Target) -> bool:
     if getattr(config, "use_bidirectional_attention", False) or None in map(_activation, target.layers):
         return False
     # Angles that differ by layer, and by length or in width as well, are left to the hooked runner.
-    return not isinstance(getattr(target.decoder.rotary_emb, "rope_type", None), dict) or all(
-        kind == "default" or kind == "linear" for kind in target.decoder.rotary_emb.rope_type.values()
-    )
+    kinds = getattr(target.decoder.rotary_emb, "rope_type", None)
+    return not isinstance(kinds, dict) or {*kinds.values()} <= {"default", "linear"}
 
 
 COPY_LIMIT = 1024**3  # bytes of weights that may always be copied
