@@ -15,7 +15,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from draftree.files import parse_json
 from draftree.models import encode_messages
 from draftree.serve.http import ApiError
-from draftree.serve.protocol import Chat, Message, plain
+from draftree.serve.protocol import Chat, Message, ToolCall, plain
 
 
 class Regions(ResponseParser):
@@ -86,14 +86,16 @@ def template_variables(tokenizer: Any, given: dict[str, Any] | None) -> dict[str
     Raises:
         ApiError: a name is an argument of the tokenizer, such as `chat_template` or `truncation`.
     """
+    if not given:
+        return {}
     functions = chat_prompt, encode_messages, type(tokenizer).apply_chat_template, render_jinja_template
     parameters = [p for one in functions for p in inspect.signature(one).parameters.values()]
     taken = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
-    for name in given or {}:
+    for name in given:
         if name in taken:
             message = f"chat_template_kwargs gives {name!r}, which is no variable of the chat template: leave it out."
             raise ApiError(message, f"chat_template_kwargs.{name}")
-    return dict(given or {})
+    return dict(given)
 
 
 def _as_dict(message: Message) -> dict[str, Any]:
@@ -101,10 +103,13 @@ def _as_dict(message: Message) -> dict[str, Any]:
     found = message.model_dump(include={"role", "name", "tool_call_id", "reasoning_content"}, exclude_none=True)
     found["content"] = plain(message.content)
     if message.tool_calls:
-        pairs = [(call.id, call.function) for call in message.tool_calls]
-        functions = [(id, {"name": one.name, "arguments": _arguments(one.arguments)}) for id, one in pairs]
-        found["tool_calls"] = [{"id": id, "type": "function", "function": one} for id, one in functions]
+        found["tool_calls"] = [_call(call) for call in message.tool_calls]
     return found
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _arguments(text: str) -> Any:

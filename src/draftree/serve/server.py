@@ -104,7 +104,7 @@ def _as_sentence(error: ValidationError, text: bytes) -> ApiError:
         return ApiError(f"The body is no JSON: {errors[0]['msg']}.")
     body = from_json(text, cache_strings="none")
     places = [(_place(one, body), one) for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
-    deepest = max((place for place, _ in places), key=lambda place: (len(place), *map(str, place[-1:])))
+    deepest = max((place for place, _ in places), key=lambda place: (len(place), str(place[-1:])))
     place = ".".join(str(part) for part in deepest[:8])[:200]
     found = [one for path, one in places if path == deepest]
     if found[0]["type"] in ("extra_forbidden", "none_required"):
