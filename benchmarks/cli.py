@@ -19,10 +19,10 @@ from draftree.cli.options import (
     Results,
     Rounds,
     Threads,
+    Where,
     grouped,
     use_threads,
 )
-from draftree.cli.where import Where
 
 OWN = "the experiment's own"
 Inflate = Annotated[

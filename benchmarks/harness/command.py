@@ -11,8 +11,7 @@ import pandas as pd
 from benchmarks.harness.experiment import Experiment, experiments, find
 from benchmarks.harness.report import Report
 from benchmarks.harness.setup import Setup
-from draftree.bench.machine import describe, now
-from draftree.bench.report import Table
+from draftree.bench.report import Table, describe, now
 from draftree.placement import Placement
 from draftree.prompts import Prompt, Watcher, embedded_prompts
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from benchmarks.inflate import inflate, inflate_drafter
-from draftree.bench.machine import describe
 from draftree.bench.measure import Task, encode_tasks
+from draftree.bench.report import describe
 from draftree.drafting.folder import model_hash
 from draftree.models import load_model
 from draftree.placement import Placement

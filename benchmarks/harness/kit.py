@@ -17,12 +17,10 @@ from transformers import CompileConfig
 
 from benchmarks.harness.inputs import Settings, Subject, Texts
 from benchmarks.harness.parts import make_parts
-from draftree.bench.machine import now
-from draftree.bench.measure import Sample, measure, ready
+from draftree.bench.measure import Row, Sample, find_differences, measure, ready, summarise
 from draftree.bench.methods import Draftree, HuggingFace, Method
 from draftree.bench.quick import remarks, warmed
-from draftree.bench.report import Table
-from draftree.bench.summary import Row, find_differences, summarise
+from draftree.bench.report import Table, now
 from draftree.drafting import Drafter, DraftModel, Lookahead
 from draftree.drafting.folder import demo_drafter, load_drafter
 from draftree.errors import did_you_mean

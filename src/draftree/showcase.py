@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from draftree.bench.measure import Difference, difference
 from draftree.bench.methods import Answer, Draftree, HuggingFace
-from draftree.bench.summary import Difference, difference
 from draftree.drafting import Drafter, PromptLookup
 from draftree.engine import Request, RunStats
 from draftree.models import encode_prompt

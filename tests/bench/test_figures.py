@@ -6,10 +6,18 @@ import sys
 import pytest
 import torch
 
-from draftree.bench.machine import describe
-from draftree.bench.measure import Sample, Task, measure, ready
+from draftree.bench.measure import (
+    Sample,
+    Task,
+    count_disturbed,
+    difference,
+    find_differences,
+    measure,
+    ready,
+    summarise,
+)
 from draftree.bench.methods import Answer, Method
-from draftree.bench.summary import count_disturbed, difference, find_differences, summarise
+from draftree.bench.report import describe
 from draftree.prompts import Prompt, Watcher, embedded_prompts, read_prompts, split_prompts, take_per_set
 
 

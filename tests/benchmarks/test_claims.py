@@ -12,7 +12,7 @@ from benchmarks import report
 from benchmarks.harness.comparisons import CLAIMED, LENGTH, SPEED, Comparison, measured
 from benchmarks.papers import claims
 from benchmarks.papers.claims import CONFIRMED, REFUTED, SMALL, PaperClaim
-from draftree.bench.machine import describe
+from draftree.bench.report import describe
 
 ABOUT = {
     "command": "draftree bench run x",

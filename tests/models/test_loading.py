@@ -24,7 +24,7 @@ import draftree
 from draftree import models
 from draftree.checkpoints import known_folder
 from draftree.cli import app
-from draftree.cli.where import chosen_model
+from draftree.cli.options import chosen_model
 from draftree.models import load_model, packaged_model
 from draftree.placement import Placement
 from draftree.runner import open_runner

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from draftree.cli.trace_view import _tree
+from draftree.cli.trace import _tree
 
 WORDS = [" the", "a\nb", "$x$", ""]
 

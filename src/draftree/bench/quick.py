@@ -11,11 +11,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from draftree.bench.machine import describe, now
-from draftree.bench.measure import Sample, encode_tasks, measure, ready
+from draftree.bench.measure import (
+    Row,
+    Sample,
+    count_disturbed,
+    encode_tasks,
+    find_differences,
+    measure,
+    ready,
+    summarise,
+)
 from draftree.bench.methods import Draftree, HuggingFace, Method
-from draftree.bench.report import Report, Table
-from draftree.bench.summary import Row, count_disturbed, find_differences, summarise
+from draftree.bench.report import Report, Table, describe, now
 from draftree.drafting import DraftModel, Lookahead, PromptLookup
 from draftree.prompts import Prompt, Watcher, split_prompts
 from draftree.runner import inspect_model

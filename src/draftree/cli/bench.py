@@ -23,10 +23,10 @@ from draftree.cli.options import (
     Prompts,
     Results,
     Rounds,
+    Where,
     check_folder,
     grouped,
 )
-from draftree.cli.where import Where
 from draftree.errors import install
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import typer
 
 from draftree.cli.decoding import Drafter, Drafting, Running, Sampling
 from draftree.cli.generate import saved_trie
-from draftree.cli.options import MaxNewTokens, RealModel, check_file, grouped
-from draftree.cli.where import Where, chosen_model
+from draftree.cli.options import MaxNewTokens, RealModel, Where, check_file, chosen_model, grouped
 
 if TYPE_CHECKING:
     from draftree.chat import Chat

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftree.cli.options import DRAFTER, UNDER_GRAMMARS, Runner, TopK, TopP, complete_drafter
-from draftree.cli.where import Where
+from draftree.cli.options import DRAFTER, UNDER_GRAMMARS, Runner, TopK, TopP, Where, complete_drafter
 
 if TYPE_CHECKING:
     from draftree.engine import Engine, Request

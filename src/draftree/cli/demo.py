@@ -11,8 +11,7 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.options import DRAFTER, RealModel, complete_drafter, grouped
-from draftree.cli.where import Where, chosen_model
+from draftree.cli.options import DRAFTER, RealModel, Where, chosen_model, complete_drafter, grouped
 
 
 @grouped

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from draftree.cli.decoding import Asking, Constraint, Drafting, Running, ask, checked, opened, read_prompt
-from draftree.cli.options import MaxNewTokens, RealModel, check_file, grouped
-from draftree.cli.where import Where, chosen_model
+from draftree.cli.options import MaxNewTokens, RealModel, Where, check_file, chosen_model, grouped
 
 if TYPE_CHECKING:
     from draftree.engine import Engine, Request

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftree.cli.decoding import Drafting, Running
-from draftree.cli.options import RealModel, grouped
-from draftree.cli.where import Where, chosen_model
+from draftree.cli.options import RealModel, Where, chosen_model, grouped
 from draftree.errors import install
 from draftree.serve.settings import KEYS, LOCAL_HOSTS, keys_of
 

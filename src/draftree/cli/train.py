@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from draftree.cli.options import DataSet, Longest, MaxNewTokens, Model, check_folder, grouped
-from draftree.cli.where import Where
+from draftree.cli.options import DataSet, Longest, MaxNewTokens, Model, Where, check_folder, grouped
 from draftree.errors import install
 from draftree.training.options import EPOCHS, Inputs, TrainOptions, check_out
 

@@ -7,8 +7,16 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.options import MaxNewTokens, Prompts, RealModel, check_file, check_folder, grouped
-from draftree.cli.where import Where, chosen_model
+from draftree.cli.options import (
+    MaxNewTokens,
+    Prompts,
+    RealModel,
+    Where,
+    check_file,
+    check_folder,
+    chosen_model,
+    grouped,
+)
 
 
 @grouped
