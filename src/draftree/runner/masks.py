@@ -23,17 +23,11 @@ MARGIN = 64
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """How far a layer looks.
+    """How far a layer looks."""
 
-    Attributes:
-        name: Hugging Face's name (`full_attention`, `sliding_attention`, `chunked_attention`).
-        window: positions seen back, the row's own included; None for no limit.
-        chunk: chunk length in positions; None for no limit.
-    """
-
-    name: str = "full_attention"
-    window: int | None = None
-    chunk: int | None = None
+    name: str = "full_attention"  # Hugging Face's name (`full_attention`, `sliding_attention`, `chunked_attention`)
+    window: int | None = None  # positions seen back, the row's own included; None for no limit
+    chunk: int | None = None  # chunk length in positions; None for no limit
 
 
 def limits(kind: LayerKind, length: int) -> bool:

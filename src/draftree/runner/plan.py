@@ -147,39 +147,26 @@ def _moved(held: Any, device: torch.device) -> Any:
 
 @dataclass(slots=True)
 class Segment:
-    """The rows as one run of layers sees them: built by the runner from a plan and its surgeries.
+    """The rows as one run of layers sees them: built by the runner from a plan and its surgeries."""
 
-    Attributes:
-        start: first layer of the run.
-        rows: LongTensor [B, n]; original row number (appended rows are numbered on from N; padding is -1), or
-            None where no row has left, so that row i is number i.
-        positions: LongTensor [B, n].
-        visible: BoolTensor [B, n, n].
-        prefix_rows: BoolTensor [B, n] or None.
-    """
-
-    start: int
+    start: int  # first layer of the run
+    # LongTensor [B, n]; original row number (appended rows are numbered on from N; padding is -1), or None where no
+    # row has left, so that row i is number i.
     rows: Tensor | None
-    positions: Tensor
-    visible: Tensor
-    prefix_rows: Tensor | None = None
+    positions: Tensor  # LongTensor [B, n]
+    visible: Tensor  # BoolTensor [B, n, n]
+    prefix_rows: Tensor | None = None  # BoolTensor [B, n] or None
 
 
 @dataclass(slots=True)
 class PassResult:
-    """The result of a pass.
+    """The result of a pass."""
 
-    Attributes:
-        logits: [B, n, V] of the final segment's rows from `first_logit_row` on, up to `last_logit_row`.
-        segments: the row layouts that the cache holds, one per run of layers.
-        hidden: layer index -> tapped hidden states [B, n_at_that_layer, d].
-        runner: the `Runner` of the pass, for logits of tapped rows.
-    """
-
-    logits: Tensor
-    segments: list[Segment]
+    logits: Tensor  # [B, n, V] of the final segment's rows from `first_logit_row` on, up to `last_logit_row`
+    segments: list[Segment]  # the row layouts that the cache holds, one per run of layers
+    # Tapped hidden states [B, n at that layer, d] by layer.
     hidden: dict[int, Tensor] = field(default_factory=dict)
-    runner: Any = None
+    runner: Any = None  # the `Runner` of the pass, for logits of tapped rows
 
     @property
     def rows(self) -> Tensor | None:

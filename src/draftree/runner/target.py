@@ -36,31 +36,18 @@ NOISE = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model under draftree, checked once.
+    """A model under draftree, checked once."""
 
-    Attributes:
-        reference: weak, so that a runner kept for later calls does not keep the model alive.
-        layers: the decoder layers.
-        config: the decoder's text config.
-        kinds: how far each layer looks.
-        vocab_size: number of logits per row.
-        hidden_size: width of the hidden states.
-        max_positions: context limit in tokens, None where the model has none.
-        encoder_decoder: whether trees grow in the decoder of an encoder-decoder.
-        alteration: a difference from its class, see `stock.alteration`; None for a stock model.
-        cache_argument: name of the KV cache among the arguments of its `forward`.
-    """
-
-    reference: weakref.ref[Any]
-    layers: list[nn.Module]
-    config: Any
-    kinds: tuple[LayerKind, ...]
-    vocab_size: int
-    hidden_size: int
-    max_positions: int | None
-    encoder_decoder: bool
-    alteration: str | None
-    cache_argument: str
+    reference: weakref.ref[Any]  # weak, so that a runner kept for later calls does not keep the model alive
+    layers: list[nn.Module]  # the decoder layers
+    config: Any  # the decoder's text config
+    kinds: tuple[LayerKind, ...]  # how far each layer looks
+    vocab_size: int  # number of logits per row
+    hidden_size: int  # width of the hidden states
+    max_positions: int | None  # context limit in tokens, None where the model has none
+    encoder_decoder: bool  # whether trees grow in the decoder of an encoder-decoder
+    alteration: str | None  # a difference from its class, see `stock.alteration`; None for a stock model
+    cache_argument: str  # name of the KV cache among the arguments of its `forward`
 
     @property
     def model(self) -> Any:

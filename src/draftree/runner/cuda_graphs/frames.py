@@ -65,76 +65,44 @@ def band_of(needed: int, capacity: int, *, exact: bool) -> int:
 
 
 class Frame(NamedTuple):
-    """The shape of a pass through some layers; passes with the same frame and cache replay the same recording.
+    """The shape of a pass through some layers; passes with the same frame and cache replay the same recording."""
 
-    Attributes:
-        batch: requests, B, see `batch_of`.
-        rows: of each of them, R, a bucket.
-        band: KV positions that attention reads, K.
-        covered: KV positions that `visible` covers, T: rows of the pass, and committed positions before them.
-        prefix: KV positions of the deep prefix.
-        layers: the first layer, and the one behind the last.
-        taps: layers in between whose incoming states are returned.
-        injects: whether some rows enter as embeddings.
-        heads: how many neighbouring rows get logits, a bucket; 0 for none.
-        row_by_row: whether each row attends in the arithmetic of a pass of its own.
-        leading: whether torch attends and the requests are in the first slots, which are read in place; other slots
-            are gathered for it.
-    """
-
-    batch: int
-    rows: int
-    band: int
-    covered: int
-    prefix: int
-    layers: tuple[int, int]
-    taps: tuple[int, ...]
-    injects: bool
-    heads: int
-    row_by_row: bool
+    batch: int  # requests, B, see `batch_of`
+    rows: int  # of each of them, R, a bucket
+    band: int  # KV positions that attention reads, K
+    covered: int  # KV positions that `visible` covers, T: rows of the pass, and committed positions before them
+    prefix: int  # KV positions of the deep prefix
+    layers: tuple[int, int]  # the first layer, and the one behind the last
+    taps: tuple[int, ...]  # layers in between whose incoming states are returned
+    injects: bool  # whether some rows enter as embeddings
+    heads: int  # how many neighbouring rows get logits, a bucket; 0 for none
+    row_by_row: bool  # whether each row attends in the arithmetic of a pass of its own
+    # Whether torch attends and the requests are in the first slots, which are read in place; other slots are gathered
+    # for it.
     leading: bool = False
 
 
 class PassInputs(NamedTuple):
-    """The inputs of a pass of a frame, as views of one packed tensor.
+    """The inputs of a pass of a frame, as views of one packed tensor."""
 
-    Attributes:
-        slots: [B], of the requests.
-        starts: [B], the KV position at which each request's rows begin.
-        begins: [B], the first KV position that `visible` covers.
-        ids: [B, R], tokens.
-        positions: [B, R].
-        head_start: [1], the first row that gets logits.
-        visible: bool [B, R, T].
-        on_prefix: bool [B, R], rows that see the deep prefix.
-        injected: bool [B, R], rows that enter as embeddings.
-    """
-
-    slots: Any
-    starts: Any
-    begins: Any
-    ids: Any
-    positions: Any
-    head_start: Any
-    visible: Any
-    on_prefix: Any
-    injected: Any
+    slots: Any  # [B], of the requests
+    starts: Any  # [B], the KV position at which each request's rows begin
+    begins: Any  # [B], the first KV position that `visible` covers
+    ids: Any  # [B, R], tokens
+    positions: Any  # [B, R]
+    head_start: Any  # [1], the first row that gets logits
+    visible: Any  # bool [B, R, T]
+    on_prefix: Any  # bool [B, R], rows that see the deep prefix
+    injected: Any  # bool [B, R], rows that enter as embeddings
 
 
 class Packed(NamedTuple):
-    """The inputs of one frame, on the device and where they are prepared on the CPU.
+    """The inputs of one frame, on the device and where they are prepared on the CPU."""
 
-    Attributes:
-        there: packed tensor on the device.
-        inputs: its parts, tensors.
-        staged: packed tensor on the CPU, of the same size.
-        given: its parts, arrays.
-    """
-
-    there: Tensor
-    inputs: PassInputs
-    staged: Tensor
-    given: PassInputs
+    there: Tensor  # packed tensor on the device
+    inputs: PassInputs  # its parts, tensors
+    staged: Tensor  # packed tensor on the CPU, of the same size
+    given: PassInputs  # its parts, arrays
 
 
 class Buffers:

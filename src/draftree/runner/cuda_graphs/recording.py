@@ -188,59 +188,37 @@ class FixedRows(SegmentRows):
 
 @dataclass(frozen=True)
 class Recorded:
-    """The modules and settings that passes are recorded from. It does not refer to the runner that owns recordings.
+    """The modules and settings that passes are recorded from. It does not refer to the runner that owns recordings."""
 
-    Attributes:
-        target: the model.
-        layers, head, embedding: its modules as they are run.
-        tables: its rotary angles.
-        cap: of attention scores; None for none.
-        kernel: of attention; None for torch's.
-    """
-
-    target: Target
-    layers: Sequence[TensorLayer]
+    target: Target  # the model
+    layers: Sequence[TensorLayer]  # its modules as they are run, like the head and the embedding
     head: TensorHead
     embedding: Any
-    tables: AngleTables
-    cap: float | None
-    kernel: Callable[..., Tensor] | None
+    tables: AngleTables  # its rotary angles
+    cap: float | None  # of attention scores; None for none
+    kernel: Callable[..., Tensor] | None  # of attention; None for torch's
 
 
 class Outputs(NamedTuple):
-    """Buffers of what a pass returns, and of what enters it.
+    """Buffers of what a pass returns, and of what enters it."""
 
-    Attributes:
-        entering: [B, R, d], states or embeddings that enter; None where only tokens do.
-        leaving: [B, R, d], states behind the last layer.
-        taps: by layer, states [B, R, d] that enter it.
-        logits: [B, H, V], of all rows or of those from `head_start` on; None for none.
-    """
-
-    entering: Tensor | None
-    leaving: Tensor
-    taps: dict[int, Tensor]
-    logits: Tensor | None
+    entering: Tensor | None  # [B, R, d], states or embeddings that enter; None where only tokens do
+    leaving: Tensor  # [B, R, d], states behind the last layer
+    taps: dict[int, Tensor]  # by layer, states [B, R, d] that enter it
+    logits: Tensor | None  # [B, H, V], of all rows or of those from `head_start` on; None for none
 
 
 @dataclass(slots=True)
 class Recording:
-    """A pass through some layers that is recorded, or will be.
+    """A pass through some layers that is recorded, or will be."""
 
-    Attributes:
-        packed: memory of its inputs. They have to be filled in before recording too, which may do the work: rows
-            without inputs would overwrite the context.
-        buffers: memory of its outputs.
-        work: the function that is recorded; it holds all memory that a replay reads.
-        replay: repeats the work; None before it is recorded.
-        has_run: whether the work was done without recording it.
-    """
-
+    # Memory of its inputs. They have to be filled in before recording too, which may do the work: rows without inputs
+    # would overwrite the context.
     packed: Packed
-    buffers: Outputs
-    work: Callable[[], None]
-    replay: Callable[[], None] | None = None
-    has_run: bool = False
+    buffers: Outputs  # memory of its outputs
+    work: Callable[[], None]  # the function that is recorded; it holds all memory that a replay reads
+    replay: Callable[[], None] | None = None  # repeats the work; None before it is recorded
+    has_run: bool = False  # whether the work was done without recording it
 
 
 def recording_of(frame: Frame, model: Recorded, stores: Stores, buffers: Buffers, kv_positions: Tensor) -> Recording:

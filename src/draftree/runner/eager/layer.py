@@ -26,17 +26,11 @@ BLOCK = 1024  # positions by which tables of angles grow
 
 
 class Attention(NamedTuple):
-    """The attention of a layer.
+    """The attention of a layer."""
 
-    Attributes:
-        groups: query heads to a key/value head.
-        scaling: of the scores.
-        cap: soft cap of the scores; None for none.
-    """
-
-    groups: int
-    scaling: float
-    cap: float | None
+    groups: int  # query heads to a key/value head
+    scaling: float  # of the scores
+    cap: float | None  # soft cap of the scores; None for none
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """Return the attention of queries [B, kv, n, dim] under an additive mask."""
@@ -60,19 +54,12 @@ def attend(layer: Any, x: Tensor, index: int, rows: Any, kind: LayerKind, cap: f
 
 
 class Angles(NamedTuple):
-    """Rotary angles of a segment's rows, and where their keys and values go.
+    """Rotary angles of a segment's rows, and where their keys and values go."""
 
-    Attributes:
-        cosine: [B, n, 1, dim].
-        sine: [B, n, 1, dim], with the signs of the turn.
-        cache: the slots, or what stands in for them; has `update`.
-        rotation: which entries turn with which.
-    """
-
-    cosine: Tensor
-    sine: Tensor
-    cache: Any
-    rotation: Rotation
+    cosine: Tensor  # [B, n, 1, dim]
+    sine: Tensor  # [B, n, 1, dim], with the signs of the turn
+    cache: Any  # the slots, or what stands in for them; has `update`
+    rotation: Rotation  # which entries turn with which
 
 
 class TensorLayer:

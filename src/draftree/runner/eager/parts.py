@@ -50,17 +50,11 @@ CAP_LOGITS = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "PaliGemmaForConditional
 
 
 class Heads(NamedTuple):
-    """Attention heads of a layer.
+    """Attention heads of a layer."""
 
-    Attributes:
-        kv: key/value heads.
-        groups: query heads to each of them.
-        dim: width of a head.
-    """
-
-    kv: int
-    groups: int
-    dim: int
+    kv: int  # key/value heads
+    groups: int  # query heads to each of them
+    dim: int  # width of a head
 
     def side_by_side(self, mixed: Tensor) -> Tensor:
         """Return attention's result [B, kv, groups * n, dim] as [B, n, kv * groups * dim], for the next linear."""
@@ -70,17 +64,11 @@ class Heads(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """A root-mean-square norm.
+    """A root-mean-square norm."""
 
-    Attributes:
-        weight: [d].
-        epsilon: added to the mean square.
-        twice: whether the stock module rounds to 16 bits before it multiplies by the weight, too.
-    """
-
-    weight: Tensor
-    epsilon: float
-    twice: bool = True
+    weight: Tensor  # [d]
+    epsilon: float  # added to the mean square
+    twice: bool = True  # whether the stock module rounds to 16 bits before it multiplies by the weight, too
 
     @classmethod
     def of(cls, module: Any) -> Norm:
@@ -102,29 +90,17 @@ def normed(norm: Norm | None, x: Tensor) -> Tensor:
 
 
 class Parts(NamedTuple):
-    """The parts of a stock layer, for any way of running it.
+    """The parts of a stock layer, for any way of running it."""
 
-    Attributes:
-        heads: of its attention.
-        scaling: of its scores.
-        cap: soft cap of the scores; None for none.
-        norms: before attention and before the MLP, None where there is none.
-        behind: behind attention and behind the MLP, before they are added to the stream.
-        head_norms: on queries and on keys, or None.
-        wide: whether these take all heads at once.
-        activation: of the MLP, by name.
-        qkv, output, gate_up, down: stock linears; those in a list read the same input.
-    """
-
-    heads: Heads
-    scaling: float
-    cap: float | None
-    norms: tuple[Norm | None, Norm | None]
-    behind: tuple[Norm | None, Norm | None]
-    head_norms: tuple[Norm, Norm] | None
-    wide: bool
-    activation: str
-    qkv: list[Any]
+    heads: Heads  # of its attention
+    scaling: float  # of its scores
+    cap: float | None  # soft cap of the scores; None for none
+    norms: tuple[Norm | None, Norm | None]  # before attention and before the MLP, None where there is none
+    behind: tuple[Norm | None, Norm | None]  # behind attention and behind the MLP, before they are added to the stream
+    head_norms: tuple[Norm, Norm] | None  # on queries and on keys, or None
+    wide: bool  # whether these take all heads at once
+    activation: str  # of the MLP, by name
+    qkv: list[Any]  # stock linears; those in a list read the same input
     output: Any
     gate_up: list[Any]
     down: Any

@@ -31,27 +31,17 @@ CLOSE = 1e-2  # relative difference, wide enough for 16-bit types
 
 @dataclass(frozen=True, slots=True)
 class ModelLayout:
-    """Facts of one model, seen in a pass.
+    """Facts of one model, seen in a pass."""
 
-    Attributes:
-        kv_heads: key/value heads of every layer.
-        head_dim: width of a key.
-        value_dim: width of a value.
-        closing: modules that a hidden state passes between the last layer and the head, in order.
-        scale: factor on what they return before the head reads it (T5 with a tied head), else 1.
-        factor: on the head's output (Cohere, Granite), else 1.
-        cap: soft cap of the head's output (Gemma 2); None for none.
-        reference: weak, so that cached facts do not keep the model alive.
-    """
-
-    kv_heads: int
-    head_dim: int
-    value_dim: int
+    kv_heads: int  # key/value heads of every layer
+    head_dim: int  # width of a key
+    value_dim: int  # width of a value
+    # Modules that a hidden state passes between the last layer and the head, in order.
     closing: tuple[nn.Module, ...] = field(repr=False)
-    scale: float
-    factor: float
-    cap: float | None
-    reference: weakref.ref[Any] = field(repr=False)
+    scale: float  # factor on what they return before the head reads it (T5 with a tied head), else 1
+    factor: float  # on the head's output (Cohere, Granite), else 1
+    cap: float | None  # soft cap of the head's output (Gemma 2); None for none
+    reference: weakref.ref[Any] = field(repr=False)  # weak, so that cached facts do not keep the model alive
 
     def close(self, hidden: Tensor) -> Tensor:
         """Return the head's input [..., d'] from the last layer's output [..., d]."""

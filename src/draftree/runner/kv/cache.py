@@ -34,32 +34,21 @@ def finite(states: Tensor) -> Tensor:
 
 
 class Stores(NamedTuple):
-    """The memory of a cache, in lists that the cache changes.
+    """The memory of a cache, in lists that the cache changes."""
 
-    Attributes:
-        keys, values: by layer, [slots, heads, capacity, width]; None before a first pass.
-        recordings: recorded passes that read this memory, the one used last at the end.
-    """
-
-    keys: list[Tensor | None]
-    values: list[Tensor | None]
-    recordings: OrderedDict[Any, Any]
+    keys: list[Tensor | None]  # by layer, [slots, heads, capacity, width]; None before a first pass
+    values: list[Tensor | None]  # likewise
+    recordings: OrderedDict[Any, Any]  # recorded passes that read this memory, the one used last at the end
 
 
 @dataclass(slots=True)
 class OpenPass:
-    """The slots of the running pass.
+    """The slots of the running pass."""
 
-    Attributes:
-        first: its first slot.
-        count: how many slots.
-        hidden: KV positions of the deep prefix that it leaves out.
-        places: by number of rows, the slot and the KV position of each, where slots begin at different positions.
-    """
-
-    first: int
-    count: int
-    hidden: int = 0
+    first: int  # its first slot
+    count: int  # how many slots
+    hidden: int = 0  # KV positions of the deep prefix that it leaves out
+    # By number of rows, the slot and the KV position of each, where slots begin at different positions.
     places: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property
