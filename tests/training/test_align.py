@@ -16,7 +16,7 @@ import draftree
 from draftree.cli import app
 from draftree.demo_model import embedded
 from draftree.drafting.folder import base_of
-from draftree.training.align import AlignObjective, align, align_on_inputs
+from draftree.training.align import AlignObjective, align, align_on_inputs, check_trainable
 from draftree.training.answers import JOURNAL, AnswerOptions
 from draftree.training.options import Inputs, TrainOptions
 from draftree.training.rows import Row, collate
@@ -218,6 +218,11 @@ def test_a_generation_config_that_cannot_be_saved_is_refused_before_training(cas
         run(case, tmp_path / "out", small=small)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
+    small.generation_config.temperature = None
+    small.save_pretrained(tmp_path / "hub")
+    config = tmp_path / "hub" / "generation_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"temperature": 0.5}))
+    check_trainable(type(small).from_pretrained(tmp_path / "hub"))  # Published configs can be saved unchanged.
 
 
 def test_the_command(tmp_path, monkeypatch):

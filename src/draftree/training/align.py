@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -96,13 +97,14 @@ def check_trainable(model: Any) -> None:
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("All weights of the model are frozen: call model.requires_grad_(True) before.")
     if model.generation_config is not None:
-        try:
-            model.generation_config.validate(strict=True)
-        except ValueError as error:
-            raise ValueError(
-                "The model's generation_config has settings that Hugging Face does not save, so the trained model "
-                f"could not be saved either: set them right or to None ({brief(error)})."
-            ) from error
+        with TemporaryDirectory() as folder:
+            try:
+                model.generation_config.save_pretrained(folder)
+            except ValueError as error:
+                raise ValueError(
+                    "The model's generation_config has settings that Hugging Face does not save, so the trained model "
+                    f"could not be saved either: set them right or to None ({brief(error)})."
+                ) from error
 
 
 @contextmanager
