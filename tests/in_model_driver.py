@@ -30,7 +30,7 @@ MAKERS: dict[str, Callable[[Any], InModelDrafter]] = {
     "bpd": lambda m: Medusa.fresh(m, heads=3, tree="chain"),
     "bita": lambda m: BiTA.fresh(m),
     "bita-efficient": lambda m: BiTA.fresh(m, tree="efficient-5"),
-    "bita-first-layer-full": lambda m: BiTA.fresh(m, masks=2, prompts=3, prompting="first-layer", tree="full-3"),
+    "bita-full": lambda m: BiTA.fresh(m, masks=2, prompts=3, tree="full-3"),
     "bita-masks-only-groups": lambda m: BiTA.fresh(m, prompts=0, groups=3),
     "bita-straightforward": lambda m: BiTA.fresh(m, tree="chain", groups=1),
     "hidden-transfer": lambda m: HiddenTransfer.fresh(m),

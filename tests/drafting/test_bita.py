@@ -96,18 +96,6 @@ def drafts(model: Any, drafter: BiTA) -> list[Tensor]:
 
 
 @torch.no_grad()
-def test_prompts_of_the_first_layer_are_seen_there_alone() -> None:
-    """What the other layers' prompts hold changes nothing, and the first layer's do."""
-    model = build("llama")
-    drafter = randomised(BiTA.fresh(model, prompts=4, prompting="first-layer"))
-    before = drafts(model, drafter)
-    drafter.weights.prompt_keys[1:] += 5
-    assert all(torch.equal(a, b) for a, b in zip(before, drafts(model, drafter), strict=True))
-    drafter.weights.prompt_keys[0] += 5
-    assert not torch.allclose(before[0], drafts(model, drafter)[0])
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
 def test_shallow_prompts_are_what_the_model_makes_of_embeddings(family: str) -> None:
     """Their keys and values are those of the model's own forward over the embeddings; drafting reads them."""

@@ -201,7 +201,7 @@ def early_pruning(layer: int) -> EarlyPruning:
 @pytest.mark.parametrize(
     ("kind", "way"),
     crossed(
-        ["medusa", "hidden-transfer-one-layer", "bita-first-layer-full"],
+        ["medusa", "hidden-transfer-one-layer", "bita-full"],
         [("cpu", None), ("hooked", 2), ("cpu", 1)],
     ),
 )

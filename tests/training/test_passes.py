@@ -23,7 +23,6 @@ from draftree.tree import TokenTree
 FAMILIES = ["llama", "gemma2", "gpt2", "bloom", "mpt", "mistral", "phi3-longrope", "t5", "bart"]
 CASES = {
     "bita": ("bita", {"prompts": 5}, {}),
-    "bita-first-layer": ("bita", {"prompts": 5, "prompting": "first-layer"}, {}),
     "bita-shallow": ("bita", {"prompts": 5, "prompting": "shallow"}, {}),
     "bita-bare": ("bita", {"prompts": 0, "masks": 2}, {}),
     "hidden-transfer": ("hidden-transfer", {"transfer_layers": [1, 2, 3]}, {"on_pseudo": True}),
@@ -231,7 +230,7 @@ def whole_pass_loss(objective, batch):
     return cross_entropy(logits.unflatten(1, (-1, objective.masks)), truth, there)
 
 
-SETTINGS = [{"prompts": 5}, *({"prompts": 5, "prompting": kind} for kind in ("first-layer", "shallow")), {"prompts": 0}]
+SETTINGS = [{"prompts": 5}, {"prompts": 5, "prompting": "shallow"}, {"prompts": 0}]
 
 
 @pytest.mark.parametrize("settings", SETTINGS)

@@ -115,7 +115,7 @@ def bita(
     masks: Annotated[int, "M, tokens drafted ahead."] = 3,
     prompts: Annotated[int, "P, prompts that masks alone see; 0 for none."] = 16,
     prompting: Annotated[
-        str, "What prompts are: deep (keys and values of each layer), shallow (embeddings), first-layer."
+        str, "What prompts are: deep (keys and values of each layer) or shallow (embeddings)."
     ] = "deep",
     prefix_dropout: Annotated[float, "Dropout of the prompts."] = 0.1,
     run: MethodRun,

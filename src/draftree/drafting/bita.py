@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from draftree.drafting.base import Attachment
 from draftree.drafting.in_model import DEEPEST, GroupDrafter, GroupNodes
 from draftree.errors import check_least, did_you_mean
-from draftree.runner.plan import Surgery
 from draftree.runner.target import Target
 
 STD = 0.02  # of the initial values
-DEEP, SHALLOW, FIRST_LAYER = "deep", "shallow", "first-layer"
-PROMPTING = (DEEP, SHALLOW, FIRST_LAYER)
+DEEP, SHALLOW = "deep", "shallow"
+PROMPTING = (DEEP, SHALLOW)
 
 
 class BiTAWeights(nn.Module):
@@ -76,11 +75,6 @@ class BiTAWeights(nn.Module):
             return None
         return list(zip(self.prompt_keys, self.prompt_values, strict=True))
 
-    def surgeries(self) -> tuple[Surgery, ...]:
-        """Return the surgeries of a pass: prompts of the first layer are hidden from later layers."""
-        hidden = self.prompting == FIRST_LAYER and self.prompt_keys.shape[2] > 0
-        return (Surgery(1, hide_prefix=True),) if hidden else ()
-
 
 def _normal(*shape: int) -> nn.Parameter:
     return nn.Parameter(STD * torch.randn(shape, dtype=torch.float32, device="cpu"))
@@ -100,10 +94,9 @@ class BiTA(GroupDrafter):
         shapes: of the model; `BiTA.fresh(model)` takes them from it.
         masks: M, how many tokens ahead; the paper takes 3, and 4 for its largest models.
         prompts: P; 0 for mask tokens only.
-        prompting: what the prompts are. "deep": keys and values of their own in every layer, without positions. The
-            others are ablations: "shallow" (Table 3) are P input embeddings at positions 0 .. P - 1, which see one
-            another causally and nothing else, and whose keys and values in every layer are the frozen model's;
-            "first-layer" are keys and values of the first layer alone.
+        prompting: what the prompts are. "deep": keys and values of their own in every layer, without positions.
+            "shallow" (ablation of Table 3): P input embeddings at positions 0 .. P - 1, which see one another causally
+            and nothing else, and whose keys and values in every layer are the frozen model's.
         groups: how many nodes of a tree have a group of masks at most, the most likely to be the last accepted. With
             None `DynamicTree` chooses how many are worth their rows, and under other shapes all have one, as in the
             paper. 1 with tree="chain" is its straightforward decoding: what is left of the root's predictions after
@@ -176,7 +169,6 @@ class BiTA(GroupDrafter):
             positions=positions.flatten(1),
             visible=torch.cat([chosen.ancestors.repeat_interleave(m, 1), own.expand(batch, -1, -1)], 2),
             prefix_rows=None if placed.prefix is None else prefix_rows,
-            surgeries=self.weights.surgeries(),
             taps=(self._shapes["layers"],),
         )
 

@@ -30,7 +30,6 @@ class Surgery:
         visible: BoolTensor [B, M, K + M], which surviving and appended rows each appended row sees. Every
             appended row sees the whole context.
         source: LongTensor [B, S], the rows that `append` is given, in this order; None for all K of them.
-        hide_prefix: from here on no row sees the deep prefix (BiTA's prompts of the first layer).
         resolve: function of this surgery and the row numbers [B, K] that are left (padded with -1), returning the
             surgery to carry out: for surgeries behind a `keep` that is not known beforehand.
         numbers: LongTensor [B, M], row numbers of the appended rows, where `resolve` left some of them out; by default
@@ -43,7 +42,6 @@ class Surgery:
     positions: Tensor | None = None
     visible: Tensor | None = None
     source: Tensor | None = None
-    hide_prefix: bool = False
     resolve: Callable[[Surgery, Tensor], Surgery] | None = None
     numbers: Tensor | None = None
 
@@ -199,8 +197,6 @@ def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> t
     if rows is None and keep is not None:
         rows = torch.arange(count, device=device).expand(batch, count)
     positions, visible, prefix_rows = segment.positions, segment.visible, segment.prefix_rows
-    if surgery.hide_prefix:
-        prefix_rows = None
     if keep is not None:
         assert rows is not None
         keep = keep.to(device)

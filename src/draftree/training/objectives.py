@@ -170,7 +170,6 @@ class BiTAObjective(DrafterObjective):
             visible=torch.cat([context, groups], 2),
             embeddings=self.weights.mask_embeddings.repeat(splits, 1).expand(count, -1, -1),
             prefix_rows=torch.ones(count, splits * masks, dtype=torch.bool, device=device),
-            surgeries=self.weights.surgeries(),
             prompt_lengths=tuple(batch.start.tolist()),
         )
 
