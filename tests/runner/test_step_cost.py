@@ -125,16 +125,10 @@ class Machine:
 def test_a_dozen_steps_measure_it(seconds: Any) -> None:
     machine = Machine(seconds)
     cost = measure_cost(machine, clock=machine.clock)  # type: ignore[arg-type]
-    assert machine.now <= 12.5 * seconds(1)
+    assert machine.now <= 17 * seconds(1)
     measured = sorted(set(machine.passes))
     assert cost.of(measured).tolist() == pytest.approx([seconds(n) for n in measured])
     assert measured[-1] == 128 or seconds(measured[-1]) > DEAR * seconds(1)
-
-
-def test_the_place_where_a_kernel_ends_is_looked_for() -> None:
-    machine = Machine(lambda rows: 0.01 if rows < 8 else 0.016)
-    measure_cost(machine, clock=machine.clock)  # type: ignore[arg-type]
-    assert {6, 7} <= set(machine.passes)
 
 
 @pytest.mark.parametrize("held_up", [2, 3, 4, 5])

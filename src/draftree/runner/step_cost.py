@@ -1,4 +1,4 @@
-"""The cost of a step by its number of rows: a curve, measured by a dozen passes and corrected by every real step.
+"""The cost of a step by its number of rows: a curve, measured by some passes and corrected by every real step.
 
 Rows are cheap up to a point: a dozen on a CPU, some hundreds on a GPU; between two sizes of a matrix kernel the time
 may jump. Passes before the first token find the rough shape. Later each real step moves the whole curve (a longer
@@ -11,7 +11,6 @@ import math
 import platform
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,6 @@ from draftree.runner.plan import Plan
 FIRST_ROWS: tuple[int, ...] = (1, 4, 8, 16, 32, 64, 128)  # measured in this order, as long as they are cheap
 SPARSE = 3  # only every third is measured where each row count is prepared (captured), which takes a dozen passes
 DEAR = 2.0  # times a plain step at which measuring stops
-SUDDEN = 2.0  # times the last row count at which a pass is repeated, as it may have been interrupted
-HALVINGS = 2  # further points, each in the middle of the steepest stretch
 PATIENCE = 4.0  # seconds at which measuring stops
 LEVEL_RATE = 0.15  # weight of one step in the level of all row counts
 RATE, RATE_FIRST = 0.05, 0.25  # the same in what one row count has for itself, settled and for its first step
@@ -138,7 +135,7 @@ def _rising(values: list[float], weights: list[float]) -> np.ndarray:
 
 
 def measure_cost(runner: Runner, *, clock: Callable[[], float] = time.perf_counter) -> StepCost:
-    """Time single passes of growing numbers of rows, about a dozen plain steps in all; `clock` gives seconds."""
+    """Time single passes of growing numbers of rows, fifteen at most; `clock` gives seconds."""
     with runner.lock, runner.guard():
         return _measure(runner, clock)
 
@@ -163,27 +160,21 @@ def _measure(runner: Runner, clock: Callable[[], float]) -> StepCost:
             if preparations() == before:
                 return seconds
 
-    began, before, halvings = clock(), preparations(), HALVINGS
-    found = {rows[0]: run(rows[0])}  # the first pass makes what later ones find, so that a second one is mostly faster
+    def quickest(count: int) -> float:
+        """Return the time of the faster of two passes, as one may be interrupted; of one pass on a slow machine."""
+        seconds = run(count)
+        return seconds if clock() - began > PATIENCE else min(seconds, run(count))
+
+    began, before = clock(), preparations()
+    found = {rows[0]: quickest(rows[0])}
     if preparations() > before:
-        rows, halvings = rows[::SPARSE], 0
-    for count in rows:
+        rows = rows[::SPARSE]
+    for count in rows[1:]:
         if len(found) > 1 and (max(found.values()) > DEAR * found[rows[0]] or clock() - began > PATIENCE):
             break
         if count > most:
             break
-        found[count] = min(run(count), found.get(count, math.inf))
-        if len(found) > 1 and found[count] > SUDDEN * found[sorted(found)[-2]]:
-            # Held up once, it would end the curve here, and no step would ever show that more rows are cheap.
-            found[count] = min(found[count], run(count))
-            halvings -= 1
-    for _ in range(halvings):
-        known = sorted(found)
-        gaps = [((found[b] - found[a]) / a, a, b) for a, b in pairwise(known) if b - a > 1]
-        if not gaps or clock() - began > PATIENCE:
-            break
-        _, a, b = max(gaps)
-        found[(a + b) // 2] = run((a + b) // 2)
+        found[count] = quickest(count)
     if len(found) == 1:  # a context of one token: rows cost what they cost
         found[2 * rows[0]] = found[rows[0]]
     known = sorted(found)
