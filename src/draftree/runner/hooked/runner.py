@@ -66,20 +66,6 @@ class ModelLayout:
         return head
 
 
-class _Watched(SlotCache):
-    """Notes the key/value heads, width of a key and width of a value of every layer."""
-
-    def __init__(self, layers: int) -> None:
-        super().__init__(layers, 1)
-        self.shapes: set[tuple[int, int, int]] = set()
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        self.shapes.add((key_states.shape[1], key_states.shape[3], value_states.shape[3]))
-        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
-
-
 @torch.no_grad()
 def layout_of(target: Target, one_row: OneRow) -> ModelLayout:
     """Return the facts of a model.
@@ -92,14 +78,14 @@ def layout_of(target: Target, one_row: OneRow) -> ModelLayout:
         ValueError: layers differ in the shape of their keys, or the modules before the head are not understood.
     """
     with lock_of(target.model):
-        cache = _Watched(len(target.layers))
-        calls: list[tuple[nn.Module, Tensor]] = []  # behind the last layer, in order
+        cache = SlotCache(len(target.layers), 1)
+        calls: list[nn.Module] = []  # behind the last layer, in order
         read: list[Tensor] = []
         outputs: list[Tensor] = []
 
         def note(module: nn.Module, args: Any, output: Any) -> None:
             if isinstance(output, Tensor) and args and isinstance(args[0], Tensor):
-                calls.append((module, output))
+                calls.append(module)
 
         head = target.model.get_output_embeddings()
         inside = {id(m) for layer in target.layers for m in layer.modules()} | {id(head)}
@@ -114,13 +100,15 @@ def layout_of(target: Target, one_row: OneRow) -> ModelLayout:
             ):
                 stack.callback(register(hook).remove)
             result = one_row(cache, (len(target.layers),))
-    if len(cache.shapes) != 1:
+    held = [(k, v) for k, v in zip(cache.keys, cache.values, strict=True) if k is not None and v is not None]
+    shapes = {(keys.shape[1], keys.shape[3], values.shape[3]) for keys, values in held}
+    if len(shapes) != 1:
         raise ValueError(
             f"The layers of this '{target.model_type}' model differ in the shape of their keys and values, so "
             f"neither early pruning nor a drafter inside the model can be used with it: {INSTEAD}."
         )
-    kv_heads, head_dim, value_dim = cache.shapes.pop()
-    closing = tuple(module for module, _ in calls if not isinstance(module, nn.Dropout))
+    kv_heads, head_dim, value_dim = shapes.pop()
+    closing = tuple(module for module in calls if not isinstance(module, nn.Dropout))
     layout = ModelLayout(kv_heads, head_dim, value_dim, closing, 1.0, 1.0, None, target.reference)
     last, logits = result.hidden[len(target.layers)], result.logits
     if read:  # else the model multiplies by the head's weight itself
@@ -166,8 +154,8 @@ class HookedRunner(Runner):
         self.lock = lock_of(target.model)
         self._stock = StockModel(target)
 
-    def _one_row(self, cache: SlotCache | None = None, taps: tuple[int, ...] = ()) -> PassResult:
-        """Pass one row through the model."""
+    def _one_row(self, cache: SlotCache, taps: tuple[int, ...]) -> PassResult:
+        """Pass one row through the model, and tap these layers."""
         target, encoder = self.target, None
         # A token of the middle of the vocabulary: token 0 is often padding, whose embedding may be all zeros.
         one = torch.full((1, 1), rows_of(target.model) // 2, dtype=torch.long, device=target.device)
@@ -175,7 +163,6 @@ class HookedRunner(Runner):
             encoder = self.new_encoder(1)
             encoder.admit(0, one[0].repeat(2))
         row = torch.ones(1, 1, 1, dtype=torch.bool, device=target.device)
-        cache = self.new_cache(1) if cache is None else cache
         return self.run(Plan(one, torch.zeros_like(one), row, taps=taps), cache, encoder=encoder)
 
     @torch.no_grad()

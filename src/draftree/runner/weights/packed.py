@@ -268,10 +268,6 @@ class PackedLinear(nn.Module):
         library.layer_product(matrix.described, at, len(rows), torch.get_num_threads(), 0, by, to)
         return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
-    def extra_repr(self) -> str:
-        """See `nn.Linear`."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
     @torch.no_grad()
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
         empty = fn(self.packed.new_empty(0, dtype=self.dtype))
