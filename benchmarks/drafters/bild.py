@@ -44,7 +44,7 @@ from draftree.prompts import Prompt, take_per_set
 from draftree.runner import inspect_model
 from draftree.trace.file import pieces
 from draftree.training.answers import fingerprint
-from draftree.training.questions import Question, read_questions, template_of
+from draftree.training.options import Question, read_questions, template_of
 
 COUNTED = 8  # prompts whose operations are counted
 

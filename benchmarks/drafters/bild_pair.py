@@ -22,8 +22,7 @@ from draftree.drafting import DraftModel
 from draftree.models import load_model
 from draftree.training.align import align_on_inputs
 from draftree.training.answers import AnswerOptions, fingerprint, make_data
-from draftree.training.options import RECIPE, Inputs, TrainOptions
-from draftree.training.questions import read_questions, template_of
+from draftree.training.options import RECIPE, Inputs, TrainOptions, read_questions, template_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 OPTIONS: dict[str, Any] = {"pair_data": "", "pair_dev": "", "pair_minutes": 60.0}

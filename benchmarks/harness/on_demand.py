@@ -20,8 +20,7 @@ from benchmarks.harness.setup import Setup
 from draftree.drafting.folder import model_hash
 from draftree.engine.limits import eos_token_ids
 from draftree.training.answers import AnswerOptions, fingerprint, make_data
-from draftree.training.options import RECIPE, TrainOptions
-from draftree.training.questions import Question, read_questions, template_of
+from draftree.training.options import RECIPE, Question, TrainOptions, read_questions, template_of
 from draftree.training.run import train
 
 OPTIONS: dict[str, Any] = {

@@ -25,7 +25,7 @@ from benchmarks.papers.ways import QUICK
 from draftree.placement import Placement
 from draftree.prompts import Prompt
 from draftree.shaping import DynamicTree
-from draftree.training.questions import read_questions
+from draftree.training.options import read_questions
 
 TYPES = ("bfloat16", "float16")
 DRAFTED, STRICT = "Lookahead", "Lookahead, strict"

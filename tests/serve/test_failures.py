@@ -21,10 +21,10 @@ import draftree
 from draftree.errors import ModelChangedError
 from draftree.grammar import GrammarBusyError
 from draftree.serve import worker as serve_worker
-from draftree.serve.http import StoppingError
 from draftree.serve.metrics import Metrics
 from draftree.serve.output import OutputStream, RequestOutput
 from draftree.serve.scoring import Scoring
+from draftree.serve.settings import StoppingError
 
 PLAIN = "/v1/completions"
 SECRET = "what the client has said"

@@ -18,9 +18,9 @@ from benchmarks.machine.schemas import SCHEMAS, record
 from draftree import Grammar, GrammarDrafter, Lookahead, Merge, generate
 from draftree.serve.chat import MessageReader
 from draftree.serve.grammars import constraint_of
-from draftree.serve.http import ApiError
 from draftree.serve.protocol import Chat
 from draftree.serve.responses import sse
+from draftree.serve.settings import ApiError
 
 
 @pytest.fixture(scope="module")

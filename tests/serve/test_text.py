@@ -22,10 +22,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from draftree.detokenizer import Detokenizer
 from draftree.engine import Emitted, SamplingParams
 from draftree.serve.chat import MessageReader, chat_prompt, tools_of
-from draftree.serve.http import ApiError
 from draftree.serve.output import Delta, OutputStream, RequestOutput, StopStrings, TokenBytes, token_text
 from draftree.serve.protocol import Chat, Completion, Message
 from draftree.serve.responses import Call, events
+from draftree.serve.settings import ApiError
 
 
 class Slow:

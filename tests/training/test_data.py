@@ -10,7 +10,7 @@ from zoo import build
 from draftree.cli import app
 from draftree.runner import inspect_model
 from draftree.training.answers import JOURNAL, META, AnswerOptions, answer_all, make_data
-from draftree.training.questions import Question, Template, read_questions
+from draftree.training.options import Question, Template, read_questions
 from draftree.training.rows import read_data
 
 

@@ -7,9 +7,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from draftree.training.answers import AnswerOptions
-from draftree.training.questions import Template
-from draftree.training.ray_answers import RayAnswers
+from draftree.training.answers import AnswerOptions, RayAnswers
+from draftree.training.options import Template
 
 RUN = """
 import sys
@@ -18,8 +17,8 @@ import torch
 torch.set_num_threads(1)
 import draftree
 from draftree.training.answers import AnswerOptions, make_data
-from draftree.training.questions import Question, Template
-from draftree.training.ray_answers import RayAnswers
+from draftree.training.options import Question, Template
+from draftree.training.answers import RayAnswers
 if __name__ == "__main__":
     model, tokenizer = draftree.demo_model()
     template, options = Template("full", tokenizer), AnswerOptions(max_new_tokens=24, slots=2)
@@ -30,7 +29,7 @@ if __name__ == "__main__":
 
 
 def test_more_workers_need_ray(demo, monkeypatch):
-    monkeypatch.setattr("draftree.training.ray_answers.find_spec", lambda name: None)
+    monkeypatch.setattr("draftree.training.answers.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install -e '\.\[ray\]'"):
         RayAnswers(None, Template("short", demo.tokenizer), AnswerOptions(), 2)
 

@@ -20,8 +20,7 @@ from draftree.drafting.folder import model_hash
 from draftree.pruning.early import EarlyHead
 from draftree.training.answers import AnswerOptions, make_data
 from draftree.training.objectives import RANKS, MedusaObjective, hits_of
-from draftree.training.options import TrainOptions
-from draftree.training.questions import Question, Template
+from draftree.training.options import Question, Template, TrainOptions
 from draftree.training.rows import Batch, ByLength, Row, RowSet, collate
 from draftree.training.run import prepare, train
 from draftree.training.trainer import BadLossError, DrafterTrainer, arguments

@@ -76,9 +76,8 @@ def serve(
     drafting = drafting.under_grammars()
     drafting.check(trie)
     try:
-        from draftree.serve.http import start_logging
         from draftree.serve.launch import GracefulServer, Launch
-        from draftree.serve.settings import ServerSettings
+        from draftree.serve.settings import ServerSettings, start_logging
     except ImportError as error:
         raise ValueError(MISSING) from error
     running.check()

@@ -81,7 +81,7 @@ def data(
     workers: Annotated[int, typer.Option(min=1, help="Processes, by Ray Data; 1 does without Ray.")] = 1,
 ) -> None:
     """Let the model answer QUESTIONS greedily; the answers are what its drafters train on."""
-    from draftree.training.questions import SYSTEM, Template, read_questions
+    from draftree.training.options import SYSTEM, Template, read_questions
 
     if system is not None and template != "full":
         raise ValueError("--system belongs to the template 'full': add --template full, or leave --system out.")
@@ -95,7 +95,7 @@ def data(
     options = AnswerOptions(max_new_tokens, batch)
     answer = None
     if workers > 1:
-        from draftree.training.ray_answers import RayAnswers
+        from draftree.training.answers import RayAnswers
 
         answer = RayAnswers(model, how, options, workers, where.threads, where.placement)
     console = line_console()

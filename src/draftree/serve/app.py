@@ -20,11 +20,10 @@ from pydantic import BaseModel
 from draftree import __version__
 from draftree.engine import Engine
 from draftree.pages import fill
-from draftree.serve.http import REQUEST_ID, ApiError, GoneError, StoppingError
 from draftree.serve.protocol import Chat, Completion, Corpus, Detokenize, Tokenize
 from draftree.serve.responses import api_error
 from draftree.serve.server import Server
-from draftree.serve.settings import ServerSettings
+from draftree.serve.settings import REQUEST_ID, ApiError, GoneError, ServerSettings, StoppingError
 
 
 def described(kind: type[BaseModel]) -> dict[str, Any]:

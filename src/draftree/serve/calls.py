@@ -20,11 +20,10 @@ from draftree.engine.sampling import Options, params_for, read_options
 from draftree.runner.target import Target
 from draftree.serve.chat import MessageReader, chat_prompt, template_variables, tools_of
 from draftree.serve.grammars import Constraint, constraint_of, refused
-from draftree.serve.http import ApiError
 from draftree.serve.output import RequestOutput
 from draftree.serve.protocol import Chat, Completion, Sampling, Tokenize, plain
 from draftree.serve.responses import Call
-from draftree.serve.settings import ServerSettings
+from draftree.serve.settings import ApiError, ServerSettings
 
 COMPLETION_TOKENS = 16  # Default of the API.
 # Fields named as in Hugging Face, with their defaults where neither client nor model sets them.

@@ -14,8 +14,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from draftree.files import parse_json
 from draftree.models import encode_messages
-from draftree.serve.http import ApiError
 from draftree.serve.protocol import Chat, Message, ToolCall, plain
+from draftree.serve.settings import ApiError
 
 
 class Regions(ResponseParser):

@@ -14,8 +14,8 @@ from typing import Any
 
 from draftree.grammar import Grammar, GrammarBusyError, GrammarError
 from draftree.serve.chat import REASONING
-from draftree.serve.http import ApiError
 from draftree.serve.protocol import Chat, NamedTool, Sampling
+from draftree.serve.settings import ApiError
 
 ANYTHING = "/(?s:.*)/"
 WHOLE_CALL = {"type": "function", "function": "{content}"}  # How templates describe calls that are one JSON object.

@@ -12,7 +12,7 @@ from typing import Any
 from draftree.detokenizer import Detokenizer
 from draftree.engine import Emitted, SamplingParams
 from draftree.engine.request import Request, State, StepTree
-from draftree.serve.http import ApiError
+from draftree.serve.settings import ApiError
 from draftree.trace.file import BYTE_ALPHABET
 
 

@@ -17,9 +17,9 @@ from draftree.engine.request import StepTree, TokenScores
 from draftree.errors import ModelChangedError, NoTokenError
 from draftree.grammar import GrammarBusyError, GrammarError
 from draftree.serve.chat import MessageReader
-from draftree.serve.http import ApiError, log_failure
 from draftree.serve.output import Delta, OutputStream, RequestOutput, TokenBytes, token_text
 from draftree.serve.protocol import Chat, Completion, StreamOptions
+from draftree.serve.settings import ApiError, log_failure
 from draftree.trace.file import label, pieces
 
 KEEP_ALIVE = 15.0  # Seconds of silence after which a stream sends a comment, because proxies close silent ones.

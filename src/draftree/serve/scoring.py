@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from draftree.engine.passes import score_prompt
 from draftree.engine.request import TokenScores
 from draftree.runner import Runner
-from draftree.serve.http import LateError
+from draftree.serve.settings import LateError
 
 Scores = list[list[TokenScores]]
 

@@ -20,12 +20,11 @@ from draftree.engine import Engine
 from draftree.errors import ModelChangedError
 from draftree.grammar import GrammarBusyError
 from draftree.serve.calls import CallReader
-from draftree.serve.http import ApiError, GoneError
 from draftree.serve.metrics import Metrics
 from draftree.serve.output import Delta, OutputStream, RequestOutput
 from draftree.serve.protocol import Sampling
 from draftree.serve.responses import Call, api_error, best, events, statistics, usage, whole_choice
-from draftree.serve.settings import ServerSettings
+from draftree.serve.settings import ApiError, GoneError, ServerSettings
 from draftree.serve.worker import Worker
 
 T = TypeVar("T")

@@ -18,10 +18,10 @@ import torch
 from draftree.engine import Engine
 from draftree.engine.request import Request, State
 from draftree.engine.sampling import SamplingParams
-from draftree.serve.http import ApiError, FullError, QueuedError, StoppingError
 from draftree.serve.metrics import Metrics
 from draftree.serve.output import Delta, OutputReader, OutputStream, hand_over
 from draftree.serve.scoring import Scorer, Scores, Scoring
+from draftree.serve.settings import ApiError, FullError, QueuedError, StoppingError
 
 log = logging.getLogger("draftree.serve")
 FAILURES = 3  # The worker is failing after this many failed steps in a row; a single one may be due to a request.

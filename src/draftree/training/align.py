@@ -26,8 +26,7 @@ from draftree.runner.weights.packed import is_packed
 from draftree.runner.weights.stock import has_eight_bits
 from draftree.training.answers import META, AnswerOptions, Progress, make_data
 from draftree.training.objectives import Objective, cross_entropy
-from draftree.training.options import Inputs, TrainOptions
-from draftree.training.questions import read_questions, template_of
+from draftree.training.options import Inputs, TrainOptions, read_questions, template_of
 from draftree.training.rows import Batch, Data, read_data
 from draftree.training.trainer import Report, Session
 

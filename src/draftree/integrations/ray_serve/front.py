@@ -16,9 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from draftree.serve.http import ApiError, GoneError
 from draftree.serve.server import while_there, whole_body
-from draftree.serve.settings import ServerSettings
+from draftree.serve.settings import ApiError, GoneError, ServerSettings
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
