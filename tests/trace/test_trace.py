@@ -231,13 +231,9 @@ def test_command_records_replays_and_writes_a_page(tmp_path):
         assert "".join(request["pieces"]).splitlines()[0] in shown.output
     assert "Request 1: Write a shell command us…\n" in shown.output
     assert "Request 2: List the numbers from on…\n" in shown.output
-    most = max(sum(1 for _ in trace.of(request)) for request in trace.requests)
-    assert f"step {most}:" in shown.output
-    assert "✓ " in shown.output
-    assert "✕ " in shown.output
-    few = run("--replay", out, "--step", "2")
-    assert "step 2:" in few.output
-    assert "step 3:" not in few.output
+    again = tmp_path / "again.html"
+    assert "again.html" in run("--replay", out, "--html", again).output
+    assert again.read_text().startswith("<!doctype html>")
 
 
 def test_command_says_what_ended_an_answer(monkeypatch, tmp_path):
@@ -268,7 +264,6 @@ def test_command_records_lossy_runs_and_says_so(tmp_path):
         (["--replay", "x.jsonl", "--max-new-tokens", "8"], "leave out --max-new-tokens"),
         (["--replay", "x.jsonl", "--html", "nowhere/run.html"], "There is no folder nowhere"),
         (["--replay", "nowhere.jsonl"], "nowhere.jsonl"),
-        (["hi", "--step", "2"], "add --replay"),
         (["hi", "--drafter", "none", "--nodes", "4"], "name a drafter"),
         (["hi", "--drafter", "none", "--early-head", "demo"], "name a drafter"),
         (["hi", "--out", "no/such/folder/run.jsonl"], "There is no folder"),
@@ -281,12 +276,6 @@ def test_command_refuses_in_a_sentence(arguments, words):
     done = run(*arguments)
     assert done.exit_code != 0
     assert words in str(done.exception)
-
-
-def test_command_refuses_a_step_that_is_not_there(tmp_path):
-    recorder, _ = record("trie")
-    path = write_trace(recorder, tmp_path / "run.jsonl")
-    assert "There is no step 99" in str(run("--replay", path, "--step", "99").exception)
 
 
 def test_all_times_are_of_the_engines_clock() -> None:
