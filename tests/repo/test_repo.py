@@ -25,7 +25,7 @@ OLD_FACTORIES = {"Tensor", "FloatTensor", "LongTensor", "DoubleTensor", "BoolTen
 # Experiments set up their own process, and no settings of others are about.
 NO_LIBRARY = {"bench"}
 # These look at addresses of tensors, but hand none of them to C as something to read or write.
-LOOK_AT_ADDRESSES = {"native/structures.py", "runner/cpu/packing.py"}
+LOOK_AT_ADDRESSES = {"native/structures.py", "runner/cpu/runner.py"}
 
 
 def name_of(path: Path) -> tuple[str, ...]:

@@ -13,10 +13,9 @@ from few import crossed
 from runner_driver import one_thread, runners_for  # noqa: F401
 from transformers import LlamaForCausalLM, MistralForCausalLM
 
-from draftree.runner.hooked.check import check_trees
 from draftree.runner.hooked.families import TESTED_FAMILIES
-from draftree.runner.hooked.runner import HookedRunner
-from draftree.runner.masks import LayerKind
+from draftree.runner.hooked.runner import HookedRunner, check_trees
+from draftree.runner.positions import LayerKind
 from draftree.runner.target import inspect_model
 
 

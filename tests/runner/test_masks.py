@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.masks import LayerKind, PassMasks
 from draftree.runner.plan import Segment
+from draftree.runner.positions import LayerKind, PassMasks
 
 KINDS = (
     LayerKind(),

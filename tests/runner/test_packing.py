@@ -19,7 +19,7 @@ from draftree.drafting.folder import model_hash
 from draftree.engine.generate import generate
 from draftree.native import load_library
 from draftree.runner import open_runner, pack_weights, unpack_weights
-from draftree.runner.cpu import packing
+from draftree.runner.cpu import runner as packing
 from draftree.runner.eager import parts
 from draftree.runner.weights.packed import PackedLinear, is_packed
 
@@ -166,7 +166,7 @@ def test_what_cannot_be_packed_is_refused(monkeypatch):
         pack_weights(build("gpt2"))
     with pytest.raises(ValueError, match=r"float32 or bfloat16 on the CPU, and these are torch\.float16"):
         pack_weights(copy.deepcopy(build("llama")).to(torch.float16))
-    monkeypatch.setattr("draftree.runner.cpu.packing.load_library", lambda: None)
+    monkeypatch.setattr("draftree.runner.cpu.runner.load_library", lambda: None)
     with pytest.raises(ValueError, match=r"missing or stale: install a C compiler .* run python hatch_build\.py"):
         pack_weights(copy.deepcopy(build("llama")))
 

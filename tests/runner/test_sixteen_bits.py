@@ -98,7 +98,7 @@ def test_logits_are_those_of_32_bits_to_the_last_bit(dtype: torch.dtype, monkeyp
     assert {m.packed.dtype for m in model.modules() if isinstance(m, PackedLinear)} == {dtype}
     assert held(model) == {dtype}, "read where they are"
     with monkeypatch.context() as patch:
-        patch.setattr("draftree.runner.cpu.packing.in_16_bits", whole)
+        patch.setattr("draftree.runner.cpu.runner.in_16_bits", whole)
         other = rounded("qwen2", dtype)
         pack_weights(other)
     ids = torch.tensor(prompts((70,)))

@@ -13,15 +13,13 @@ from typing import Any
 from torch import nn
 
 from draftree.runner.base import Runner, lock_of
-from draftree.runner.cpu.packing import pack_own, pack_weights, unpack_weights
-from draftree.runner.cpu.runner import CpuRunner
+from draftree.runner.cpu.runner import CpuRunner, pack_own, pack_weights, unpack_weights
 from draftree.runner.cpu.t5 import FAMILIES as T5_FAMILIES
 from draftree.runner.cpu.t5 import T5Runner
 from draftree.runner.cuda_graphs.runner import CudaGraphRunner
 from draftree.runner.eager.runner import EagerRunner, InPlaceRunner
-from draftree.runner.hooked.check import check_trees
 from draftree.runner.hooked.families import TESTED_FAMILIES
-from draftree.runner.hooked.runner import HookedRunner, ModelLayout
+from draftree.runner.hooked.runner import HookedRunner, ModelLayout, check_trees
 from draftree.runner.target import Target, inspect_model, offloaded, unwrapped
 from draftree.runner.weights.packed import MUCH, is_packed
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftree.runner.masks import LayerKind
+from draftree.runner.positions import LayerKind
 from draftree.runner.weights.blocks import PackedEmbedding
 from draftree.runner.weights.stock import alteration
 

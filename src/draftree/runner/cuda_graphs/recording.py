@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from draftree.runner.cuda_graphs.frames import Buffers, Frame, Packed, PassInputs, by_torch
 from draftree.runner.eager.layer import Angles, AngleTables, Attention, SegmentRows, TensorHead, TensorLayer, attend
 from draftree.runner.kv.cache import finite
-from draftree.runner.masks import LayerKind, PassMasks
 from draftree.runner.plan import Segment
+from draftree.runner.positions import LayerKind, PassMasks
 from draftree.runner.target import Target
 
 BEYOND = 1024  # token positions past a band that its rows may have

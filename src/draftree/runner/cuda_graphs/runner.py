@@ -94,7 +94,7 @@ class CudaGraphRunner(EagerRunner):
         layers, head, kernel = self._layers, self._head, None
         if has_kernels(layers[0].parts, target.dtype, target.device):
             from draftree.runner.cuda_graphs.kernels import attend
-            from draftree.runner.cuda_graphs.layer import KernelHead, KernelLayer
+            from draftree.runner.cuda_graphs.products import KernelHead, KernelLayer
 
             next_norms = [*(layer.parts.norms[0] for layer in layers[1:]), None]
             layers = [KernelLayer(*pair) for pair in zip(layers, next_norms, strict=True)]

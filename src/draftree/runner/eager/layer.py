@@ -17,9 +17,8 @@ from torch.nn import functional as F
 
 from draftree.runner.eager.parts import ACTIVATIONS, TURN_NEIGHBOURS, Norm, Parts, StockProduct, normed
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.masks import LayerKind, PassMasks
 from draftree.runner.plan import Segment
-from draftree.runner.positions import Rotation, is_length_dependent, per_row_angles
+from draftree.runner.positions import LayerKind, PassMasks, Rotation, is_length_dependent, per_row_angles
 from draftree.runner.target import Target
 
 BLOCK = 1024  # positions by which tables of angles grow

@@ -26,8 +26,8 @@ from draftree.runner.eager.parts import (
     may_copy,
 )
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.masks import PassMasks
 from draftree.runner.plan import PassResult, Plan, Segment, logit_slice, operate
+from draftree.runner.positions import PassMasks
 from draftree.runner.target import Target
 from draftree.runner.weights.packed import PackedLinear, is_packed, linear_bytes
 from draftree.runner.weights.stock import has_eight_bits

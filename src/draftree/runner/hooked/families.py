@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftree.runner.masks import LayerKind, PassMasks
+from draftree.runner.positions import LayerKind, PassMasks
 from draftree.runner.target import Target
 
 # Families that the zoo of the test suite holds, by Hugging Face's `model_type`. Other families

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 from draftree.runner.hooked.families import family_of, replaced
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.masks import PassMasks
 from draftree.runner.plan import PassResult, Plan, Segment, Surgery, logit_slice, operate
-from draftree.runner.positions import is_length_dependent, per_row_angles
+from draftree.runner.positions import PassMasks, is_length_dependent, per_row_angles
 from draftree.runner.target import Target, arguments_of
 
 MASK_ARGUMENTS = ("attention_mask", "causal_mask")

@@ -2,7 +2,7 @@
 
 A decoding step multiplies a handful of rows, and one pass over packed weights feeds them all (`native/products.h`).
 Runners make a packed copy, or the model's own linears are packed once and there is no second copy
-(`draftree.runner.cpu.packing`).
+(`draftree.runner.cpu.runner`).
 
 A step takes as long as reading its weights. Weights of a 16-bit checkpoint that was loaded in float32 are packed in 16
 bits and multiplied as float32, which halves the bytes. Results are equal to the last bit, except for bfloat16 on
