@@ -13,8 +13,7 @@ import httpx
 
 import draftree
 from draftree.engine import Engine
-from draftree.serve.app import create_app
-from draftree.serve.launch import GracefulServer
+from draftree.serve.app import GracefulServer, create_app
 from draftree.serve.settings import ServerSettings
 
 MESSAGES: Any = [{"role": "user", "content": "Tell me about the sea."}]

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 import draftree.runner
 from draftree.runner import CudaGraphRunner, Runner
 from draftree.runner.cuda_graphs import runner as graph_runner
-from draftree.runner.cuda_graphs.capture import Capture
+from draftree.runner.cuda_graphs.frames import Capture
 
 aten = torch.ops.aten
 ASKING = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.is_nonzero, aten._unique2, aten.equal}

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from draftree.acceptance import ScoredTree
 from draftree.tree import TokenTree
-from draftree.tree.layout import Numbers, laid_out
+from draftree.tree.structure import Numbers, laid_out
 
 
 def from_arrays(

@@ -122,8 +122,7 @@ def server(setup: Setup, drafter: Drafter | None) -> Iterator[str]:
     """The server in a thread of this process, on a free port, whose threads take turns as in a process of its own."""
     import uvicorn
 
-    from draftree.serve.app import create_app
-    from draftree.serve.launch import SWITCH
+    from draftree.serve.app import SWITCH, create_app
     from draftree.serve.settings import ServerSettings
 
     sys.setswitchinterval(SWITCH)

@@ -22,7 +22,7 @@ from draftree.integrations.ray_serve.front import (
     labelled,
 )
 from draftree.placement import Placement
-from draftree.serve.launch import Launch
+from draftree.serve.app import Launch
 from draftree.serve.settings import ServerSettings
 
 LONG = "All of this is the beginning of a text that is rather longer than two of the blocks that are compared. " * 2

@@ -188,7 +188,7 @@ from ..kv import cache
 def late():
     from draftree.runner.base import Runner
 """
-    assert imports_of("draftree.runner.hooked.runner", source) == {
+    assert imports_of("draftree.runner.hooked.families", source) == {
         "draftree",
         "draftree.engine.loop",
         "draftree.tree",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -35,7 +34,6 @@ from draftree.runner.weights.packed import PackedLinear, parameter_count
 
 INPUTS, OUTPUTS = 512, 50
 ROWS = (1, 2, 3, 4, 5, 6, 7, 13, 40)  # tiles of every height, and several
-CHANGED = int(os.environ.get("CHANGED_FILES", "40"))  # 5,000 take two minutes
 SETTINGS = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 
 
@@ -161,6 +159,14 @@ def test_files_that_end_early_are_refused(cut: float, demo: Any, tmp_path: Path)
     data = (tmp_path / "t.gguf").read_bytes()
     (tmp_path / "t.gguf").write_bytes(data[: int(cut * len(data))])
     with pytest.raises(ValueError, match=r"t\.gguf"):
+        load_gguf(tmp_path / "t.gguf")
+
+
+def test_layers_that_the_file_does_not_have_are_not_made(demo: Any, tmp_path: Path) -> None:
+    model = construct(MEMBERS["llama"], vocab_size=len(demo.tokenizer))
+    model.config.num_hidden_layers = 2**31 - 1
+    write_gguf(tmp_path / "t.gguf", model, demo.tokenizer)
+    with pytest.raises(ValueError, match=r"block_count is 2147483647, and there are tensors of 4 blocks"):
         load_gguf(tmp_path / "t.gguf")
 
 

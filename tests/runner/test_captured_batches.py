@@ -12,9 +12,8 @@ from tape import passes, record_on
 from zoo import build
 
 from draftree.runner import CudaGraphRunner, EagerRunner, inspect_model
-from draftree.runner.cuda_graphs.capture import Capture
-from draftree.runner.cuda_graphs.frames import MOST_IN_ALL, MOST_KERNEL_ROWS, Buffers, Frame, batch_of
-from draftree.runner.eager.layer import Attention
+from draftree.runner.cuda_graphs.frames import MOST_IN_ALL, MOST_KERNEL_ROWS, Buffers, Capture, Frame, batch_of
+from draftree.runner.eager.runner import Attention
 from draftree.runner.plan import Surgery
 
 

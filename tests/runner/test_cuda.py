@@ -25,7 +25,7 @@ from zoo import CAUSAL, build
 from draftree.drafting import DraftModel, Lookahead
 from draftree.engine import Engine, SamplingParams, generate
 from draftree.runner import EagerRunner, HookedRunner, inspect_model, open_runner
-from draftree.runner.cuda_graphs.capture import CudaCapture
+from draftree.runner.cuda_graphs.frames import CudaCapture
 from draftree.runner.cuda_graphs.runner import CudaGraphRunner
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 from serve_driver import Running
 
-from draftree.serve.launch import GRACE, SENDING
+from draftree.serve.app import GRACE, SENDING
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 

@@ -23,9 +23,9 @@ from zoo import build
 from draftree import Fixed
 from draftree.cli.serve import hosts_for
 from draftree.drafting import Lookahead
-from draftree.serve import launch
+from draftree.serve import app as launch
 from draftree.serve import responses as answers
-from draftree.serve.launch import Launch
+from draftree.serve.app import Launch
 from draftree.serve.settings import KEYS, ServerSettings, host_of, keys_of
 
 

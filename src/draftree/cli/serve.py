@@ -19,7 +19,7 @@ from draftree.serve.settings import KEYS, LOCAL_HOSTS, keys_of
 
 if TYPE_CHECKING:
     from draftree.engine.engine import Engine
-    from draftree.serve.launch import Launch
+    from draftree.serve.app import Launch
 
 MISSING = f"The server needs more packages: {install('serve')}."
 
@@ -76,7 +76,7 @@ def serve(
     drafting = drafting.under_grammars()
     drafting.check(trie)
     try:
-        from draftree.serve.launch import GracefulServer, Launch
+        from draftree.serve.app import GracefulServer, Launch
         from draftree.serve.settings import ServerSettings, start_logging
     except ImportError as error:
         raise ValueError(MISSING) from error

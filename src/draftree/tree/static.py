@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from draftree.errors import LARGEST, brief
-from draftree.tree.layout import NOTHING
-from draftree.tree.structure import Structure, structure_of
+from draftree.tree.structure import NOTHING, Structure, structure_of
 
 Choices = list[tuple[int, ...]]
 NAMES = "'best-first', 'chain', 'full-K', 'efficient-K' or 'efficient-code-K' (K siblings)"

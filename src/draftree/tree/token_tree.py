@@ -17,9 +17,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from draftree.tree.layout import NOTHING, PADDING, Draft, laid_out, likeliest, per_request
 from draftree.tree.static import best_first, choice_structure
-from draftree.tree.structure import Structure, any_above, moved, structure_of
+from draftree.tree.structure import (
+    NOTHING,
+    PADDING,
+    Draft,
+    Structure,
+    any_above,
+    laid_out,
+    likeliest,
+    moved,
+    per_request,
+    structure_of,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

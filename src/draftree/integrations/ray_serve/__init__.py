@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from draftree.by_name import check_drafter, make_drafter
 from draftree.errors import check_least, install
 from draftree.placement import Placement
-from draftree.serve.launch import Launch
+from draftree.serve.app import Launch
 from draftree.serve.settings import ServerSettings, keys_of
 
 ENDLESS = 1_000_000

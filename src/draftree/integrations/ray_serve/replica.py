@@ -15,7 +15,7 @@ from ray import serve
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from draftree.integrations.ray_serve.front import Prefixes
-from draftree.serve.launch import Launch
+from draftree.serve.app import Launch
 
 
 class Replica:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from draftree.native.structures import Layer, Pass, address, optional_address, store_addresses
-from draftree.runner.eager.layer import Angles
 from draftree.runner.eager.parts import Norm, Parts
+from draftree.runner.eager.runner import Angles
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.plan import Segment
 from draftree.runner.positions import Rotation

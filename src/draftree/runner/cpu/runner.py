@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from draftree.native import ABI, load_library
 from draftree.runner.cpu.layers import CompiledAngles, CompiledHead, CompiledLayer, CompiledStack
-from draftree.runner.eager.layer import SegmentRows
 from draftree.runner.eager.parts import Parts, may_copy, products_of
-from draftree.runner.eager.runner import EagerRunner
+from draftree.runner.eager.runner import EagerRunner, SegmentRows
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.plan import PassResult, Plan, Segment, logit_slice
 from draftree.runner.positions import LayerKind

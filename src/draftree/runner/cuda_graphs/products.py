@@ -23,8 +23,8 @@ import triton.language as tl
 from torch import Tensor
 
 from draftree.runner.cuda_graphs.kernels import IS_GELU, activated, add_norm, gated, rotate_and_store
-from draftree.runner.eager.layer import Angles, TensorHead, TensorLayer
 from draftree.runner.eager.parts import Norm, StockProduct
+from draftree.runner.eager.runner import Angles, TensorHead, TensorLayer
 
 MOST_LINEARS = 3  # with the same input, in one kernel
 ENOUGH_OUTPUTS = 64 * 128  # keep a GPU busy: the largest have about 128 processors, and a tile often has 64 outputs

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from draftree.runner.cuda_graphs.frames import Buffers, Frame, Packed, PassInputs, by_torch
-from draftree.runner.eager.layer import Angles, AngleTables, Attention, SegmentRows, TensorHead, TensorLayer, attend
+from draftree.runner.eager.runner import Angles, AngleTables, Attention, SegmentRows, TensorHead, TensorLayer, attend
 from draftree.runner.kv.cache import finite
 from draftree.runner.plan import Segment
 from draftree.runner.positions import LayerKind, PassMasks

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from draftree.runner.base import note_preparation
-from draftree.runner.cuda_graphs.capture import capture_for
 from draftree.runner.cuda_graphs.frames import (
     BUCKETS,
     MOST_COVERED,
@@ -35,6 +34,7 @@ from draftree.runner.cuda_graphs.frames import (
     batch_of,
     bucket_of,
     by_torch,
+    capture_for,
 )
 from draftree.runner.cuda_graphs.recording import Outputs, Recorded, Recording, recording_of
 from draftree.runner.eager.parts import Parts

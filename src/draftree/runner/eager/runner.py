@@ -7,16 +7,17 @@ runners of `cpu` and `cuda_graphs` are this one with other layers; models that d
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftree.runner.base import Runner
-from draftree.runner.eager.layer import AngleTables, SegmentRows, TensorHead, TensorLayer, attend
 from draftree.runner.eager.parts import (
+    ACTIVATIONS,
     FAMILIES,
+    TURN_NEIGHBOURS,
     FusedProduct,
     Norm,
     Parts,
@@ -24,13 +25,223 @@ from draftree.runner.eager.parts import (
     known_shape,
     logit_cap,
     may_copy,
+    normed,
 )
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.plan import PassResult, Plan, Segment, logit_slice, operate
-from draftree.runner.positions import PassMasks
+from draftree.runner.positions import LayerKind, PassMasks, Rotation, is_length_dependent, per_row_angles
 from draftree.runner.target import Target
 from draftree.runner.weights.packed import PackedLinear, is_packed, linear_bytes
 from draftree.runner.weights.stock import has_eight_bits
+
+BLOCK = 1024  # positions by which tables of angles grow
+
+
+class Attention(NamedTuple):
+    """The attention of a layer."""
+
+    groups: int  # query heads to a key/value head
+    scaling: float  # of the scores
+    cap: float | None  # soft cap of the scores; None for none
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the attention of queries [B, kv, n, dim] under an additive mask."""
+        if self.cap is None:
+            return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=self.scaling)
+        scores = self.cap * torch.tanh(query @ keys.mT * (self.scaling / self.cap))
+        if mask is not None:
+            scores = scores + mask
+        return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ values
+
+
+def attend(layer: Any, x: Tensor, index: int, rows: Any, kind: LayerKind, cap: float | None) -> Tensor:
+    """Run a layer: first half, attention, second half; may change and return x [B, n, d].
+
+    `rows` has the angles and the attention that all layers of one segment share, see `SegmentRows`.
+    """
+    angles = rows.angles(kind)
+    query, keys, values = layer.enter(x, angles, index)
+    heads = Attention(layer.parts.heads.groups, layer.parts.scaling, cap)
+    return layer.leave(x, rows.mix(heads, query, keys, values, kind), angles)
+
+
+class Angles(NamedTuple):
+    """Rotary angles of a segment's rows, and where their keys and values go."""
+
+    cosine: Tensor  # [B, n, 1, dim]
+    sine: Tensor  # [B, n, 1, dim], with the signs of the turn
+    cache: Any  # the slots, or what stands in for them; has `update`
+    rotation: Rotation  # which entries turn with which
+
+
+class TensorLayer:
+    """The two halves of a layer; `product` multiplies rows by weights."""
+
+    def __init__(self, parts: Parts, product: type[StockProduct]) -> None:
+        self.parts = parts
+        self._qkv = product(parts.qkv)
+        self._output = product([parts.output])
+        self._gate_up = product(parts.gate_up)
+        self._down = product([parts.down])
+        self._activation = ACTIVATIONS[parts.activation]
+
+    def enter(self, x: Tensor, angles: Angles, index: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries of x [B, n, d], and put keys and values into the cache of `angles` as its layer `index`.
+
+        Returns:
+            queries [B, kv, groups * n, dim], keys and values [B, kv, K, dim] with the context; of all slots where the
+            cache is `FixedSlots`.
+        """
+        query, key, value = self.project(x, angles)
+        return query, *angles.cache.update(key, value, index)
+
+    def project(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries [B, kv, groups * n, dim], keys and values [B, kv, n, dim] of the rows themselves."""
+        batch, n, _ = x.shape
+        kv, groups, dim = self.parts.heads
+        queries = kv * groups
+        qkv = self._qkv(normed(self.parts.norms[0], x)).view(batch, n, queries + 2 * kv, dim)
+        qk = qkv[:, :, : queries + kv]
+        if self.parts.head_norms is not None:
+            query, key = qk[:, :, :queries], qk[:, :, queries:]
+            if self.parts.wide:
+                query, key = query.flatten(2), key.flatten(2)
+            of_query, of_key = self.parts.head_norms
+            query, key = of_query(query), of_key(key)
+            qk = torch.cat([query.view(batch, n, queries, dim), key.view(batch, n, kv, dim)], 2)
+        # OLMo's angles are float32 whatever the model's type; the others' are of its type.
+        qk = torch.addcmul(qk * angles.cosine, angles.rotation.partners(qk), angles.sine).to(qkv.dtype)
+        query = qk[:, :, :queries].view(batch, n, kv, groups, dim).permute(0, 2, 3, 1, 4)
+        key, value = qk[:, :, queries:].transpose(1, 2), qkv[:, :, queries + kv :].transpose(1, 2)
+        return query.reshape(batch, kv, groups * n, dim), key, value
+
+    def leave(self, x: Tensor, mixed: Tensor, angles: Angles) -> Tensor:
+        """Return the layer's result from the attention's [B, kv, groups * n, dim]; may change x [B, n, d]."""
+        behind_attention, behind_mlp = self.parts.behind
+        x = x + normed(behind_attention, self._output(self.parts.heads.side_by_side(mixed)))
+        gate, up = self._gate_up(normed(self.parts.norms[1], x)).chunk(2, -1)
+        return x + normed(behind_mlp, self._down(self._activation(gate) * up))
+
+
+class TensorHead:
+    """Final norm and head, in tensor operations."""
+
+    ROWS = 16  # rows of one product with the head on a CPU: its buffers grow with rows times vocabulary
+
+    def __init__(self, norm: Norm, head: Any, product: type[StockProduct], cap: float | None = None) -> None:
+        self._norm, self._cap = norm, cap
+        self._head = product([head])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the logits [B, n, V] of hidden states [B, n, d]."""
+        x = self._norm(x)
+        rows = x.shape[0] * x.shape[1]
+        if rows <= self.ROWS or not x.is_cpu:
+            logits = self._head(x)
+        else:
+            parts = [self._head(part) for part in x.reshape(1, rows, -1).split(self.ROWS, 1)]
+            logits = torch.cat(parts, 1).view(*x.shape[:2], -1)
+        return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
+
+
+class AngleTables:
+    """The angles of one model.
+
+    Args:
+        target: of a family in `parts`.
+        dim: width of a head.
+
+    Attributes:
+        rotation: which entries of a head turn with which.
+        tables: cosines by position [P, dim], and sines with their signs, by kind of layer or under None for all kinds.
+            Replaced as a whole, as passes of several threads and recorded ones read them.
+        by_length: whether angles depend on a text's length; the tables are not used then.
+    """
+
+    def __init__(self, target: Target, dim: int) -> None:
+        self._rotary = target.decoder.rotary_emb
+        self.by_length = is_length_dependent(self._rotary)
+        kinds = {k.name for k in target.kinds} if isinstance(self._rotary.rope_type, dict) else {None}
+        frequencies = next(t for name, t in self._rotary.named_buffers() if name.endswith("inv_freq"))
+        self.rotation = Rotation(2 * len(frequencies), dim, target.model_type in TURN_NEIGHBOURS, target.device)
+        empty = torch.empty(0, dtype=torch.float32, device="cpu")
+        self.tables = dict.fromkeys(kinds, (empty, empty))
+
+    def name(self, kind: LayerKind) -> str | None:
+        """Return the name of the angles of layers of that kind; None if all layers share them."""
+        return None if None in self.tables else kind.name
+
+    def reach(self, longest: int, dtype: torch.dtype, device: torch.device) -> dict[str | None, tuple[Tensor, Tensor]]:
+        """Return the tables, extended to positions below `longest`."""
+        tables = self.tables
+        if longest > min(len(cosines) for cosines, _ in tables.values()):
+            positions = torch.arange(-(-longest // BLOCK) * BLOCK, device=device)
+            like = torch.empty(1, 1, 1, dtype=dtype, device=device)
+            of_kind = {kind: () if kind is None else (kind,) for kind in tables}
+            angles = {kind: self._rotary(like, positions[None], *given) for kind, given in of_kind.items()}
+            tables = self.tables = {kind: self.rotation.spread(c[0], s[0]) for kind, (c, s) in angles.items()}
+        return tables
+
+    def of(
+        self, segment: Segment, prompt_lengths: tuple[int, ...], dtype: torch.dtype, cache: SlotCache, kind: LayerKind
+    ) -> Angles:
+        """Return the angles of a segment's rows in layers of that kind.
+
+        Args:
+            segment: the rows.
+            prompt_lengths: see `Plan`.
+            dtype: of the rows' states.
+            cache: where the layers put keys and values.
+            kind: of the layers.
+        """
+        if self.by_length:
+            like = torch.empty(0, dtype=dtype, device=segment.positions.device)
+            cosine, sine = self.rotation.spread(*per_row_angles(self._rotary, like, segment.positions, prompt_lengths))
+        else:
+            tables = self.reach(int(segment.positions.max()) + 1, dtype, segment.positions.device)
+            cosine, sine = (F.embedding(segment.positions, table) for table in tables[self.name(kind)])
+        return Angles(cosine[:, :, None], sine[:, :, None], cache, self.rotation)
+
+
+class SegmentRows:
+    """Angles, masks and attention of the rows that enter a run of layers.
+
+    Args:
+        tables: the model's angles.
+        masks: of the rows.
+        cache: where the layers put keys and values.
+        prompt_lengths: see `Plan`.
+    """
+
+    def __init__(self, tables: AngleTables, masks: PassMasks, cache: Any, prompt_lengths: tuple[int, ...] = ()) -> None:
+        self.tables, self.masks, self.cache, self._prompt_lengths = tables, masks, cache, prompt_lengths
+        self._angles: dict[str | None, Any] = {}
+        self._folded: dict[tuple[LayerKind, int], Tensor | None] = {}
+
+    def angles(self, kind: LayerKind) -> Any:
+        """Return the angles in layers of that kind, computed once."""
+        name = self.tables.name(kind)
+        if name not in self._angles:
+            self._angles[name] = self.look_up(kind)
+        return self._angles[name]
+
+    def look_up(self, kind: LayerKind) -> Any:
+        """Compute the angles in layers of that kind."""
+        return self.tables.of(self.masks.segment, self._prompt_lengths, self.masks.dtype, self.cache, kind)
+
+    def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
+        """Return the attention of queries [B, kv, groups * n, dim] in a layer of that kind."""
+        return heads(query, keys, values, self.mask(kind, heads.groups))
+
+    def mask(self, kind: LayerKind, groups: int) -> Tensor | None:
+        """Return the additive mask, repeated for every query head of a group: [B, 1, groups * n, K]."""
+        key = (kind, groups)
+        if key not in self._folded:
+            mask = self.masks.additive(kind)
+            if mask is not None and groups > 1 and mask.shape[2] > 1:
+                mask = mask.repeat(1, 1, groups, 1)
+            self._folded[key] = mask
+        return self._folded[key]
 
 
 class EagerRunner(Runner):
