@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import SupportsFloat, SupportsIndex
+from typing import SupportsIndex
 
 LARGEST = 4096  # Bound of options that count draft tokens; larger numbers only cost memory and time.
 
@@ -73,34 +73,6 @@ def check_least(least: int, most: float = LARGEST, **options: int | None) -> Non
         if not least <= number <= most:
             bound = f"least {least}" if number < least else f"most {most}"
             raise ValueError(f"{option} is {brief(value)}: give at {bound}.")
-
-
-def check_number(**options: object) -> None:
-    """Refuse options that are not numbers, such as digits in a string.
-
-    Raises:
-        TypeError: the first such option, by its name.
-    """
-    for option, value in options.items():
-        if not isinstance(value, SupportsFloat):
-            raise TypeError(f"{option} is {brief(repr(value))}: give a number.")
-
-
-def layers_of(option: str, given: object) -> list[int]:
-    """Return the layer numbers of an option, in its order.
-
-    Raises:
-        TypeError: not a list of whole numbers.
-    """
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise TypeError(f"{option} is {brief(repr(given))}: give a list of layer numbers, such as [1, 2].")
-    layers = []
-    for layer in given:
-        try:
-            layers.append(operator.index(layer))
-        except TypeError:
-            raise TypeError(f"{option} lists {brief(repr(layer))}: layers are whole numbers.") from None
-    return layers
 
 
 def brief(text: object) -> str:

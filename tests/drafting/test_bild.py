@@ -349,5 +349,5 @@ def test_sources_that_the_small_model_cannot_read() -> None:
 
 @pytest.mark.parametrize("option", ["fallback_threshold", "rollback_threshold"])
 def test_thresholds_are_numbers(option: str) -> None:
-    with pytest.raises(TypeError, match=f"{option} is '0.5': give a number"):
+    with pytest.raises(TypeError, match=f"{option} is a str: pass a number"):
         BiLD(build("llama"), **{option: "0.5"})

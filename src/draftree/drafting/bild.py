@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 from draftree.acceptance.lossy import DISTANCES, LossyBiLD
 from draftree.drafting.base import ByRequest, RequestState
 from draftree.drafting.small_model import SecondModel
-from draftree.errors import check_least, check_number
+from draftree.errors import check_kind, check_least
 from draftree.runner.base import top_tokens
 from draftree.tree import Draft, TokenTree
 
@@ -149,9 +150,8 @@ def check_options(
     Raises:
         TypeError, ValueError: one sentence, what is wrong and what to do.
     """
-    check_number(fallback_threshold=fallback_threshold)
-    if rollback_threshold is not None:
-        check_number(rollback_threshold=rollback_threshold)
+    thresholds = {"fallback_threshold": fallback_threshold, "rollback_threshold": rollback_threshold}
+    check_kind(Real, "a number", **thresholds)
     if not 0 <= fallback_threshold <= 1:
         raise ValueError(
             f"fallback_threshold is {fallback_threshold}: give a probability from 0 (never fall back) to 1."

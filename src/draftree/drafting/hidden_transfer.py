@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from draftree.drafting.base import Attachment
 from draftree.drafting.in_model import DEEPEST, GroupDrafter, GroupNodes, checked_shapes
-from draftree.errors import check_least, layers_of
+from draftree.errors import check_kind, check_least, whole
 from draftree.runner.plan import Surgery
 
 STEPS = 3
@@ -81,8 +81,8 @@ class HiddenTransfer(GroupDrafter):
         options: `tree`, `candidates` and `depth`, see `InModelDrafter`.
 
     Raises:
-        TypeError: layers that are no list of whole numbers.
-        ValueError: no transfer, layers that fall, or that the model does not have.
+        TypeError: layers that are no list.
+        ValueError: no transfer, layers that are no whole numbers, that fall, or that the model does not have.
     """
 
     name = "hidden-transfer"
@@ -101,7 +101,8 @@ class HiddenTransfer(GroupDrafter):
         layers = checked_shapes(shapes)["layers"]
         if transfer_layers is None:
             transfer_layers = default_transfer_layers(layers)
-        chosen = layers_of("transfer_layers", transfer_layers)
+        check_kind(Sequence, "a list of layer numbers", transfer_layers=transfer_layers)
+        chosen = [whole("transfer_layers", layer) for layer in transfer_layers]
         if not chosen:
             raise ValueError("transfer_layers is empty: give one layer per token to be drafted.")
         check_least(1, DEEPEST, transfers=len(chosen))

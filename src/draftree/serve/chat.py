@@ -12,7 +12,6 @@ from typing import Any
 from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from draftree.files import parse_json
 from draftree.models import encode_messages
 from draftree.serve.protocol import Chat, Message, ToolCall, plain
 from draftree.serve.settings import ApiError
@@ -251,10 +250,10 @@ def _calls_of(value: Any) -> list[dict[str, Any]]:
         if not isinstance(arguments, str | dict):
             return []
         try:
-            written = _valid(arguments if isinstance(arguments, str) else json.dumps(arguments))
-            if not isinstance(parse_json(written.encode()), dict):
+            written = _valid(arguments if isinstance(arguments, str) else json.dumps(arguments, allow_nan=False))
+            if not isinstance(json.loads(written, parse_constant=int), dict):  # "int" refuses NaN and Infinity.
                 return []
-        except (ValueError, RecursionError):  # The text is no JSON, or has a number outside of JSON, such as 1e999.
+        except (ValueError, RecursionError):
             return []
         own = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
         calls.append(own | {"function": {"name": _valid(function["name"]), "arguments": written}})

@@ -19,7 +19,7 @@ from draftree.detokenizer import Detokenizer
 from draftree.engine.recorder import Recorder
 from draftree.engine.request import RequestStats, RunStats
 from draftree.errors import brief
-from draftree.files import parse_json, replacing, write_text
+from draftree.files import replacing, write_text
 from draftree.pages import fill
 
 FORMAT = 2
@@ -149,7 +149,7 @@ def read_trace(path: str | Path) -> Trace:
 
 def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        record = parse_json(line)
+        record = json.loads(line)
     except ValueError:
         record = None
     if not isinstance(record, dict):

@@ -24,7 +24,7 @@ from draftree.engine.limits import decoder_start, eos_token_ids
 from draftree.engine.request import Request, State
 from draftree.engine.sampling import SamplingParams
 from draftree.errors import install
-from draftree.files import read_json, write_json
+from draftree.files import write_json
 from draftree.models import load_model
 from draftree.placement import Placement
 from draftree.runner.target import Target, inspect_model
@@ -110,7 +110,7 @@ def _open(out: Path, about: dict[str, Any], replace: bool) -> dict[str, Any]:
         ValueError: the folder holds something else.
     """
     if (out / META).exists():
-        meta: dict[str, Any] = read_json(out / META)
+        meta: dict[str, Any] = json.loads((out / META).read_text("utf-8"))
         other = next((key for key, value in about.items() if meta.get(key) != value), None)
         if other is None:
             return meta

@@ -7,6 +7,7 @@ drafts: the prompt's last token and the answer's, as long as two more tokens fol
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,6 @@ from torch.utils.data import Dataset, Sampler
 from draftree.drafting.folder import model_hash
 from draftree.engine.limits import decoder_start
 from draftree.errors import brief
-from draftree.files import read_json
 from draftree.prompts import jsonl_rows
 from draftree.runner.target import Target
 from draftree.training.answers import META, ROWS
@@ -70,7 +70,7 @@ def read_data(folder: Path, target: Target, max_length: int | None = None) -> Da
     """
     if not (folder / META).is_file():
         raise ValueError(f"{str(folder)!r} is no data set: make one with draftree train data.")
-    about = read_json(folder / META)
+    about = json.loads((folder / META).read_text("utf-8"))
     if not about.pop("complete"):
         raise ValueError(f"The data set {str(folder)!r} is unfinished: run the draftree train data of it again.")
     if about["model"]["hash"] != model_hash(target.model):
