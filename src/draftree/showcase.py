@@ -7,7 +7,7 @@ only, so it gets the first test prompt of seven sets. Times exclude the display.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -104,13 +104,6 @@ class Scene:
     reference: Answer | None
     differences: dict[str, Difference]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the figures, the question and the drafted answer as JSON values."""
-        facts: dict[str, Any] = {"prompt": self.question.text, "token_ids": self.drafted.ids}
-        facts["stats"] = self.drafted.stats and self.drafted.stats.as_dict()
-        differences = {way: asdict(where) for way, where in self.differences.items()}
-        return figures(self.question.kind, [self]) | facts | {"differences": differences}
-
 
 def figures(kind: str, scenes: Sequence[Scene]) -> dict[str, Any]:
     """Return speeds (total tokens over total seconds) and their ratios over `scenes`.
@@ -137,7 +130,6 @@ def figures(kind: str, scenes: Sequence[Scene]) -> dict[str, Any]:
         "speed_up": gain,
         "speed_up_over_hf_generate": ratio(speed("drafted", both), speed("reference", both)),
         "acceptance_length": stats.acceptance_length,
-        "overhead_efficiency": gain and gain / stats.acceptance_length,
         "equal": not any(scene.differences for scene in scenes),
     }
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from draftree import showcase
 from draftree.bench.methods import Answer, Draftree, HuggingFace
+from draftree.by_name import make_drafter
 from draftree.cli import app
 from draftree.cli.screen import ColouredText
 from draftree.colours import colour_of
@@ -36,20 +37,19 @@ def short_demo(monkeypatch):
 
 
 @pytest.mark.parametrize("drafter", ["lookahead", "prompt-lookup", "draft-model", "none"])
-def test_demo_answers_equal_and_tells_it_in_json(short_demo, demo, drafter):
-    done = run("demo", "--drafter", drafter, "--max-new-tokens", "10", "--json")
-    assert done.exit_code == 0, done.output
-    told = json.loads(done.output)
-    assert [p["kind"] for p in told["prompts"]] == ["shell", "SQL"]
-    for prompt in told["prompts"]:
-        ids = torch.tensor([encode_prompt(demo.tokenizer, prompt["prompt"])])
+def test_demo_answers_are_those_of_hugging_face(short_demo, demo, drafter):
+    made = make_drafter(drafter, demo.tokenizer, demo.model)
+    shown = showcase.Showcase(demo.model, demo.tokenizer, made, 10)
+    scenes = list(shown.run(showcase.embedded_questions(), lambda way, request: None, lambda question: None))
+    assert [scene.question.kind for scene in scenes] == ["shell", "SQL"]
+    for scene in scenes:
+        ids = torch.tensor([encode_prompt(demo.tokenizer, scene.question.text)])
         mask = torch.ones_like(ids)
         expected = demo.model.generate(ids, attention_mask=mask, max_new_tokens=10, do_sample=False)
-        assert prompt["token_ids"] == expected[0, ids.shape[1] :].tolist()
-        assert prompt["equal"] is True
-    total = told["total"]
-    assert total["tokens"] == sum(p["tokens"] for p in told["prompts"])
-    assert total["overhead_efficiency"] == pytest.approx(total["speed_up"] / total["acceptance_length"])
+        assert scene.drafted.ids == expected[0, ids.shape[1] :].tolist()
+    total = showcase.figures("total", scenes)
+    assert total["equal"] is True
+    assert total["tokens"] == sum(len(scene.drafted.ids) for scene in scenes)
     if drafter == "none":
         assert total["acceptance_length"] == 1
 
@@ -218,7 +218,7 @@ def test_generate_answers_a_file_of_prompts(tmp_path):
         (["generate", "--lossless", "hello"], "--lossless belongs to --bild"),
         (["generate", "--bild", "nowhere", "hello"], "There is no small model 'nowhere'"),
         (["generate", "--bild", "demo", "--strict", "hello"], "which BiLD changes"),
-        (["demo", "--jsn"], "--json"),
+        (["generate", "--jsn"], "--json"),
         (["dmo"], "demo"),
         (["bench", "quik"], "quick"),
     ],

@@ -5,7 +5,6 @@ A terminal shows both texts as they grow. A pipe gets plain lines.
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Annotated
 
@@ -21,7 +20,6 @@ def demo(
     where: Where,
     drafter: Annotated[str, typer.Option(help=DRAFTER, autocompletion=complete_drafter)] = "lookahead",
     max_new_tokens: Annotated[int, typer.Option(min=1, max=1024, help="Most tokens of an answer.")] = 96,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Answer questions with MODEL plainly and with drafting, and compare speed and tokens."""
     from draftree.by_name import check_drafter, make_drafter
@@ -29,8 +27,7 @@ def demo(
 
     check_drafter(drafter)
     where.check()
-    from draftree import __version__  # Torch is imported after the checks, which then answer at once.
-    from draftree.cli.demo_view import View
+    from draftree.cli.demo_view import View  # Torch is imported after the checks, which then answer at once.
     from draftree.runner import pack_own
     from draftree.runner.weights.packed import parameter_count
     from draftree.showcase import QUESTIONS, Scene, Showcase, embedded_questions, figures
@@ -42,7 +39,7 @@ def demo(
     chosen = make_drafter(drafter, tokenizer, loaded)
     showcase = Showcase(loaded, tokenizer, chosen, max_new_tokens)
     questions = embedded_questions() if name is None else QUESTIONS
-    view = View(tokenizer, drafter, quiet=as_json)
+    view = View(tokenizer, drafter)
     view.opening(parameter_count(loaded), len(questions))
     scenes: list[Scene] = []
     for scene in showcase.run(questions, view.watch, view.begin):
@@ -50,13 +47,7 @@ def demo(
         view.finish(scene)
     seconds = time.perf_counter() - begin
     total = figures("total", scenes)
-    if as_json:
-        shown: dict[str, object] = {"version": __version__, "model": name or "embedded", "drafter": drafter}
-        shown |= {"prompts": [scene.as_dict() for scene in scenes], "total": total}
-        print(json.dumps(shown | {"seconds": seconds}, ensure_ascii=False))
-    else:
-        rows = [figures(scene.question.kind, [scene]) for scene in scenes]
-        view.closing(rows, total, seconds)
+    view.closing([figures(scene.question.kind, [scene]) for scene in scenes], total, seconds)
     if not total["equal"]:
         for scene in scenes:
             for way, difference in scene.differences.items():

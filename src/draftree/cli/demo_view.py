@@ -1,4 +1,4 @@
-"""Show a running demo: live on a terminal, as plain lines in a pipe, not at all with --json."""
+"""Show a running demo: live on a terminal, as plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ class View:
     Args:
         tokenizer: of the model.
         drafter: its name as the user typed it.
-        quiet: whether to print nothing.
     """
 
-    def __init__(self, tokenizer: Any, drafter: str, *, quiet: bool) -> None:
-        self.console = Console(highlight=False, quiet=quiet)
+    def __init__(self, tokenizer: Any, drafter: str) -> None:
+        self.console = Console(highlight=False)
         self.console.width = min(self.console.width, WIDEST) if self.console.is_terminal else PIPED_WIDTH
-        self._draws = self.console.is_terminal and not quiet
+        self._draws = self.console.is_terminal
         self._tokenizer = tokenizer
         self._drafter = drafter
         self._live: Live | None = None
