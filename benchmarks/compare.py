@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from benchmarks.harness.inputs import Settings, Subject, encode_all
 from benchmarks.harness.kit import ASSISTED, COLUMNS, LIMITED, REFUSED, SMALL, WARM, Case, Kit, make_kit, run_case
 from draftree.bench.report import Report, Table
+from draftree.checkpoints import Placement
 from draftree.models import load_model
-from draftree.placement import Placement
 from draftree.prompts import Prompt, Watcher
 from draftree.registry import names_in
 

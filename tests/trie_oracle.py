@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from draftree.drafting.lookahead import Trie
-from draftree.drafting.lookahead import options as options_module
-from draftree.drafting.lookahead.dict_trie import NO_PARENT, ONE_HIT
-from draftree.drafting.lookahead.options import MODES, TrieOptions
+from draftree.drafting.lookahead import dict_trie as options_module
+from draftree.drafting.lookahead.dict_trie import MODES, NO_PARENT, ONE_HIT, TrieOptions
 
 FROM_PROMPT, FROM_OUTPUT = 1, 2
 MAX_COUNT = 1 << 31

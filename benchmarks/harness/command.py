@@ -12,7 +12,7 @@ from benchmarks.harness.experiment import Experiment, experiments, find
 from benchmarks.harness.report import Report
 from benchmarks.harness.setup import Setup
 from draftree.bench.report import Table, describe, now
-from draftree.placement import Placement
+from draftree.checkpoints import Placement
 from draftree.prompts import Prompt, Watcher, embedded_prompts
 
 

@@ -11,9 +11,9 @@ import torch
 from benchmarks.inflate import inflate, inflate_drafter
 from draftree.bench.measure import Task, encode_tasks
 from draftree.bench.report import describe
+from draftree.checkpoints import Placement
 from draftree.drafting.folder import model_hash
 from draftree.models import load_model
-from draftree.placement import Placement
 from draftree.prompts import Prompt, split_prompts
 from draftree.runner import inspect_model
 

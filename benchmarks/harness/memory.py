@@ -21,9 +21,9 @@ import torch
 from benchmarks.harness.inputs import Subject
 from benchmarks.peers.worker import peak_bytes
 from draftree.bench.methods import Draftree
+from draftree.checkpoints import Placement
 from draftree.drafting import Lookahead
 from draftree.engine import Engine
-from draftree.placement import Placement
 from draftree.runner.target import device_of
 from draftree.shaping import Fixed
 

@@ -24,11 +24,11 @@ from benchmarks.harness.parts import make_parts
 from draftree import registry
 from draftree.bench.measure import Task
 from draftree.bench.methods import Draftree
+from draftree.checkpoints import Placement
 from draftree.demo_model import without_bars
 from draftree.drafting import Drafter
 from draftree.drafting.folder import Trained, demo_drafter
 from draftree.models import encode_prompt
-from draftree.placement import Placement
 from draftree.prompts import Prompt, Watcher, embedded_prompts
 from draftree.runner import inspect_model
 

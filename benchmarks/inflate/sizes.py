@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from draftree.checkpoints import free_bytes
 from draftree.errors import did_you_mean
-from draftree.placement import free_bytes
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 DTYPES = ("float32", "bfloat16", "float16")

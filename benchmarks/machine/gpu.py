@@ -26,7 +26,7 @@ from benchmarks.machine.speed import COLUMNS, draw_steps, figures_of, stage_tabl
 from benchmarks.machine.steps import LOOP, Steps, check_context, time_rows
 from draftree.bench.methods import HuggingFace
 from draftree.bench.report import Table
-from draftree.placement import Placement
+from draftree.checkpoints import Placement
 from draftree.runner import Runner, open_runner
 from draftree.runner.step_cost import StepCost
 from draftree.shaping.planner import choose

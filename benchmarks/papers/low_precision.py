@@ -22,7 +22,7 @@ from benchmarks.harness.comparisons import CLAIMED, rows_of
 from benchmarks.harness.measure import differing
 from benchmarks.harness.quality import quality
 from benchmarks.papers.ways import QUICK
-from draftree.placement import Placement
+from draftree.checkpoints import Placement
 from draftree.prompts import Prompt
 from draftree.shaping import DynamicTree
 from draftree.training.options import read_questions

@@ -15,8 +15,8 @@ import pandas as pd
 
 from benchmarks.harness import Experiment, Setup, lines, table_of
 from benchmarks.machine.steps import LOOP, check_context, time_rows
+from draftree.checkpoints import free_bytes
 from draftree.drafting.in_model import shapes_of
-from draftree.placement import free_bytes
 from draftree.runner import open_runner
 
 FREE = (1.1, 1.5)  # times a pass of one row, below which rows count as free

@@ -27,11 +27,10 @@ from benchmarks.harness.measure import measure, of, whole
 from benchmarks.peers.environments import EIGHT_BITS, ENVIRONMENTS, ROOT, python_of
 from benchmarks.peers.worker import COLD, Ids, Job
 from draftree.bench.methods import Answer
-from draftree.checkpoints import is_gguf
+from draftree.checkpoints import free_bytes, is_gguf
 from draftree.drafting import DraftModel
 from draftree.drafting.folder import base_of
 from draftree.engine.limits import eos_token_ids
-from draftree.placement import free_bytes
 
 GRACE = 60.0  # seconds for a process to end
 ROOM = 4  # times the model's weights that must be free before one more way is made ready: a machine that swaps is none

@@ -7,9 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from draftree.checkpoints import is_gguf, known_folder, pretrained
+from draftree.checkpoints import Placement, is_gguf, known_folder, pretrained
 from draftree.errors import install
-from draftree.placement import Placement
 
 EMBEDDED = "embedded"  # Name of the model in the package.
 

@@ -25,10 +25,10 @@ from benchmarks.harness.report import Report
 from benchmarks.harness.tables import markdown, shown
 from benchmarks.shapes import calibration
 from draftree.bench.methods import Answer
+from draftree.checkpoints import Placement
 from draftree.drafting import PromptLookup
 from draftree.engine import Recorder
 from draftree.models import encode_prompt
-from draftree.placement import Placement
 from draftree.prompts import Prompt
 from draftree.shaping import Fixed
 

@@ -16,8 +16,8 @@ from benchmarks.harness.experiment import experiments
 from benchmarks.peers import __main__ as series
 from benchmarks.peers import environments, peers
 from benchmarks.peers.worker import COLD, Job, convert_apart, cut
+from draftree.checkpoints import Placement
 from draftree.drafting.folder import demo_drafter
-from draftree.placement import Placement
 from draftree.prompts import embedded_prompts
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 
 import draftree
 from draftree.drafting.in_model import InModelDrafter
-from draftree.drafting.lookahead.options import TrieOptions
+from draftree.drafting.lookahead.dict_trie import TrieOptions
 from draftree.drafting.lookahead.trie import Trie
 
 PAGES = Path(__file__).parents[2] / "docs" / "methods"

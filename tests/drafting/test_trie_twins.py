@@ -108,7 +108,7 @@ def check_tree(draft, budget, depth, mode, eos):
 @given(options=OPTIONS, steps=st.lists(STEP, max_size=40), scan=st.sampled_from([1, 2, 256]))
 def test_twins_agree(options, steps, scan):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftree.drafting.lookahead.options.SCAN", scan)
+        patch.setattr("draftree.drafting.lookahead.dict_trie.SCAN", scan)
         patch.setattr(trie_module, "SCAN", scan)
         twins = [Trie(**options), oracle(**options)]
     live: set[int] = set()

@@ -11,6 +11,7 @@ import pytest
 import zoo
 from typer.testing import CliRunner
 
+from draftree.checkpoints import Placement
 from draftree.cli import app as cli
 from draftree.integrations import ray_serve
 from draftree.integrations.ray_serve import app, deployment
@@ -21,7 +22,6 @@ from draftree.integrations.ray_serve.front import (
     beginnings_of,
     labelled,
 )
-from draftree.placement import Placement
 from draftree.serve.app import Launch
 from draftree.serve.settings import ServerSettings
 

@@ -20,8 +20,13 @@ PROMPT = [5, 6, 7, 8, 9, 5, 6]
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     found = {"vllm": "0.33.1"}
-    monkeypatch.setattr(plugin, "_installed", found.__contains__)
-    monkeypatch.setattr(plugin, "version", found.__getitem__)
+
+    def version(name: str) -> str:
+        if name not in found:
+            raise plugin.PackageNotFoundError
+        return found[name]
+
+    monkeypatch.setattr(plugin, "version", version)
     monkeypatch.setenv(plugin.SWITCH, "0")
     return found
 

@@ -22,11 +22,10 @@ from zoo import MEMBERS, construct
 
 import draftree
 from draftree import models
-from draftree.checkpoints import known_folder
+from draftree.checkpoints import Placement, known_folder
 from draftree.cli import app
 from draftree.cli.options import chosen_model
 from draftree.models import load_model, packaged_model
-from draftree.placement import Placement
 from draftree.runner import open_runner
 
 Refused = Callable[[Sequence[str], str], None]

@@ -19,7 +19,6 @@ FLOORS = {
     "colours": 0,
     "demo_model": 0,
     "checkpoints": 0,
-    "placement": 0,
     "detokenizer": 0,
     "prompts": 0,
     "pages": 0,

@@ -22,12 +22,12 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import draftree
-from draftree import checkpoints, models, placement
+from draftree import checkpoints, models
+from draftree.checkpoints import Placement
 from draftree.cli import app
 from draftree.drafting import Medusa
 from draftree.drafting.folder import base_of, load_drafter, model_hash
 from draftree.models import load_model
-from draftree.placement import Placement
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_small_models_of_16_bits_are_computed_in_float32(stored: str) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "auto"])
 def test_a_loaded_model_is_hugging_face_s(stored: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers as well: rotary frequencies stay in float32 where the weights are of 16 bits."""
-    monkeypatch.setattr(placement, "SMALL", 0)
+    monkeypatch.setattr(checkpoints, "SMALL", 0)
     theirs = AutoModelForCausalLM.from_pretrained(stored, dtype=dtype)
     ours = loaded(stored, "auto", dtype)[0]
     for (name, a), (_, b) in zip(theirs.named_buffers(), ours.named_buffers(), strict=True):
@@ -76,10 +76,10 @@ def test_a_loaded_model_is_hugging_face_s(stored: str, dtype: str, monkeypatch: 
 
 
 def test_large_models_and_full_memories_stay_as_stored(stored: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "free_bytes", lambda _: 20_000_000)
+    monkeypatch.setattr(checkpoints, "free_bytes", lambda _: 20_000_000)
     assert loaded(stored)[0].dtype is torch.bfloat16
-    monkeypatch.setattr(placement, "free_bytes", lambda _: None)
-    monkeypatch.setattr("draftree.placement.SMALL", 1_000_000)
+    monkeypatch.setattr(checkpoints, "free_bytes", lambda _: None)
+    monkeypatch.setattr("draftree.checkpoints.SMALL", 1_000_000)
     assert loaded(stored)[0].dtype is torch.bfloat16
 
 
@@ -148,7 +148,7 @@ def test_weights_of_8_bits(name: str | None, stored: str) -> None:
 
 
 def test_8_bits_without_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "find_spec", lambda name: None)
+    monkeypatch.setattr(checkpoints, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"need torchao and accelerate: pip install -e '.\[quantize\]'"):
         load_model(None, Placement(quantize="int8"))
 
@@ -249,25 +249,13 @@ def test_what_the_hub_may_have_is_loaded_by_hugging_face(monkeypatch: pytest.Mon
     assert hub.asked == len(answers)
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"memory.max": 900, "memory.current": 500, "memory.stat": "anon 300\ninactive_file 150"},
-        {
-            "memory/memory.limit_in_bytes": 900,
-            "memory/memory.usage_in_bytes": 500,
-            "memory/memory.stat": "cache 150\ntotal_inactive_file 150",
-        },
-    ],
-)
-def test_free_memory_ends_where_the_containers_does(files, monkeypatch, tmp_path):
-    if placement.free_bytes(torch.device("cpu")) is None:
+def test_free_memory_ends_where_the_containers_does(monkeypatch, tmp_path):
+    if checkpoints.free_bytes(torch.device("cpu")) is None:
         pytest.skip("this system does not tell")
-    (tmp_path / "memory").mkdir()
+    files = {"memory.max": 900, "memory.current": 500, "memory.stat": "anon 300\ninactive_file 150"}
     for name, content in files.items():
         (tmp_path / name).write_text(f"{content}\n")
-    monkeypatch.setattr(placement, "CONTROL_GROUP", tmp_path)
-    assert placement.free_bytes(torch.device("cpu")) == 900 - 500 + 150
-    limit = next(name for name in files if "max" in name or "limit" in name)
-    (tmp_path / limit).write_text("max\n")
-    assert placement.free_bytes(torch.device("cpu")) > 2**20
+    monkeypatch.setattr(checkpoints, "CONTROL_GROUP", tmp_path)
+    assert checkpoints.free_bytes(torch.device("cpu")) == 900 - 500 + 150
+    (tmp_path / "memory.max").write_text("max\n")
+    assert checkpoints.free_bytes(torch.device("cpu")) > 2**20

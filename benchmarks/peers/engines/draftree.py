@@ -11,10 +11,10 @@ import draftree
 from benchmarks.peers.engines.hugging_face import loaded
 from benchmarks.peers.worker import COLD, Ask, Job, Peer, asking, leave
 from draftree.bench.methods import Draftree
+from draftree.checkpoints import Placement
 from draftree.drafting import Drafter
 from draftree.drafting.folder import load_drafter
 from draftree.models import load_model
-from draftree.placement import Placement
 from draftree.runner import pack_own
 
 

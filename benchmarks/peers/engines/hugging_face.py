@@ -9,8 +9,8 @@ import transformers
 
 from benchmarks.peers.worker import Ask, Job, Peer, asking, leave
 from draftree.bench.methods import HuggingFace
+from draftree.checkpoints import Placement
 from draftree.models import load_model
-from draftree.placement import Placement
 
 
 def loaded(job: Job) -> Any:

@@ -17,8 +17,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from draftree.checkpoints import Placement
 from draftree.models import EMBEDDED, packaged_model
-from draftree.placement import Placement
 from draftree.registry import CHOICE, DRAFTERS
 
 RESULTS = Path("bench-results")

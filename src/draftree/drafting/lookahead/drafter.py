@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftree.drafting.base import ByRequest, Capabilities, Drafter, RequestState
-from draftree.drafting.lookahead.options import MAX_TOKEN, MODES, SOURCES, checked_ids, chosen
+from draftree.drafting.lookahead.dict_trie import MAX_TOKEN, MODES, SOURCES, checked_ids, chosen
 from draftree.drafting.lookahead.trie import Trie
 from draftree.runner.target import Target
 from draftree.tree import Draft, TokenTree

@@ -41,13 +41,16 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from draftree.drafting.lookahead.dict_trie import NO_PARENT, Arrays, DictTrie, Dump
-from draftree.drafting.lookahead.options import (
+from draftree.drafting.lookahead.dict_trie import (
     MAX_TOKEN,
     MODES,
+    NO_PARENT,
     SCAN,
     SMOOTHING,
     SOURCES,
+    Arrays,
+    DictTrie,
+    Dump,
     TrieOptions,
     checked_ids,
     chosen,

@@ -17,8 +17,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from draftree.by_name import check_drafter, make_drafter
+from draftree.checkpoints import Placement
 from draftree.errors import check_least, install
-from draftree.placement import Placement
 from draftree.serve.app import Launch
 from draftree.serve.settings import ServerSettings, keys_of
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftree.placement import free_bytes
+from draftree.checkpoints import free_bytes
 from draftree.runner.target import Target
 from draftree.runner.weights.packed import PackedLinear, part_of
 from draftree.runner.weights.stock import weight_bytes
