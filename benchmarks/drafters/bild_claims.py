@@ -20,7 +20,7 @@ from benchmarks.drafters.operations import Operations
 from benchmarks.harness.comparisons import rows_of
 from benchmarks.harness.measure import of
 from benchmarks.harness.quality import METRICS, points
-from draftree.bench.shares import Estimate, Share, draws, interval
+from draftree.bench.measure import Estimate, Share, draws, interval
 
 UNALIGNED, ALIGNED = "unaligned", "aligned"
 NOTHING, POINT = "nothing (0.1)", "a point"

@@ -5,7 +5,7 @@ from benchmarks.harness.measure import PLAIN, Way, differing, measure
 from benchmarks.harness.plots import bars, lines, points
 from benchmarks.harness.setup import Setup, Task
 from benchmarks.harness.tables import table_of
-from draftree.bench.shares import Share
+from draftree.bench.measure import Share
 
 __all__ = [
     "PLAIN",

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.harness.measure import length, of, per_token, whole
-from draftree.bench.shares import Share
+from draftree.bench.measure import Share
 
 CLAIMED = "What the paper claims"
 SPEED, ANSWERS, LENGTH = "tokens a second", "tokens a second of whole answers", "acceptance length"

@@ -16,8 +16,7 @@ import pandas as pd
 
 from benchmarks.harness.passes import rows_of_passes
 from benchmarks.harness.setup import Setup, Task
-from draftree.bench.measure import groups_of
-from draftree.bench.shares import Share
+from draftree.bench.measure import Share, groups_of
 from draftree.drafting import Drafter
 from draftree.engine import Engine, RunStats, SamplingParams
 from draftree.engine.limits import eos_token_ids

@@ -17,7 +17,7 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from draftree.colours import COLOURS, PLAIN, THEIRS, colour_of, drafter_of
+from draftree.pages import COLOURS, PLAIN, THEIRS, colour_of, drafter_of
 
 NAMING = ("drafter", "drafters", "way", "method")  # columns that may name a drafter
 Plot = Callable[[Any, pd.DataFrame], None]

@@ -20,8 +20,8 @@ from benchmarks.harness.experiment import Experiment
 from benchmarks.harness.plots import NAMING, png
 from benchmarks.harness.tables import shown
 from draftree.bench import report
-from draftree.colours import colour_of, drafter_of
 from draftree.files import replacing, write_json, write_text
+from draftree.pages import colour_of, drafter_of
 
 
 def swatch(column: str, cell: str) -> str | None:

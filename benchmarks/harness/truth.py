@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.setup import Setup
-from draftree.bench.shares import Share
+from draftree.bench.measure import Share
 from draftree.drafting import Drafter
 from draftree.drafting.base import Attachment, Capabilities, RequestState, Step, StepPlan
 from draftree.drafting.folder import Trained

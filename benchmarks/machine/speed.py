@@ -11,10 +11,10 @@ from benchmarks.harness import kit as names
 from benchmarks.harness.kit import Case
 from benchmarks.harness.plots import method_colour, plain_axis
 from benchmarks.machine.steps import HF, LABELS, LOOP, Steps
+from draftree.bench.measure import Estimate
 from draftree.bench.report import Table
-from draftree.bench.shares import Estimate
-from draftree.colours import THEIRS
 from draftree.engine.request import STAGES
+from draftree.pages import THEIRS
 
 DRAFTING = (names.SMALL, names.WARM, f"{names.WARM}+{names.SMALL}", names.LIMITED)
 COLUMNS = ("figure", "of", "value")

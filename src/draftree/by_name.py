@@ -62,7 +62,7 @@ def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = N
     if name == "none":
         return None
     if name.endswith(TUNED):
-        from draftree.tuning.file import load_tuned
+        from draftree.tuning.tune import load_tuned
 
         return load_tuned(name, model, tokenizer)
     made = [

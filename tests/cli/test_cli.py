@@ -20,8 +20,8 @@ from draftree.bench.methods import Answer, Draftree, HuggingFace
 from draftree.by_name import make_drafter
 from draftree.cli import app
 from draftree.cli.screen import ColouredText
-from draftree.colours import colour_of
 from draftree.models import encode_prompt
+from draftree.pages import colour_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -13,8 +13,7 @@ from benchmarks.harness.kit import LABELS
 from benchmarks.harness.plots import bars, lines, method_colour, points
 from benchmarks.harness.report import swatch
 from draftree.cli.screen import legend, source_style
-from draftree.colours import COLOURS, OTHER, PLAIN, THEIRS, colour_of, drafter_of
-from draftree.pages import fill
+from draftree.pages import COLOURS, OTHER, PLAIN, THEIRS, colour_of, drafter_of, fill
 from draftree.registry import DRAFTERS
 
 NAMES = {  # names that drafters are met by, and the drafter

@@ -16,7 +16,6 @@ SRC = Path(__file__).parents[2] / "src" / "draftree"
 FLOORS = {
     "errors": 0,
     "files": 0,
-    "colours": 0,
     "demo_model": 0,
     "checkpoints": 0,
     "detokenizer": 0,

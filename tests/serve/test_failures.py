@@ -23,7 +23,7 @@ from draftree.grammar import GrammarBusyError
 from draftree.serve import worker as serve_worker
 from draftree.serve.metrics import Metrics
 from draftree.serve.output import OutputStream, RequestOutput
-from draftree.serve.scoring import Scoring
+from draftree.serve.server import Scoring
 from draftree.serve.settings import StoppingError
 
 PLAIN = "/v1/completions"

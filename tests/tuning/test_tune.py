@@ -14,8 +14,7 @@ from draftree.engine import RequestStats
 from draftree.models import encode_prompt
 from draftree.prompts import Prompt, Watcher
 from draftree.shaping import Fixed, shape_for
-from draftree.tuning.file import load_tuned, write_tuned
-from draftree.tuning.search import PLAIN, Candidate, Runner, halve, list_candidates, tune
+from draftree.tuning.tune import PLAIN, Candidate, Runner, halve, list_candidates, load_tuned, tune, write_tuned
 
 PROMPTS = [[number] for number in range(60)]
 
@@ -209,7 +208,7 @@ def test_wrong_options_are_one_sentence(arguments, words, refused):
 
 def test_default_drafters_are_for_the_embedded_model_in_float32(monkeypatch):
     asked = []
-    monkeypatch.setattr("draftree.tuning.search.tune", lambda *given, **_: asked.append(given[3]) or given[9])
+    monkeypatch.setattr("draftree.tuning.tune.tune", lambda *given, **_: asked.append(given[3]) or given[9])
     for dtype in ("float32", "bfloat16"):
         CliRunner().invoke(app, ["tune", "--dtype", dtype])
     assert [len(names) for names in asked] == [2, 0]

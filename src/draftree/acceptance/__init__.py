@@ -3,13 +3,3 @@
 from draftree.acceptance.base import AcceptedPath, LossyRule, ScoredTree, lazy_walk
 from draftree.acceptance.lossy import LossyBiLD, LossyTypical
 from draftree.acceptance.sampled import PrefixChooser
-
-__all__ = [
-    "AcceptedPath",
-    "LossyBiLD",
-    "LossyRule",
-    "LossyTypical",
-    "PrefixChooser",
-    "ScoredTree",
-    "lazy_walk",
-]

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli import bench, chat, demo, generate, serve, trace, train, tune
+from draftree.cli import bench, chat, demo, generate, serve, trace, train
 from draftree.errors import brief
 
 app = typer.Typer(name="draftree", no_args_is_help=True, pretty_exceptions_enable=False)
@@ -19,7 +19,7 @@ app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
 app.command("serve")(serve.serve)
 app.command("trace")(trace.trace)
-app.command("tune")(tune.tune)
+app.command("tune")(bench.tune)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 

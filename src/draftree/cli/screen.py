@@ -13,8 +13,8 @@ from rich import progress
 from rich.console import Console
 from rich.text import Text
 
-from draftree.colours import COLOURS, colour_of, drafter_of
 from draftree.detokenizer import Detokenizer
+from draftree.pages import COLOURS, colour_of, drafter_of
 from draftree.prompts import Watcher
 
 if TYPE_CHECKING:

@@ -9,19 +9,3 @@ from draftree.drafting.lookahead import Lookahead
 from draftree.drafting.medusa import Medusa
 from draftree.drafting.merge import Merge
 from draftree.drafting.prompt_lookup import GrammarDrafter, PromptLookup
-
-__all__ = [
-    "Attachment",
-    "BiLD",
-    "BiTA",
-    "DraftModel",
-    "Drafter",
-    "GrammarDrafter",
-    "HiddenTransfer",
-    "Lookahead",
-    "Medusa",
-    "Merge",
-    "PromptLookup",
-    "RequestState",
-    "Step",
-]

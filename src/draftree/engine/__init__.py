@@ -5,16 +5,3 @@ from draftree.engine.generate import GenerateOutput, generate
 from draftree.engine.recorder import Recorder
 from draftree.engine.request import Emitted, Request, RequestStats, RunStats, State
 from draftree.engine.sampling import SamplingParams
-
-__all__ = [
-    "Emitted",
-    "Engine",
-    "GenerateOutput",
-    "Recorder",
-    "Request",
-    "RequestStats",
-    "RunStats",
-    "SamplingParams",
-    "State",
-    "generate",
-]

@@ -132,13 +132,3 @@ def check_strict(runner: Runner) -> bool:
             "accept that tokens that are nearly tied may change places."
         )
     return True
-
-
-def check_prefix(runner: Runner, drafter: Drafter) -> None:
-    """Check a drafter in strict mode, after `bind`.
-
-    Raises:
-        ValueError: it has a deep prefix, which recorded passes cannot leave out.
-    """
-    if runner.name == "cuda_graphs" and drafter.deep_prefix(runner.target) is not None:
-        raise ValueError("strict=True cannot be kept in recorded passes with a drafter that has a deep prefix.")

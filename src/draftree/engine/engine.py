@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from draftree.engine.config import EngineConfig, check_prefix, check_strict
+from draftree.engine.config import EngineConfig, check_strict
 from draftree.engine.limits import check_added, check_encoder_side, check_grammar, check_prompt, eos_token_ids
 from draftree.engine.loop import Loop
 from draftree.engine.recorder import about_engine
@@ -65,8 +65,6 @@ class Engine:
         sizer: Sizer | None = None
         if drafter is not None:
             drafter.bind(self.target, eos_token_ids=eos_token_ids(model))
-            if config.strict:
-                check_prefix(self.runner, drafter)
             if config.pruner is not None:
                 cost = None if config.pruner.always else cached_cost(self.runner, config.clock)
                 pruner = config.pruner.bind(self.runner, cost, config.clock)
@@ -74,6 +72,8 @@ class Engine:
             cost = cached_cost(self.runner, config.clock) if shape.measures else None
             sizer = shape.bind(cost, drafter, pruner, packed=self.runner.packs)
         prefix = None if drafter is None else drafter.deep_prefix(self.target)
+        if prefix is not None and config.strict and self.runner.name == "cuda_graphs":
+            raise ValueError("strict=True cannot be kept in recorded passes with a drafter that has a deep prefix.")
         self.cache = self.runner.new_cache(config.slots, config.capacity, prefix)
         encoder = self.runner.new_encoder(config.slots) if self.target.encoder_decoder else None
         track = None

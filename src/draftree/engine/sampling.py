@@ -40,16 +40,11 @@ OTHER_METHODS = {
     "num_beams": "draftree decodes greedily or by sampling: leave num_beams at 1",
     "penalty_alpha": "draftree has no contrastive search: leave it out",
     "dola_layers": "draftree has no DoLa decoding: leave it out",
-    "constraints": BEAMS,
-    "force_words_ids": BEAMS,
+    **dict.fromkeys(("constraints", "force_words_ids"), BEAMS),
     "prompt_lookup_num_tokens": "pass drafter=draftree.PromptLookup() instead",
-    "assistant_early_exit": "pass a drafter instead",
-    "use_mtp": "pass a drafter instead",
+    **dict.fromkeys(("assistant_early_exit", "use_mtp"), "pass a drafter instead"),
     "token_healing": "draftree has no token healing: leave it out",
-    "output_attentions": IDS_ONLY,
-    "output_hidden_states": IDS_ONLY,
-    "output_scores": IDS_ONLY,
-    "output_logits": IDS_ONLY,
+    **dict.fromkeys(("output_attentions", "output_hidden_states", "output_scores", "output_logits"), IDS_ONLY),
 }
 # Arguments that have no effect in draftree. A config may hold them; a caller who passes one expects an effect.
 NO_EFFECT = {
@@ -64,8 +59,8 @@ NO_EFFECT = {
     "past_key_values": "draftree has its own KV cache: leave it out (draftree.Chat keeps the cache of a dialogue)",
     "position_ids": "they follow from attention_mask: give that",
     "token_type_ids": "draftree does not pass it on: leave it out",
-    **dict.fromkeys(("logits_processor", "prefix_allowed_tokens_fn"), OTHER_LOOP),
-    **dict.fromkeys(("negative_prompt_ids", "negative_prompt_attention_mask"), OTHER_LOOP),
+    **dict.fromkeys(("logits_processor", "prefix_allowed_tokens_fn", "negative_prompt_ids"), OTHER_LOOP),
+    "negative_prompt_attention_mask": OTHER_LOOP,
 }
 # Options that only configure Hugging Face's own loop are ignored.
 OF_THE_LOOP = {"use_cache", "cache_implementation", "cache_config", "max_cache_len", "compile_config"}

@@ -9,16 +9,3 @@ from __future__ import annotations
 from draftree.grammar.llguidance import GrammarBusyError, GrammarError, Matcher
 from draftree.grammar.source import CompiledGrammar, Grammar, Grammars, compile_grammars
 from draftree.grammar.state import GrammarProcessor, GrammarState, with_grammar
-
-__all__ = [
-    "CompiledGrammar",
-    "Grammar",
-    "GrammarBusyError",
-    "GrammarError",
-    "GrammarProcessor",
-    "GrammarState",
-    "Grammars",
-    "Matcher",
-    "compile_grammars",
-    "with_grammar",
-]

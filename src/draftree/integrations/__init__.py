@@ -1,5 +1,3 @@
 """Ways into draftree from other libraries."""
 
 from draftree.integrations.custom_generate import custom_generate
-
-__all__ = ["custom_generate"]

@@ -22,7 +22,7 @@ const Draw = (() => {
     return made;
   }
   const colours = {}; // by drafter, and of "other" ones: the package's own, which `fill` puts behind this file
-  // The drafter in `colours` that the source of a draft token names, as `draftree.colours.drafter_of` finds it.
+  // The drafter in `colours` that the source of a draft token names, as `draftree.pages.drafter_of` finds it.
   function drafterOf(source) {
     if (source.includes("+")) return "several";
     while (source && !Object.hasOwn(colours, source)) source = source.replace(/(^|[-/])[^-/]*$/, "");

@@ -23,24 +23,6 @@ from draftree.runner.hooked.runner import HookedRunner, ModelLayout, check_trees
 from draftree.runner.target import Target, inspect_model, offloaded, unwrapped
 from draftree.runner.weights.packed import MUCH, is_packed
 
-__all__ = [
-    "CpuRunner",
-    "CudaGraphRunner",
-    "EagerRunner",
-    "HookedRunner",
-    "Runner",
-    "T5Runner",
-    "Target",
-    "check_choice",
-    "choose",
-    "inspect_model",
-    "layout_of",
-    "open_runner",
-    "pack_own",
-    "pack_weights",
-    "unpack_weights",
-]
-
 CHOICES = ("auto", "hooked", "eager", "cpu", "cuda_graphs", "in_place")
 log = logging.getLogger("draftree.runner")
 

@@ -20,7 +20,7 @@ from draftree.engine.request import Request, State
 from draftree.engine.sampling import SamplingParams
 from draftree.serve.metrics import Metrics
 from draftree.serve.output import Delta, OutputReader, OutputStream, hand_over
-from draftree.serve.scoring import Scorer, Scores, Scoring
+from draftree.serve.server import Scorer, Scores, Scoring
 from draftree.serve.settings import ApiError, FullError, QueuedError, StoppingError
 
 log = logging.getLogger("draftree.serve")

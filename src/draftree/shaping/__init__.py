@@ -2,5 +2,3 @@
 
 from draftree.shaping.base import Fixed, Shape
 from draftree.shaping.dynamic import DynamicTree, shape_for
-
-__all__ = ["DynamicTree", "Fixed", "Shape", "shape_for"]

@@ -2,5 +2,3 @@
 
 from draftree.tree.structure import Draft
 from draftree.tree.token_tree import TokenTree
-
-__all__ = ["Draft", "TokenTree"]

@@ -2,5 +2,3 @@
 
 from draftree.drafting.lookahead.drafter import Lookahead
 from draftree.drafting.lookahead.trie import Trie
-
-__all__ = ["Lookahead", "Trie"]
