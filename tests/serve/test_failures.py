@@ -23,8 +23,8 @@ from draftree.grammar import GrammarBusyError
 from draftree.serve import worker as serve_worker
 from draftree.serve.metrics import Metrics
 from draftree.serve.output import OutputStream, RequestOutput
-from draftree.serve.server import Scoring
 from draftree.serve.settings import StoppingError
+from draftree.serve.worker import Scoring
 
 PLAIN = "/v1/completions"
 SECRET = "what the client has said"

@@ -333,7 +333,7 @@ def test_each_prompt_is_scored_once(server: Running, monkeypatch: pytest.MonkeyP
         caches.append(cache)
         return score_prompt(runner, prompt, count, cache)
 
-    monkeypatch.setattr("draftree.serve.server.score_prompt", spied)
+    monkeypatch.setattr("draftree.serve.worker.score_prompt", spied)
     rows, fields = [[5, 6, 7], [8, 9]], {"echo": True, "logprobs": 1, "max_tokens": 2}
     several = server.complete(rows, n=3, **fields)["choices"]
     best = server.complete(rows, best_of=4, **fields)["choices"]
