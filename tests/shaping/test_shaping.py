@@ -20,6 +20,7 @@ from draftree.drafting import Drafter, Lookahead, RequestState
 from draftree.engine import Engine, SamplingParams, generate
 from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Fixed, shape_for
+from draftree.shaping.base import Outcome
 
 FLAT = StepCost((1, 64), (1.0, 1.001))
 STEEP = StepCost((1, 2, 64), (1.0, 2.0, 64.0))  # a row costs what a token brings: nothing can pay
@@ -128,6 +129,26 @@ def test_a_drafter_that_gets_better_is_noticed() -> None:
     quality[0] = 0.9
     world.run([1], 100)
     assert np.mean(world.sizes[-60:]) > 2.5
+
+
+def test_a_pause_ends_with_a_new_request() -> None:
+    """A text that the drafter does not know says little of the next one."""
+    drafter = Chain(lambda request: 0.0, claims=0.5)
+    sizer = DynamicTree().bind(StepCost((1, 8, 64), (1.0, 2.0, 16.0)), drafter)
+
+    def step(request: RequestState) -> int:
+        plan = sizer.plan([request], 64)
+        drafted = sizer.trim(plan, drafter.draft([request], plan.budgets))
+        sizer.observe(drafted, Outcome([[0]], drafted.trees.width, 2.0, 0.5))  # type: ignore[union-attr]
+        return plan.budgets[0]
+
+    lost = RequestState(0, [1, 5], 2, 10**6)
+    budgets = [step(lost) for _ in range(200)]
+    assert budgets.count(0) > 100
+    while step(lost):  # up to the beginning of a pause
+        pass
+    known = RequestState(1, [1, 5], 2, 10**6)
+    assert all(step(known) > 0 for _ in range(2))
 
 
 def test_rows_that_prepare_are_attached_where_they_pay() -> None:

@@ -181,6 +181,11 @@ class PausePolicy:
             return PLAIN
         return max(free, key=lambda each: (each[1].on_trial, each[1].advantage))[0]
 
+    def resume(self) -> None:
+        """End all pauses, for a new request: its text may be of another kind."""
+        for own in self._ways.values():
+            own.left = 0
+
     def record(self, way: int, advantage: float) -> None:
         """Record a step that drafted in a way, with its advantage in tokens."""
         own = self._ways[way]

@@ -132,6 +132,8 @@ class DynamicSizer(Sizer):
         with self._learned.lock:
             takes = [request.drafting and request.remaining > 1 for request in requests]
             ways = [self._next.get(request.id, self._first_way) for request in requests]
+            if any(request.id not in self._next for request in requests):
+                self._policy.resume()
             next_way = self._decide(len(requests))
             self._next.update((request.id, next_way) for request in requests)
             most = min(self._max_nodes, most)
