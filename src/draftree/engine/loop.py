@@ -72,9 +72,8 @@ class Loop:
             requests: in the order of their slots.
         """
         clock = self.config.clock
-        alone = self.config.strict and any(
-            not r.output for r in requests
-        )  # The prompt then passes as in plain decoding.
+        # In strict mode a prompt passes as in plain decoding.
+        alone = self.config.strict and any(not r.output for r in requests)
         marks, prepared = [clock()], preparations()
         plan = self._draft(requests, alone=alone)
         trees = _trees_of(plan)

@@ -195,8 +195,6 @@ class DynamicSizer(Sizer):
         self._since[batch] = since + 1 if way == PREPARED else 0, most
         return way
 
-    # ---------------------------------------------------------------- what is expected
-
     def _kind(self, attached: bool) -> Kind:
         return Kind.ATTACHED if attached else Kind.TREES if self._pruner is None else Kind.PRUNED
 
@@ -234,8 +232,6 @@ class DynamicSizer(Sizer):
         rows = self._rows(Kind.ATTACHED, batch, np.full(width, batch * width), np.arange(1, width + 1))
         seconds = self._times.curve(batch, Kind.ATTACHED).look_up(rows)
         return int(np.count_nonzero(seconds <= (1 + HARDLY) * seconds[0]))
-
-    # ---------------------------------------------------------------- what is learned
 
     def _observe_times(self, plan: StepPlan, outcome: Outcome, seconds: float) -> None:
         batch, rows = len(plan.requests), outcome.rows
