@@ -57,7 +57,7 @@ class Settings:
 def warmed(model: Any, lessons: Sequence[Sequence[int]], new: int, watcher: Watcher) -> Draftree:
     """Return Lookahead after it has answered `lessons` (token ids of prompts) with up to `new` tokens each.
 
-    Each measured round copies its drafter and its calibrated shape, so that all begin with the same trie.
+    Each measured round copies its drafter and its warm shape, so that all begin with the same trie.
     """
     watcher.stage("warming the trie", len(lessons))
     teacher = Draftree("", model, new, Lookahead, DynamicTree)
