@@ -48,7 +48,9 @@ def kind_of(annotation: typing.Any, info: typing.Any) -> str:
 def row(option: typing.Any, declared: inspect.Parameter) -> tuple[str, str, str, str]:
     """Return flags, meaning, default and type of an option; `declared` is the argument of the verb's function."""
     annotation, info = typing.get_args(declared.annotation)
-    flags = [*option.opts, *option.secondary_opts] if option.opts[0].startswith("-") else [option.name.upper()]
+    flags = [*option.opts, *option.secondary_opts]
+    if not flags[0].startswith("-"):
+        flags = [option.metavar or option.name.upper()]
     default = info.show_default if isinstance(info.show_default, str) else declared.default
     if default is inspect.Parameter.empty:
         default = "required"
@@ -77,7 +79,7 @@ def page() -> str:
     for name, command in found:
         arguments = ""
         for given in (option for option in command.params if not option.opts[0].startswith("-")):
-            shown = given.name.upper() + "..." * (given.nargs == -1)
+            shown = (given.metavar or given.name.upper()) + "..." * (given.nargs == -1)
             arguments += f" {shown}" if given.required else f" [{shown}]"
         lines += ["", f"## `{name}`", "", code(command.help), "", "```text", f"{name} [OPTIONS]{arguments}", "```", ""]
         lines += table(one for one in rows[name] if one not in shared)

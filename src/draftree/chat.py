@@ -12,7 +12,7 @@ from draftree.engine import Emitted, Engine, Request, RunStats, SamplingParams
 from draftree.engine.limits import as_seed
 from draftree.engine.sampling import params_of
 from draftree.errors import check_kind, whole
-from draftree.models import encode_messages
+from draftree.models import encode_dialogue
 
 
 class Chat:
@@ -118,7 +118,7 @@ class Chat:
         if not (text or "").strip():
             raise ValueError("The message is blank: give a text.")
         target, turns = self.engine.target, [*self.messages, {"role": "user", "content": text}]
-        ids = encode_messages(self.tokenizer, turns)
+        ids = encode_dialogue(self.tokenizer, turns)
         most = self._most
         if target.max_positions is not None:
             most = min(most, target.max_positions - len(ids))

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,6 @@ class Placement:
         Raises:
             ValueError: no such device or type, or a device beside a map.
         """
-        import torch
-
         if self.dtype not in DTYPES:
             hint = did_you_mean(self.dtype, DTYPES, 0.5)  # So that "fp16" finds float16.
             raise ValueError(f"dtype is {self.dtype!r}: choose {', '.join(DTYPES)}.{hint}")
@@ -82,6 +81,8 @@ class Placement:
             return
         if self.device == "auto":
             return
+        import torch  # This takes a second, and is done after the other checks.
+
         try:
             torch.empty(0, dtype=torch.float32, device=self.device)
         except (RuntimeError, AssertionError):  # Torch without CUDA raises an AssertionError.
@@ -263,6 +264,7 @@ def _file_on_hub(repository: str, file: str) -> str:
         raise ValueError(f"The model {repository!r} on the Hugging Face hub has no file {file!r}.") from error
 
 
+@cache
 def _on_hub(name: str) -> str:
     """Return `name` if the Hugging Face hub has this model; without a connection, its folder in the cache.
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import SupportsIndex
 
+RUNNERS = ("auto", "hooked", "eager", "cpu", "cuda_graphs", "in_place")
 LARGEST = 4096  # Bound of options that count draft tokens; larger numbers only cost memory and time.
 
 
@@ -60,6 +61,12 @@ def whole(option: str, value: SupportsIndex) -> int:
         return operator.index(value)
     except TypeError:
         raise ValueError(f"{option} is {brief(repr(value))}: give a whole number.") from None
+
+
+def check_runner(name: str) -> None:
+    """Raise a ValueError unless `name` is one of `RUNNERS`."""
+    if name not in RUNNERS:
+        raise ValueError(f"runner is {name!r}: choose {', '.join(map(repr, RUNNERS[:-1]))} or {RUNNERS[-1]!r}.")
 
 
 def check_least(least: int, most: float = LARGEST, **options: int | None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.checkpoints import Placement, is_gguf, known_folder, pretrained
-from draftree.errors import install
+from draftree.errors import brief, install
 
 EMBEDDED = "embedded"  # Name of the model in the package.
 
@@ -151,6 +151,9 @@ def encode_prompt(
         raw: True omits the template.
         history: earlier messages of user and model, oldest first; without a template, they precede the prompt as lines.
         system: system message for the template.
+
+    Raises:
+        ValueError: a system message without a template, or messages that the template refuses.
     """
     if not raw and getattr(tokenizer, "chat_template", None):
         messages = [{"role": "system", "content": system}] if system is not None else []
@@ -159,9 +162,25 @@ def encode_prompt(
             for turn in history
             for role, text in zip(("user", "assistant"), turn, strict=True)
         ]
-        return encode_messages(tokenizer, [*messages, {"role": "user", "content": prompt}])
+        return encode_dialogue(tokenizer, [*messages, {"role": "user", "content": prompt}])
+    if system is not None:
+        raise ValueError("The tokenizer has no chat template, which a system message needs: put it into the prompt.")
     ids: list[int] = tokenizer("\n".join([*(text for turn in history for text in turn), prompt])).input_ids
     return ids
+
+
+def encode_dialogue(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> list[int]:
+    """Return the token ids of a dialogue, by the tokenizer's chat template.
+
+    Raises:
+        ValueError: the template refuses the messages; Gemma's, say, refuses system messages.
+    """
+    from jinja2 import TemplateError
+
+    try:
+        return encode_messages(tokenizer, messages)
+    except TemplateError as error:
+        raise ValueError(f"The model's chat template refuses these messages: {brief(error)}.") from error
 
 
 def encode_messages(

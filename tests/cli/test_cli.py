@@ -196,7 +196,7 @@ def test_generate_answers_a_file_of_prompts(tmp_path):
     ("arguments", "told"),
     [
         (["generate"], "Give a prompt, or --prompts and a file of them"),
-        (["generate", "--prompts", "p.jsonl", "hello"], "Give a prompt, or --prompts and a file of them"),
+        (["generate", "--prompts", "p.jsonl", "embedded", "hello"], "Give a prompt, or --prompts and a file of them"),
         (["generate", "--out", "x.jsonl", "hello"], "--out has no effect without --prompts"),
         (["generate", "--slots", "4", "hello"], "--slots has no effect without --prompts"),
         (["generate", "--prompts", "nowhere.jsonl"], "There is no prompts file 'nowhere.jsonl'"),

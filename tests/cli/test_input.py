@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -21,7 +22,7 @@ from typer.testing import CliRunner
 import draftree
 from draftree.cli import app, main, screen
 from draftree.cli.options import complete_drafter, grouped
-from draftree.models import load_model
+from draftree.models import encode_prompt, load_model
 from draftree.registry import DRAFTERS
 
 
@@ -56,6 +57,41 @@ def test_a_block_becomes_options_in_its_place_and_arrives_as_one() -> None:
     assert CliRunner().invoke(small, ["n", "--first", "5"]).exit_code == 0
     assert CliRunner().invoke(small, ["n", "--first", "0"]).exit_code == 2
     assert got == [("n", 1, Block(3, "x"), True), ("n", 1, Block(5, None), False)]
+
+
+def test_a_model_is_the_first_argument_or_an_option(demo: Any, tmp_path: Path, refused: Any) -> None:
+    """Of the verbs with prompts too: the first of two arguments, or the only one beside a file of prompts."""
+    folder, file, out = tmp_path / "model", tmp_path / "p.jsonl", tmp_path / "run.jsonl"
+    demo.model.save_pretrained(folder)
+    demo.tokenizer.save_pretrained(folder)
+    file.write_text(json.dumps({"prompt": "hello"}))
+    few = ["--max-new-tokens", "3", "--out", str(out)]
+    for arguments in (["hello"], ["-m", str(folder), "hello"], [str(folder), "hello"]):
+        assert CliRunner().invoke(app, ["generate", *few[:2], *arguments]).exit_code == 0, arguments
+        done = CliRunner().invoke(app, ["trace", *few, *arguments, "again"])
+        assert done.exit_code == 0, done.output
+        assert len(draftree.read_trace(out).requests) == 2, arguments
+    done = CliRunner().invoke(app, ["generate", str(folder), "--prompts", str(file)])
+    assert json.loads(done.output)["prompt"] == "hello"
+    refused(["generate", str(folder), "--model", str(folder), "hello"], "The model is given twice")
+    refused(["chat", str(folder), "-m", "other"], "The model is given twice")
+    refused(["generate", str(folder)], "Give a prompt, or --prompts")
+
+
+def test_a_system_message_reaches_the_template(demo: Any, refused: Any) -> None:
+    few = ["generate", "--json", "--max-new-tokens", "8", "Name three colours."]
+    told, plain = (json.loads(CliRunner().invoke(app, few + more).output) for more in (["--system", "Be brief."], []))
+    ids = encode_prompt(demo.tokenizer, few[-1], system="Be brief.")
+    expected = draftree.generate(demo.model, torch.tensor([ids]), max_new_tokens=8).sequences[0, len(ids) :]
+    assert told["token_ids"] == expected.tolist() != plain["token_ids"]
+    refused([*few, "--system", "x", "--raw"], "leave one out")
+    strict = copy.deepcopy(demo.tokenizer)
+    strict.chat_template = "{{ raise_exception('System role not supported') }}"
+    with pytest.raises(ValueError, match=r"refuses these messages: System role not supported\."):
+        encode_prompt(strict, "hi", system="Be brief.")
+    strict.chat_template = None
+    with pytest.raises(ValueError, match="no chat template, which a system message needs"):
+        encode_prompt(strict, "hi", system="Be brief.")
 
 
 @pytest.fixture
@@ -213,6 +249,17 @@ COMMANDS = (
     ("serve", "--drafter", "lookahaed"),
     ("trace", "hello", "--drafter", "lookahaed"),
     ("train", "data", "no-such.jsonl", "--out", "answers"),
+    ("generate", "--prompts", "no-such.jsonl"),
+    ("generate", "--json-schema", "no-such.json", "hello"),
+    ("generate", "--runner", "loup", "hello"),
+    ("generate", "no-such-model", "hello"),
+    ("chat", "no-such-model"),
+    ("demo", "-m", "no-such-model"),
+    ("serve", "./no-such-model"),
+    ("tune", "./no-such-model"),
+    ("train", "medusa", "./no-such-model", "--data", "d", "--out", "o"),
+    ("trace", "--replay", "no-such.jsonl"),
+    ("bench", "quick", "--prompts", "no-such.jsonl"),
 )
 REFUSES = """
 import sys

@@ -179,6 +179,7 @@ class Hub:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> None:
         self.answers, self.asked = list(answers), 0
+        checkpoints._on_hub.cache_clear()
         monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", self.ask)
 
     def ask(self, url: str) -> Any:

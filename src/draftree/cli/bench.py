@@ -79,13 +79,14 @@ def quick(
     out: Results = RESULTS,
 ) -> None:
     """Compare Hugging Face's decoding and draftree's on a model, interleaved: speed, acceptance, equal answers."""
-    from draftree.bench.quick import Settings, run_quick
+    where.check()
+    found = read_inputs(prompts, out)
+    from draftree.bench.quick import Settings, run_quick  # Torch is imported after the checks.
     from draftree.cli.screen import StageBar, show_report, wide_console
     from draftree.drafting.folder import demo_drafter
     from draftree.models import load_model
 
-    where.check()
-    found, console = read_inputs(prompts, out), wide_console()
+    console = wide_console()
     loaded, tokenizer = load_model(model, where.placement)
     small = None if assistant is None else load_model(assistant, where.placement)[0]
     if model is None and small is None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftree.cli.options import DRAFTER, UNDER_GRAMMARS, Runner, TopK, TopP, Where, complete_drafter
+from draftree.errors import check_runner
 
 if TYPE_CHECKING:
     from draftree.engine import Engine, Request
@@ -132,7 +133,14 @@ class Sampling:
 class Asking(Sampling):
     """Sampling, and the form of the prompt."""
 
+    system: Annotated[str | None, typer.Option(help="System message.", show_default="none")] = None
     raw: Annotated[bool, "Pass the prompt without a chat template."] = False
+
+    def check(self) -> None:
+        """Raise a ValueError for a system message without a template, and as `Sampling` does."""
+        super().check()
+        if self.raw and self.system is not None:
+            raise ValueError("--raw leaves out the chat template, which --system is a message of: leave one out.")
 
 
 @dataclass(frozen=True)
@@ -151,9 +159,7 @@ class Running:
 
     def check(self) -> None:
         """Raise a ValueError for an unknown runner, or one that contradicts --no-pack."""
-        from draftree.runner import check_choice
-
-        check_choice(self.runner)
+        check_runner(self.runner)
         if not self.pack and self.runner not in ("auto", "hooked", "in_place"):
             raise ValueError(
                 f"--no-pack leaves the weights as they are, and --runner {self.runner} copies them: leave one out."
@@ -194,14 +200,14 @@ class Constraint:
             raise ValueError(f"{given[0]} and {given[1]} both constrain the answer: give one of them.")
         if not given:
             return None
-        from draftree.grammar import Grammar
+        file = self.json_schema or self.ebnf
+        text = None if file is None else file.read_text("utf-8")
+        from draftree.grammar import Grammar  # Torch is imported after the file is found.
 
-        if self.json_schema is not None:
-            return Grammar.json_schema(self.json_schema.read_text("utf-8"))
         if self.regex is not None:
             return Grammar.regex(self.regex)
-        if self.ebnf is not None:
-            return Grammar.ebnf(self.ebnf.read_text("utf-8"))
+        if text is not None:
+            return Grammar.json_schema(text) if self.ebnf is None else Grammar.ebnf(text)
         return Grammar.choice(self.choice or [])
 
 
@@ -253,7 +259,8 @@ def ask(
     """Add a prompt to the engine, sampled with seed + `number`; an encoder-decoder gets it as encoder input.
 
     Raises:
-        ValueError: a prompt beyond the context, or a grammar that the vocabulary cannot express.
+        ValueError: a prompt beyond the context, a system message that the template refuses, or a grammar that the
+            vocabulary cannot express.
     """
     import torch
 
@@ -261,7 +268,7 @@ def ask(
     from draftree.models import encode_prompt
     from draftree.runner.target import rows_of
 
-    target, ids = engine.target, encode_prompt(tokenizer, prompt, raw=asking.raw)
+    target, ids = engine.target, encode_prompt(tokenizer, prompt, raw=asking.raw, system=asking.system)
     options = asking.given() | {"max_new_tokens": max_new_tokens, "seed": asking.seed + number}
     options |= {"grammar": grammar, "tokenizer": tokenizer}
     if not target.encoder_decoder:

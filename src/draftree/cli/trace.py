@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from draftree.cli.decoding import Asking, Constraint, Drafting, Running, ask, checked, opened, read_prompt
-from draftree.cli.options import MaxNewTokens, Model, Where, check_file, grouped
+from draftree.cli.options import MaxNewTokens, Model, Where, check_file, grouped, is_model, the_model
 from draftree.cli.screen import legend, report_written, source_style, wide_console
 
 if TYPE_CHECKING:
@@ -25,7 +25,11 @@ def trace(
     context: typer.Context,
     prompts: Annotated[
         list[str] | None,
-        typer.Argument(help="Prompts, answered together; '-' reads one from standard input."),
+        typer.Argument(
+            metavar="[MODEL] PROMPTS",
+            help="Prompts, answered together; '-' reads one from standard input. The first of several may be the "
+            "model: a folder, a GGUF file or owner/name.",
+        ),
     ] = None,
     replay: Annotated[
         Path | None, typer.Option(help="Show this recorded run instead of recording one.", show_default=False)
@@ -57,6 +61,9 @@ def trace(
         _refuse_recording(context)
         show_recorded(replay, html)
         return
+    prompts = prompts or []
+    first = prompts.pop(0) if len(prompts) > 1 and is_model(prompts[0]) else None
+    model = the_model(first, model)
     check_file(out, "--out", **inputs, html=html)
     grammar, drafting = checked(constraint, drafting, trie, asking, running, where, nodes=nodes)
     if not prompts:
@@ -95,10 +102,10 @@ def show_recorded(replay: Path, html: Path | None) -> None:
     Raises:
         ValueError: there is no such run.
     """
-    from draftree.trace.file import read_trace
-
     if not replay.is_file():
         raise ValueError(f"There is no recorded run {str(replay)!r}: make one with draftree trace PROMPT.")
+    from draftree.trace.file import read_trace  # Torch is imported after the check, which then answers at once.
+
     show(read_trace(replay), html, [])
 
 

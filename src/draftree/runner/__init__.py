@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from draftree.errors import check_runner
 from draftree.runner.base import Runner, lock_of
 from draftree.runner.cpu.runner import CpuRunner, pack_own, pack_weights, unpack_weights
 from draftree.runner.cpu.t5 import FAMILIES as T5_FAMILIES
@@ -23,7 +24,6 @@ from draftree.runner.hooked.runner import HookedRunner, ModelLayout, check_trees
 from draftree.runner.target import Target, inspect_model, offloaded, unwrapped
 from draftree.runner.weights.packed import MUCH, is_packed
 
-CHOICES = ("auto", "hooked", "eager", "cpu", "cuda_graphs", "in_place")
 log = logging.getLogger("draftree.runner")
 
 # Building a runner inspects and may copy weights, so one serves all engines on a model for as long as the model stays
@@ -34,7 +34,7 @@ _opening = threading.RLock()
 
 
 def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
-    """Return the runner for `model`: one of `CHOICES`, or one that is open already.
+    """Return the runner for `model`: one of `errors.RUNNERS`, or one that is open already.
 
     A model of an untested family, or one altered by its user, is tried once: its tree logits must equal those of its
     branches.
@@ -60,7 +60,7 @@ def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
                 "give its name."
             )
         return choice
-    check_choice(choice)
+    check_runner(choice)
     with _opening:
         held = _runners.setdefault(model, {})
         known = held.get(choice)
@@ -75,16 +75,6 @@ def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
                 held[way.name] = _open(target, way)
             held[choice] = held[way.name]
         return held[choice]
-
-
-def check_choice(choice: str) -> None:
-    """Check a runner's name.
-
-    Raises:
-        ValueError: the name is not in `CHOICES`.
-    """
-    if choice not in CHOICES:
-        raise ValueError(f"runner is {choice!r}: choose {', '.join(map(repr, CHOICES[:-1]))} or {CHOICES[-1]!r}.")
 
 
 def layout_of(model: Any) -> ModelLayout:
