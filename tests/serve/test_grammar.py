@@ -260,7 +260,6 @@ def test_blank_lines_after_the_reasoning_are_not_content(demo: Any) -> None:
     prompt = tokenizer("user: Hi\nassistant: ", add_special_tokens=False).input_ids
     for size in (1, 3, 100):
         reader = MessageReader(tokenizer, prompt, [])
-        reader.strips = True
         read = [reader.feed(text[at : at + size], last=at + size >= len(text)) for at in range(0, len(text), size)]
         assert "".join(one.content for one in read) == "yes"
         assert "".join(one.reasoning for one in read) == "so"

@@ -212,7 +212,7 @@ def test_blanks_at_the_end_of_the_prompt_are_not_content(size: int) -> None:
     talker.response_template = RESPONSE | {"fields": fields | {"tool_calls": calls}}
     reader = MessageReader(talker, [ord(c) for c in "user: Hi\nA: <think></think>\n\n"], [TOOL])
     pieces = [reader.feed(text[at : at + size], last=at + size >= len(text)) for at in range(0, len(text), size)]
-    assert "".join(piece.content for piece in pieces) == text
+    assert "".join(piece.content for piece in pieces) == "Well. <call>"
 
 
 def chat(**fields: Any) -> Chat:
@@ -226,7 +226,7 @@ def test_tools_need_templates(demo: Any) -> None:
         tools_of(chat(), demo.tokenizer)
     mute = Talker()
     mute.response_template = None  # type: ignore[assignment]
-    with pytest.raises(ApiError, match="no response_template"):
+    with pytest.raises(ApiError, match="does not know how the model writes tool calls"):
         tools_of(chat(), mute)
 
 

@@ -63,6 +63,10 @@ def serve(
         ),
     ] = None,
     share: Annotated[bool, "Let all keys share what drafters learn and what the cache keeps."] = False,
+    tool_parser: Annotated[
+        str,
+        typer.Option(help="How the model writes tool calls, by vLLM's names; none for text alone."),
+    ] = "auto",
     running: Running,
     replicas: Annotated[
         int | None, typer.Option(min=1, help="Replicas on Ray Serve, with --threads each.", show_default="none, no Ray")
@@ -97,6 +101,7 @@ def serve(
         max_body_bytes=max_body_bytes,
         timeout=timeout,
         share=share,
+        tool_parser=tool_parser,
     )
     parts = partial(drafting.for_engine, trie=trie)
     launch = Launch(model, parts, settings, running.name, running.strict, where.threads, where.placement)

@@ -110,8 +110,6 @@ class CallReader:
         prediction = self._prediction(body)
         readers = [MessageReader(self.tokenizer, prompt, tools) for _ in range(body.tries)]
         constraint = constraint_of(body, tools, self.tokenizer, readers[0].begun)
-        for reader in readers:
-            reader.strips = constraint is not None
         more = {"logprobs": logprobs, "cache_salt": cache_salt, "prediction": tuple(prediction)}
         outputs = self._outputs(body, prompt, most, constraint, **more)
         call = Call(body, self.settings.model_name, self.tokenizer, logprobs, prediction=prediction, readers=readers)

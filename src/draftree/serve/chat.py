@@ -15,12 +15,14 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from draftree.models import encode_messages
 from draftree.serve.protocol import Chat, Message, ToolCall, plain
 from draftree.serve.settings import ApiError
+from draftree.serve.templates import FORMS, chat_text, response_template
 
 
 class Regions(ResponseParser):
     """Parse like Hugging Face's parser, without errors: a malformed region ends with the event "region_broken".
 
-    That event and "region_close" hold the text of the whole region with its markers as "raw".
+    That event and "region_close" hold the text of the whole region with its markers as "raw"; that event also holds
+    its "body".
     """
 
     _begin = _prompt = 0
@@ -49,14 +51,14 @@ class Regions(ResponseParser):
     def _close_current(self, events: list[dict[str, Any]]) -> None:
         name, known = self._current, len(events)
         implicit = name == self._implicit_name
-        raw = self._body if implicit else self._buffer[max(self._begin, self._prompt) : self._pos]
+        body, raw = self._body, self._buffer[max(self._begin, self._prompt) : self._pos]
         try:
             super()._close_current(events)
         except Exception:  # Transforms of templates may raise anything.
-            events.append({"type": "region_broken", "field": name})
+            events.append({"type": "region_broken", "field": name, "body": body})
             self._reset_to_implicit()
         for event in events[known:]:
-            event["raw"] = raw
+            event["raw"] = body if implicit else raw
 
 
 REASONING = ("reasoning_content", "thinking")  # Names of the field in response templates.
@@ -131,15 +133,12 @@ def tools_of(body: Chat, tokenizer: Any) -> list[dict[str, Any]]:
         raise ApiError("parallel_tool_calls needs tools, and there are no tools: leave it out.", "parallel_tool_calls")
     if not body.tools or body.tool_choice == "none":
         return []
-    template = getattr(tokenizer, "chat_template", None)
-    if "tools" not in (template if isinstance(template, str) else json.dumps(template)):
+    if "tools" not in chat_text(tokenizer):
         raise ApiError("The model's chat template knows no tools: leave tools out.", "tools")
-    if getattr(tokenizer, "response_template", None) is None:
-        raise ApiError(
-            "The model's tokenizer has no response_template to find tool calls with: leave tools out, or add one "
-            "to its tokenizer_config.json.",
-            "tools",
-        )
+    if "tool_calls" not in ((response_template(tokenizer) or {}).get("fields") or {}):
+        names = ", ".join(FORMS)
+        message = "This server does not know how the model writes tool calls: leave tools out, or start it with "
+        raise ApiError(f"{message}--tool-parser and one of {names}.", "tools")
     return [tool.model_dump(exclude_none=True) for tool in body.tools]
 
 
@@ -152,24 +151,43 @@ class Read:
     calls: list[dict[str, Any]] = field(default_factory=list)
 
 
+class Trim:
+    """Drop the blanks around a text that arrives in pieces, as response templates do by default."""
+
+    def __init__(self, field: dict[str, Any]) -> None:
+        self._strips = (field.get("content_args") or {}).get("strip", True)
+        self._begun, self._held = False, ""
+
+    def feed(self, text: str) -> str:
+        """Return the text that can be passed on; blanks wait for more text."""
+        if not self._strips:
+            return text
+        text = self._held + text if self._begun else text.lstrip()
+        kept = text.rstrip()
+        self._begun, self._held = self._begun or bool(kept), text[len(kept) :]
+        return kept
+
+
 class MessageReader:
     """Parse the text of an output incrementally into content, reasoning and tool calls.
 
+    The parts have the text that `tokenizer.parse_response` gives, without the blanks around them.
+
     Args:
-        tokenizer: without `response_template`, all text is content.
+        tokenizer: without a response template, all text is content.
         prompt: token ids; templates may begin the answer in the prompt.
         tools: tools of the request; without tools, calls are content.
     """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int], tools: list[dict[str, Any]]) -> None:
         self._parser = None
-        self._may_call = bool(tools)
         self.calls = 0  # Number of calls so far.
-        self.strips = False  # Drop blanks between reasoning and content; set under a grammar.
-        self._reasoned = self._begun = False
-        template = getattr(tokenizer, "response_template", None)
-        if template is not None:
-            self._parser = Regions(template, tokenizer.decode(list(prompt)), tools)
+        template = response_template(tokenizer) or {"fields": {}}
+        fields = {name: field for name, field in template["fields"].items() if tools or name != "tool_calls"}
+        self._content = Trim(fields.get("content") or {})
+        self._reasoning = Trim(next((fields[name] for name in REASONING if name in fields), {}))
+        if any(fields.values()):
+            self._parser = Regions(template | {"fields": fields}, tokenizer.decode(list(prompt)), tools)
 
     @property
     def begun(self) -> str | None:
@@ -206,32 +224,25 @@ class MessageReader:
         if end_token:
             read.content = read.content.removesuffix(end_token)
             read.reasoning = read.reasoning.removesuffix(end_token)
+        read.content, read.reasoning = self._content.feed(read.content), self._reasoning.feed(read.reasoning)
         return read
 
     def _take(self, event: dict[str, Any], read: Read) -> None:
         name = event.get("field")
-        if event["type"] == "region_close" and name == "tool_calls":
-            calls = _calls_of(event["value"]) if self._may_call else []
+        if event["type"] in ("region_close", "region_broken") and name == "tool_calls":
+            calls = _calls_of(event["value"]) if "value" in event else _loose_calls(event["body"])
             read.calls += calls
             self.calls += len(calls)
             if not calls:
-                self._say(event["raw"], read)
+                read.content += event["raw"]
         elif event["type"] == "region_broken" and name not in ("content", *REASONING):
-            self._say(event["raw"], read)
+            read.content += event["raw"]
         elif event["type"] == "region_chunk" and not event.get("dirty"):
             text = event.get("text") or ""
             if name in REASONING:
-                self._reasoned = True
                 read.reasoning += text
             elif name == "content":
-                self._say(text, read)
-
-    def _say(self, text: str, read: Read) -> None:
-        """Add text to the content."""
-        if self.strips and self._reasoned and not self._begun:
-            text = text.lstrip()
-        self._begun = self._begun or bool(text)
-        read.content += text
+                read.content += text
 
 
 def _valid(text: str) -> str:
@@ -257,4 +268,24 @@ def _calls_of(value: Any) -> list[dict[str, Any]]:
             return []
         own = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
         calls.append(own | {"function": {"name": _valid(function["name"]), "arguments": written}})
+    return calls
+
+
+def _loose_calls(text: str) -> list[dict[str, Any]]:
+    """Return the calls of a region that its template cannot read; none if one of them is malformed.
+
+    Llama 3 writes "arguments" for "parameters" at times, and several calls between semicolons.
+    """
+    calls, decoder = [], json.JSONDecoder()
+    text = text.strip()
+    try:
+        while text:
+            one, end = decoder.raw_decode(text)
+            found = _calls_of({"function": one | {"arguments": one.get("arguments", one.get("parameters"))}})
+            if not found:
+                return []
+            calls += found
+            text = text[end:].lstrip("; \n")
+    except (ValueError, RecursionError, TypeError, AttributeError):
+        return []
     return calls

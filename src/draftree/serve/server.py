@@ -25,6 +25,7 @@ from draftree.serve.output import Delta, OutputStream, RequestOutput
 from draftree.serve.protocol import Sampling
 from draftree.serve.responses import Call, api_error, best, events, statistics, usage, whole_choice
 from draftree.serve.settings import ApiError, GoneError, ServerSettings
+from draftree.serve.templates import with_template
 from draftree.serve.worker import Worker
 
 T = TypeVar("T")
@@ -141,6 +142,7 @@ class Server:
     def __init__(self, engine: Engine, tokenizer: Any, settings: ServerSettings) -> None:
         if engine.target.encoder_decoder:
             raise ValueError("The server answers for decoder-only models: use draftree.generate for encoder-decoders.")
+        tokenizer = with_template(tokenizer, settings.tool_parser)
         self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
         self.metrics = Metrics(engine)
         self.worker = Worker(engine, tokenizer, self.metrics, settings.queue)

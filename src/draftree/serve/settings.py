@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftree.errors import check_least
+from draftree.errors import check_least, did_you_mean
+from draftree.serve.templates import AUTO, PARSERS
 
 
 class ApiError(Exception):
@@ -148,6 +149,7 @@ class ServerSettings:
             whose names resolve to this machine (DNS rebinding) send their own name.
         timeout: seconds after which an output ends, with finish_reason "length".
         share: share drafts and cached prompts of all keys and users.
+        tool_parser: form of the model's tool calls; see `response_template`.
 
     Raises:
         ValueError: a number is out of range, or a key is empty.
@@ -166,6 +168,7 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] = ()
     timeout: float = 600.0
     share: bool = False
+    tool_parser: str = AUTO
 
     def __post_init__(self) -> None:
         counts = ("slots", "max_choices", "max_body_bytes", "max_prompt_tokens", "max_output_tokens")
@@ -173,6 +176,9 @@ class ServerSettings:
         check_least(0, math.inf, queue=self.queue)
         if not self.timeout > 0:
             raise ValueError(f"timeout is {self.timeout:g}: give seconds over 0.")
+        if self.tool_parser not in PARSERS:
+            hint = did_you_mean(self.tool_parser, PARSERS)
+            raise ValueError(f"There is no tool parser {self.tool_parser!r}.{hint} Give {', '.join(PARSERS)}.")
         object.__setattr__(self, "allowed_hosts", tuple(map(host_of, self.allowed_hosts)))
         object.__setattr__(self, "api_keys", tuple(key.strip() for key in self.api_keys))
         if not all(self.api_keys):
