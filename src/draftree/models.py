@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -190,14 +191,47 @@ def encode_messages(
 
     Args:
         tokenizer: Hugging Face's, with a chat template.
-        messages: the chat.
+        messages: the chat; a content is a text or a list of parts, and the template gets the form that it reads.
         check: receives the template's text before it is tokenised, and may raise.
         options: of the template, such as `tools`.
 
     Raises:
         Exception: of the template, for messages that it does not take, or of `check`.
     """
-    text = tokenizer.apply_chat_template(messages, tokenize=False, **{"add_generation_prompt": True, **options})
+    form = as_parts if _reads_parts(tokenizer.get_chat_template(tools=options.get("tools"))) else as_text
+    given = [one | {"content": form(one["content"])} if one.get("content") is not None else one for one in messages]
+    text = tokenizer.apply_chat_template(given, tokenize=False, **{"add_generation_prompt": True, **options})
     check(text)
     ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
     return ids
+
+
+def as_text(content: str | list[dict[str, Any]]) -> str:
+    """Return a message's content as one text."""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def as_parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a message's content as a list of parts."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+@lru_cache
+def _reads_parts(template: str) -> bool:
+    """Return True if a chat template shows parts of contents and loses texts, as those of some vision models do."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    marks = {"user": "first-mark", "assistant": "second-mark"}
+    shown = []
+    for form in (as_text, as_parts):
+        for roles in (marks, ["user"]):  # Some templates refuse a chat that ends with an answer.
+            chat = [{"role": role, "content": form(marks[role])} for role in roles]
+            try:
+                text = render_jinja_template([chat], chat_template=template)[0][0]
+            except Exception:  # Templates may raise anything.
+                continue
+            shown.append(sum(mark in text for mark in marks.values()))
+            break
+        else:
+            shown.append(0)
+    return shown[1] > shown[0]

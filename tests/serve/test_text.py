@@ -21,6 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from draftree.detokenizer import Detokenizer
 from draftree.engine import Emitted, SamplingParams
+from draftree.models import encode_prompt
 from draftree.serve.chat import MessageReader, chat_prompt, tools_of
 from draftree.serve.output import Delta, OutputStream, RequestOutput, StopStrings, TokenBytes, token_text
 from draftree.serve.protocol import Chat, Completion, Message
@@ -283,6 +284,22 @@ def shown(demo: Any, template: str, *messages: dict[str, Any]) -> str:
     tokenizer = copy.deepcopy(demo.tokenizer)
     tokenizer.chat_template = "{% for m in messages %}" + template + "{% endfor %}"
     return str(tokenizer.decode(chat_prompt(tokenizer, [Message.model_validate(one) for one in messages])))
+
+
+LOOPS = "{{ m.role }}:{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %};"
+BOTH = "{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}{{ m.content[0].text }}{% endif %};"
+PARTS = [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]
+
+
+@pytest.mark.parametrize("template", ["{{ m.role }}:{{ m.content }};", LOOPS, BOTH], ids=["text", "parts", "both"])
+@pytest.mark.parametrize("content", ["Hi there", PARTS], ids=["a text", "a list"])
+def test_a_template_gets_the_form_that_it_reads(demo: Any, template: str, content: Any) -> None:
+    messages = [{"role": "user", "content": content}, {"role": "assistant", "content": "Yes."}]
+    assert shown(demo, template, *messages) == "user:Hi there;assistant:Yes.;"
+    tokenizer = copy.deepcopy(demo.tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}" + template + "{% endfor %}"
+    ids = encode_prompt(tokenizer, "Hi there", system="Be kind.")
+    assert tokenizer.decode(ids) == "system:Be kind.;user:Hi there;"
 
 
 def test_developer_messages_become_system_messages(demo: Any) -> None:

@@ -13,7 +13,7 @@ from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from draftree.models import encode_messages
-from draftree.serve.protocol import Chat, Message, ToolCall, plain
+from draftree.serve.protocol import Chat, Message, ToolCall
 from draftree.serve.settings import ApiError
 from draftree.serve.templates import FORMS, chat_text, response_template
 
@@ -102,7 +102,8 @@ def template_variables(tokenizer: Any, given: dict[str, Any] | None) -> dict[str
 def _as_dict(message: Message) -> dict[str, Any]:
     """Return a message for templates: only set fields, arguments of calls as objects."""
     found = message.model_dump(include={"role", "name", "tool_call_id", "reasoning_content"}, exclude_none=True)
-    found["content"] = plain(message.content)
+    content = message.content or ""
+    found["content"] = content if isinstance(content, str) else [part.model_dump() for part in content]
     if message.tool_calls:
         found["tool_calls"] = [_call(call) for call in message.tool_calls]
     return found
