@@ -154,6 +154,11 @@ def test_bytes_and_offsets_of_parts_of_characters(server: Running, demo: Any) ->
     fields = {"echo": True, "logprobs": 0, "max_tokens": 3}
     scored = server.complete(ids, **fields)["choices"][0]
     assert scored["logprobs"]["text_offset"][:7] == [0, 0, 0, 0, 1, 2, 3]
+    assert scored["logprobs"]["tokens"][:6] == [*(rf"bytes:\x{n}" for n in ("f0", "9f", "99", "82")), "\xe9", "!"]
+    tops = server.complete(ids, **fields | {"logprobs": 20})["choices"][0]["logprobs"]
+    keys = [top.keys() for top in tops["top_logprobs"][1:]]
+    assert all(len(found) in (20, 21) for found in keys), "no token hides another"
+    assert all(token in found for token, found in zip(tops["tokens"][1:], keys, strict=True))
     chunks = server.events("/v1/completions", prompt=ids, temperature=0, **fields)
     assert [at for c in chunks for at in c["choices"][0]["logprobs"]["text_offset"]] == scored["logprobs"][
         "text_offset"
@@ -177,6 +182,8 @@ def test_bytes_of_tokens_join_to_those_of_the_text(demo: Any) -> None:
 
         def convert_ids_to_tokens(self, token: int) -> str:
             return chr(token)
+
+        added_tokens_decoder: dict[int, Any] = {}  # noqa: RUF012
 
     assert TokenBytes(Other()).of(0xE9) == list("\xe9".encode())
 

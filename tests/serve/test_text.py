@@ -72,6 +72,7 @@ def test_invalid_bytes() -> None:
             detokenizer = Detokenizer(one)
             ids = [257 + b"ab".index(byte) if byte in b"ab" else byte + 1 for byte in text]
             assert [*map(detokenizer.feed, ids), detokenizer.rest()] == expected
+        assert bytes(byte for token in ids for byte in TokenBytes(tokenizer).of(token)).replace(b" ", b"") == text
 
 
 def test_texts_of_single_tokens_have_their_space() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -66,8 +67,8 @@ def token_text(tokenizer: Any, token: int) -> str:
 class TokenBytes:
     """Return the bytes of tokens, which join to the bytes of the text.
 
-    In byte-level BPE each character of a token's name stands for a byte. Tokens of other tokenizers, and added tokens,
-    have the bytes of their text alone.
+    In byte-level BPE each character of a token's name stands for a byte; with byte fallback the name `<0xE4>` does.
+    Other tokens, and added ones, have the bytes of their text alone.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -75,10 +76,11 @@ class TokenBytes:
 
     def of(self, token: int) -> list[int]:
         """Return the bytes of one token."""
-        if self._byte_level and token not in self._added:
-            name = self._tokenizer.convert_ids_to_tokens(token)
-            if name is not None and all(character in BYTE_ALPHABET for character in name):
-                return [BYTE_ALPHABET[character] for character in name]
+        name = None if token in self._added else self._tokenizer.convert_ids_to_tokens(token)
+        if name is not None and self._byte_level and all(character in BYTE_ALPHABET for character in name):
+            return [BYTE_ALPHABET[character] for character in name]
+        if name is not None and not self._byte_level and re.fullmatch("<0x[0-9A-F]{2}>", name):
+            return [int(name[3:5], 16)]
         return list(token_text(self._tokenizer, token).encode())
 
     @cached_property

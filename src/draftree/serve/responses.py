@@ -62,6 +62,15 @@ class Call:
         """Return the text of a token alone."""
         return token_text(self.tokenizer, token)
 
+    def token_key(self, token: int) -> str:
+        r"""Return the key of a token in `top_logprobs` of completions: its text, or `bytes:\xe4` as in OpenAI's API.
+
+        Parts of characters all have the same text, the replacement character.
+        """
+        text, own = self.token_text(token), bytes(self.bytes.of(token))
+        parts = "\ufffd" in text and text.encode() != own
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in own) if parts else text
+
 
 def usage(call: Call, outputs: Sequence[RequestOutput], new: int | None = None) -> dict[str, Any]:
     """Return the API's usage object; each prompt counts once.
@@ -126,7 +135,7 @@ def _logprobs(call: Call, delta: Delta, output: RequestOutput) -> dict[str, Any]
         return {"content": [_chat_token(call, e.token, e.scores) for e in emitted], "refusal": None}
     *places, output.offset = itertools.accumulate(map(len, delta.pieces), initial=output.offset)
     return {
-        "tokens": [call.token_text(e.token) for e in emitted],
+        "tokens": [call.token_key(e.token) for e in emitted],
         "token_logprobs": [None if e.scores is None else _finite(e.scores.chosen) for e in emitted],
         "top_logprobs": [_tops(call, e.token, e.scores) for e in emitted],
         "text_offset": places,
@@ -146,8 +155,8 @@ def _one(call: Call, token: int, logprob: float) -> dict[str, Any]:
 def _tops(call: Call, token: int, scores: TokenScores | None) -> dict[str, float] | None:
     if scores is None:
         return None
-    own = call.token_text(token)
-    found = {call.token_text(other): _finite(logprob) for other, logprob in reversed(scores.likeliest)}
+    own = call.token_key(token)
+    found = {call.token_key(other): _finite(logprob) for other, logprob in reversed(scores.likeliest)}
     return {own: 0.0} | found | {own: _finite(scores.chosen)}  # The chosen token precedes equal texts.
 
 
