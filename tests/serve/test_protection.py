@@ -85,9 +85,10 @@ def test_overload_is_refused_and_passes(demo: Any) -> None:
             response = server.http.post("/v1/completions", json=body)
             statuses.append(response.status_code)
             if response.status_code == 429:
-                assert int(response.headers["retry-after"]) >= 1
+                assert 1 <= int(response.headers["retry-after"]) <= 60
                 assert response.json()["error"]["code"] == "queue_full"
 
+        server.worker._usual = 1e4  # Seconds of an output.
         threads = [threading.Thread(target=ask) for _ in range(50)]
         for thread in threads:
             thread.start()

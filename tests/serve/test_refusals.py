@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from typing import Any, Literal
@@ -135,6 +136,33 @@ def test_fields_without_effect_are_accepted(server: Running) -> None:
     said = [*SAID, {"role": "assistant", "content": "Hi.", "refusal": None}, *SAID]
     answer = server.post(CHAT, messages=said, max_tokens=2, tool_choice="none", tools=None, stop=[])
     assert answer.status_code == 200, answer.text
+
+
+UNUSED: dict[str, Any] = {
+    "metadata": {"trace": "7"},
+    "store": True,
+    "service_tier": "flex",
+    "prompt_cache_key": "a",
+    "safety_identifier": "b",
+}
+
+
+def test_fields_that_cannot_change_the_text_are_named_in_a_header(server: Running, demo: Any) -> None:
+    plain = server.post(CHAT, messages=SAID, max_tokens=4, temperature=0)
+    given = UNUSED | {"reasoning_effort": "low"}
+    answer = server.post(CHAT, messages=SAID, max_tokens=4, temperature=0, user=None, **given)
+    assert answer.json()["choices"] == plain.json()["choices"]
+    assert "x-draftree-ignored" not in plain.headers
+    assert set(answer.headers["x-draftree-ignored"].split(", ")) == given.keys()
+    completed = server.post(PLAIN, prompt="Hi", stream=True, **UNUSED)
+    assert set(completed.headers["x-draftree-ignored"].split(", ")) == UNUSED.keys()
+    assert server.post(CHAT, messages=SAID, verbosity="low").json()["error"]["param"] == "verbosity"
+    tokenizer = copy.deepcopy(demo.tokenizer)
+    tokenizer.chat_template = "{{ messages[0].content }} {{ reasoning_effort }}: "
+    with serving(demo.model, tokenizer) as thinker:
+        read = thinker.post(CHAT, messages=SAID, max_tokens=1, reasoning_effort="low", return_token_ids=True)
+        assert tokenizer.decode(read.json()["choices"][0]["prompt_token_ids"]).strip() == "Hi low:"
+        assert "x-draftree-ignored" not in read.headers
 
 
 def test_parsed_fields_of_the_official_client_are_accepted(server: Running) -> None:

@@ -24,6 +24,7 @@ from draftree.serve.output import RequestOutput
 from draftree.serve.protocol import Chat, Completion, Sampling, Tokenize, plain
 from draftree.serve.responses import Call
 from draftree.serve.settings import ApiError, ServerSettings
+from draftree.serve.templates import chat_text
 
 COMPLETION_TOKENS = 16  # Default of the API.
 # Fields named as in Hugging Face, with their defaults where neither client nor model sets them.
@@ -77,7 +78,7 @@ class CallReader:
         constraint = constraint_of(body, (), self.tokenizer)
         more = {"logprobs": logprobs, "cache_salt": cache_salt}
         outputs = [output for prompt in prompts for output in self._outputs(body, prompt, most, constraint, **more)]
-        call = Call(body, self.settings.model_name, self.tokenizer, body.logprobs)
+        call = Call(body, self.settings.model_name, self.tokenizer, body.logprobs, unused=body.unused)
         if body.echo:
             shown = [one if isinstance(one, str) else self.tokenizer.decode(one) for one in listed]
             call.echo = [text for text in shown for _ in range(tries)]
@@ -100,7 +101,11 @@ class CallReader:
             raise ApiError("top_logprobs belongs to logprobs: set logprobs to true.", "top_logprobs")
         self._check_count(body.tries, "n")
         tools = tools_of(body, self.tokenizer)
-        options = template_variables(self.tokenizer, body.chat_template_kwargs)
+        unused, options = body.unused, template_variables(self.tokenizer, body.chat_template_kwargs)
+        if body.reasoning_effort is not None and "reasoning_effort" in chat_text(self.tokenizer):
+            options = {"reasoning_effort": body.reasoning_effort} | options
+        elif body.reasoning_effort is not None:
+            unused.append("reasoning_effort")
         if body.add_generation_prompt is not None:
             options["add_generation_prompt"] = body.add_generation_prompt
         if tools:
@@ -112,7 +117,8 @@ class CallReader:
         constraint = constraint_of(body, tools, self.tokenizer, readers[0].begun)
         more = {"logprobs": logprobs, "cache_salt": cache_salt, "prediction": tuple(prediction)}
         outputs = self._outputs(body, prompt, most, constraint, **more)
-        call = Call(body, self.settings.model_name, self.tokenizer, logprobs, prediction=prediction, readers=readers)
+        own: dict[str, Any] = {"prediction": prediction, "readers": readers, "unused": unused}
+        call = Call(body, self.settings.model_name, self.tokenizer, logprobs, **own)
         for output, reader in zip(outputs, readers, strict=True):
             output.skip_special_tokens = output.skip_special_tokens and not reader.raw
         return call, outputs

@@ -26,6 +26,7 @@ class StreamOptions(Strict):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None  # Without effect: streams have no padding.
 
 
 class DraftreeOptions(Strict):
@@ -67,7 +68,23 @@ class StructuredOutputs(Strict):
 _NOTHING = DraftreeOptions()
 
 
-class Sampling(Strict):
+class Unused(Strict):
+    """Define the fields that cannot change the text: they have no effect, and a header of the response names them."""
+
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+
+    @property
+    def unused(self) -> list[str]:
+        """Return the names of the given ones."""
+        return [name for name in Unused.model_fields if getattr(self, name) is not None]
+
+
+class Sampling(Unused):
     """Define the fields of both completions and chats.
 
     Fields of the API whose only supported value is its default are typed as that value.
@@ -226,16 +243,11 @@ class Chat(Sampling):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     modalities: list[Literal["text"]] | None = None
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    reasoning_effort: str | None = None
     # Unsupported fields, which some clients send as null.
     audio: None = None
     function_call: None = None
     functions: None = None
-    metadata: None = None
-    prompt_cache_key: None = None
-    reasoning_effort: None = None
-    safety_identifier: None = None
     verbosity: None = None
     web_search_options: None = None
 

@@ -38,6 +38,7 @@ class Call:
     scores: Sequence[Sequence[TokenScores]] = ()  # By output, scores of the prompt, with `echo` and `logprobs`.
     prediction: Sequence[int] = ()
     readers: Sequence[MessageReader] = ()  # One for each output of a chat.
+    unused: Sequence[str] = ()  # Fields of the request without effect.
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
     bytes: TokenBytes = field(init=False)

@@ -32,6 +32,7 @@ T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
 Asked = TypeVar("Asked", bound=Sampling)
 UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # Proxies such as nginx must not buffer streams.
+IGNORED = "X-Draftree-Ignored"  # Header that names the fields of a request without effect.
 
 
 async def whole_body(request: Request, settings: ServerSettings) -> bytes:
@@ -188,9 +189,10 @@ class Server:
                 stream.deliver(Delta(index, finish="length"))
         else:
             await self._start(stream)
+        headers = {IGNORED: ", ".join(call.unused)} if call.unused else {}
         if body.stream:
-            return EventSourceResponse(events(call, stream), headers=UNBUFFERED)
-        return await self._whole(request, call, stream)
+            return EventSourceResponse(events(call, stream), headers=UNBUFFERED | headers)
+        return await self._whole(request, call, stream, headers)
 
     async def _start(self, stream: OutputStream) -> None:
         """Start outputs in the worker."""
@@ -206,7 +208,7 @@ class Server:
         except ValueError as error:
             raise ApiError(str(error)) from None
 
-    async def _whole(self, request: Request, call: Call, stream: OutputStream) -> Response:
+    async def _whole(self, request: Request, call: Call, stream: OutputStream, headers: dict[str, str]) -> Response:
         """Return a response that is not streamed; end its outputs if the client disconnects."""
         body, n, tries = call.body, call.body.n or 1, call.body.tries
 
@@ -233,4 +235,4 @@ class Server:
         found["usage"] = usage(call, stream.outputs)
         if body.own.stats:
             found["draftree"] = statistics(stream.outputs)
-        return Response(to_json(found), media_type="application/json")
+        return Response(to_json(found), headers=headers, media_type="application/json")

@@ -82,9 +82,13 @@ class StoppingError(ApiError):
 
 
 class FullError(ApiError):
-    """Report a full queue; `retry_after` estimates the seconds until it takes requests."""
+    """Report a full queue; `retry_after` estimates the seconds until it takes requests, up to a minute.
 
-    def __init__(self, retry_after: int) -> None:
+    The openai client gives up at longer waits than two minutes.
+    """
+
+    def __init__(self, retry_after: float) -> None:
+        retry_after = min(60, max(1, round(retry_after)))
         message = f"The server is busy: try again in {retry_after} seconds."
         super().__init__(message, status=429, code="queue_full", retry_after=retry_after)
 

@@ -266,7 +266,7 @@ class Worker:
             raise StoppingError
         waiting = self.live + more
         if waiting > self._most:
-            raise FullError(max(1, round(self._usual * waiting / self.engine.config.slots)))
+            raise FullError(self._usual * waiting / self.engine.config.slots)
 
     def _try_token(self) -> None:
         if not self.engine.busy:
