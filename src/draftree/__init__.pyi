@@ -32,6 +32,6 @@ from draftree.shaping import Fixed as Fixed
 from draftree.trace.file import read_trace as read_trace
 from draftree.trace.file import write_trace as write_trace
 from draftree.trace.file import write_trace_page as write_trace_page
-from draftree.tuning.tune import load_tuned as load_tuned
+from draftree.tuned import load_tuned as load_tuned
 
 __version__: str

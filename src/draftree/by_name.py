@@ -57,13 +57,12 @@ def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = N
     """
     from draftree.drafting import Lookahead, Merge
     from draftree.drafting.folder import named_drafter
+    from draftree.tuned import load_tuned
 
     check_drafter(name, trie)
     if name == "none":
         return None
     if name.endswith(TUNED):
-        from draftree.tuning.tune import load_tuned
-
         return load_tuned(name, model, tokenizer)
     made = [
         Lookahead.load(trie, tokenizer)
@@ -72,6 +71,15 @@ def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = N
         for part in names_in(name)
     ]
     return made[0] if len(made) == 1 else Merge(made)
+
+
+def as_drafter(given: Any, model: Any, tokenizer: Any = None) -> Any:
+    """Return a drafter as given, or that of a name as `make_drafter` takes them.
+
+    Raises:
+        ValueError: as `make_drafter`.
+    """
+    return make_drafter(given, tokenizer, model) if isinstance(given, str) else given
 
 
 def make_bild(

@@ -6,13 +6,14 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any, Self
 
+from draftree.by_name import as_drafter
 from draftree.detokenizer import Detokenizer
 from draftree.drafting import Drafter
+from draftree.encoding import encode_dialogue
 from draftree.engine import Emitted, Engine, Request, RunStats, SamplingParams
 from draftree.engine.limits import as_seed
 from draftree.engine.sampling import params_of
 from draftree.errors import check_kind, whole
-from draftree.models import encode_dialogue
 
 
 class Chat:
@@ -21,7 +22,7 @@ class Chat:
     Args:
         model: a decoder-only Hugging Face model.
         tokenizer: the model's, with a chat template.
-        drafter: such as `Lookahead()`, which learns from every turn; None for plain decoding.
+        drafter: such as `Lookahead()` or "lookahead", which learns from every turn; None for plain decoding.
         system: a system message, or None.
         max_new_tokens: limit of an answer, besides the context.
         seed: of sampling with `do_sample=True`; turn i uses seed + i. None uses torch's default generator.
@@ -40,7 +41,7 @@ class Chat:
         self,
         model: Any,
         tokenizer: Any,
-        drafter: Drafter | None = None,
+        drafter: Drafter | str | None = None,
         *,
         system: str | None = None,
         max_new_tokens: int = 512,
@@ -51,6 +52,7 @@ class Chat:
     ) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError("The tokenizer has no chat template: use generate.")
+        drafter = as_drafter(drafter, model, tokenizer)
         self._most = whole("max_new_tokens", max_new_tokens)
         self.engine = Engine(model, drafter=drafter, slots=1, runner=runner, strict=strict, keep_prefixes=not strict)
         if self.engine.target.encoder_decoder:

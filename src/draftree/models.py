@@ -1,15 +1,18 @@
-"""Load a model by name, and encode prompts, for the command line and measurements."""
+"""Load a model by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from draftree.checkpoints import Placement, is_gguf, known_folder, pretrained
-from draftree.errors import brief, install
+from draftree.encoding import as_parts as as_parts
+from draftree.encoding import as_text as as_text
+from draftree.encoding import encode_messages as encode_messages
+from draftree.encoding import encode_prompt as encode_prompt
+from draftree.errors import install
 
 EMBEDDED = "embedded"  # Name of the model in the package.
 
@@ -134,104 +137,3 @@ def _tokenizer(path: str, name: str, gguf: dict[str, str]) -> Any:
         else:
             advice = str(error).strip().splitlines()[0].rstrip(".")
         raise ValueError(f"No tokenizer could be loaded from {name!r}: {advice}.") from error
-
-
-def encode_prompt(
-    tokenizer: Any,
-    prompt: str,
-    *,
-    raw: bool = False,
-    history: Sequence[tuple[str, str]] = (),
-    system: str | None = None,
-) -> list[int]:
-    """Return the token ids of a prompt, by the tokenizer's chat template if it has one.
-
-    Args:
-        tokenizer: Hugging Face's.
-        prompt: the user's message.
-        raw: True omits the template.
-        history: earlier messages of user and model, oldest first; without a template, they precede the prompt as lines.
-        system: system message for the template.
-
-    Raises:
-        ValueError: a system message without a template, or messages that the template refuses.
-    """
-    if not raw and getattr(tokenizer, "chat_template", None):
-        messages = [{"role": "system", "content": system}] if system is not None else []
-        messages += [
-            {"role": role, "content": text}
-            for turn in history
-            for role, text in zip(("user", "assistant"), turn, strict=True)
-        ]
-        return encode_dialogue(tokenizer, [*messages, {"role": "user", "content": prompt}])
-    if system is not None:
-        raise ValueError("The tokenizer has no chat template, which a system message needs: put it into the prompt.")
-    ids: list[int] = tokenizer("\n".join([*(text for turn in history for text in turn), prompt])).input_ids
-    return ids
-
-
-def encode_dialogue(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> list[int]:
-    """Return the token ids of a dialogue, by the tokenizer's chat template.
-
-    Raises:
-        ValueError: the template refuses the messages; Gemma's, say, refuses system messages.
-    """
-    from jinja2 import TemplateError
-
-    try:
-        return encode_messages(tokenizer, messages)
-    except TemplateError as error:
-        raise ValueError(f"The model's chat template refuses these messages: {brief(error)}.") from error
-
-
-def encode_messages(
-    tokenizer: Any, messages: Sequence[dict[str, Any]], check: Callable[[str], None] = lambda text: None, **options: Any
-) -> list[int]:
-    """Return the token ids of a chat, by the tokenizer's template.
-
-    Args:
-        tokenizer: Hugging Face's, with a chat template.
-        messages: the chat; a content is a text or a list of parts, and the template gets the form that it reads.
-        check: receives the template's text before it is tokenised, and may raise.
-        options: of the template, such as `tools`.
-
-    Raises:
-        Exception: of the template, for messages that it does not take, or of `check`.
-    """
-    form = as_parts if _reads_parts(tokenizer.get_chat_template(tools=options.get("tools"))) else as_text
-    given = [one | {"content": form(one["content"])} if one.get("content") is not None else one for one in messages]
-    text = tokenizer.apply_chat_template(given, tokenize=False, **{"add_generation_prompt": True, **options})
-    check(text)
-    ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
-    return ids
-
-
-def as_text(content: str | list[dict[str, Any]]) -> str:
-    """Return a message's content as one text."""
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
-
-
-def as_parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a message's content as a list of parts."""
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-@lru_cache
-def _reads_parts(template: str) -> bool:
-    """Return True if a chat template shows parts of contents and loses texts, as those of some vision models do."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    marks = {"user": "first-mark", "assistant": "second-mark"}
-    shown = []
-    for form in (as_text, as_parts):
-        for roles in (marks, ["user"]):  # Some templates refuse a chat that ends with an answer.
-            chat = [{"role": role, "content": form(marks[role])} for role in roles]
-            try:
-                text = render_jinja_template([chat], chat_template=template)[0][0]
-            except Exception:  # Templates may raise anything.
-                continue
-            shown.append(sum(mark in text for mark in marks.values()))
-            break
-        else:
-            shown.append(0)
-    return shown[1] > shown[0]

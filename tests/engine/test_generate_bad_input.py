@@ -148,7 +148,8 @@ def test_recurrent_models() -> None:
     ("options", "kind", "words"),
     [
         ({"slots": 0}, ValueError, "slots is 0"),
-        ({"drafter": "lookahead"}, TypeError, "drafter is a str"),
+        ({"drafter": 3}, TypeError, "drafter is a int"),
+        ({"drafter": "lokahead"}, ValueError, "Did you mean 'lookahead'"),
         ({"shape": "dynamic"}, TypeError, "shape is a str"),
         ({"pruner": "early", "drafter": PromptLookup()}, TypeError, "pruner is a str"),
     ],

@@ -84,7 +84,8 @@ def test_large_batches_queue(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"drafter": "lookahead"}, "drafter is a str: pass a drafter object"),
+        ({"drafter": 3}, "drafter is a int: pass a drafter object"),
+        ({"drafter": "lokahead"}, "Did you mean 'lookahead'"),
         ({"drafter": RandomTree({}), "pruner": 3}, "pruner is a int: pass a pruner object"),
         ({"acceptance": LossyTypical(), "strict": True}, "strict=True asks for the plain engine's text"),
         ({"recorder": "run.jsonl"}, r"recorder is a str: pass draftree.Recorder\(\)"),

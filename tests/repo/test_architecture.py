@@ -20,12 +20,15 @@ FLOORS = {
     "checkpoints": 0,
     "detokenizer": 0,
     "prompts": 0,
+    "encoding": 0,
     "pages": 0,
     "native": 0,  # the C library and its loader: trees, the trie and the CPU runner all read it
     "tree": 0,
     "runner": 1,
     "grammar": 1,
     "registry": 2,
+    "by_name": 2,
+    "tuned": 2,
     "drafting": 2,
     "gguf": 2,
     "shaping": 2,
@@ -39,7 +42,6 @@ FLOORS = {
     "trace": 4,
     "models": 4,
     "showcase": 4,
-    "by_name": 4,
     "integrations": 4,
     "": 4,  # the public face: it names what all floors below the command line offer
     "chat": 4,

@@ -14,7 +14,8 @@ from draftree.engine import RequestStats
 from draftree.models import encode_prompt
 from draftree.prompts import Prompt, Watcher
 from draftree.shaping import Fixed, shape_for
-from draftree.tuning.tune import PLAIN, Candidate, Runner, halve, list_candidates, load_tuned, tune, write_tuned
+from draftree.tuned import load_tuned, write_tuned
+from draftree.tuning.tune import PLAIN, Candidate, Runner, halve, list_candidates, tune
 
 PROMPTS = [[number] for number in range(60)]
 

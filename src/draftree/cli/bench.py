@@ -166,8 +166,8 @@ def tune(
     asked = embedded_prompts() if prompts is None else read_prompts(prompts, column)
     where.check()
     from draftree.bench.report import Table
+    from draftree.tuned import write_tuned
     from draftree.tuning.tune import tune as measure
-    from draftree.tuning.tune import write_tuned
 
     console = wide_console()
     chosen = chosen_model(model)

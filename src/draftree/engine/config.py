@@ -21,7 +21,7 @@ from draftree.shaping import Shape
 # Options that are objects: class, and advice for other values.
 KINDS: tuple[tuple[str, type, str], ...] = (
     ("recorder", Recorder, "draftree.Recorder(), or None for no record"),
-    ("drafter", Drafter, "a drafter object such as draftree.Lookahead()"),
+    ("drafter", Drafter, "a drafter object such as draftree.Lookahead(), or the name of one"),
     ("shape", Shape, "a shape object such as draftree.DynamicTree()"),
     ("acceptance", LossyRule, "None (lossless) or draftree.LossyTypical()"),
     ("pruner", EarlyPruning, "a pruner object such as draftree.EarlyPruning(head)"),

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from draftree.by_name import as_drafter
 from draftree.engine.config import EngineConfig, check_strict
 from draftree.engine.limits import check_added, check_encoder_side, check_grammar, check_prompt, eos_token_ids
 from draftree.engine.loop import Loop
@@ -44,7 +45,7 @@ class Engine:
     Args:
         model: a Hugging Face causal LM or encoder-decoder.
         config: how to decode; None to use the options.
-        options: the fields of `EngineConfig` by name.
+        options: the fields of `EngineConfig` by name; `drafter` may be a name, such as "lookahead".
 
     Raises:
         TypeError, ValueError: the model, the drafter or an option does not fit; one sentence, before any work.
@@ -53,6 +54,8 @@ class Engine:
     def __init__(self, model: Any, config: EngineConfig | None = None, **options: Any) -> None:
         if config is not None and options:
             raise TypeError(f"Engine got a config and the option {next(iter(options))!r}: put it into the config.")
+        if isinstance(options.get("drafter"), str):
+            options["drafter"] = as_drafter(options["drafter"], model)
         config = config or EngineConfig.of(**options)
         self.model = model  # Runners hold it weakly.
         self.config = config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from draftree.acceptance import LossyRule
+from draftree.by_name import as_drafter
 from draftree.drafting.base import Drafter
+from draftree.encoding import encode_texts, is_text
 from draftree.engine.config import EngineConfig
 from draftree.engine.engine import Engine
 from draftree.engine.limits import (
@@ -47,18 +49,32 @@ class GenerateOutput:
     Attributes:
         sequences: LongTensor [batch, prompt + new]: the prompts as given and the new tokens, padded behind.
         stats: statistics per request, and their sum.
+        texts: the answers, without special tokens; empty if `generate` got no tokenizer.
     """
 
     sequences: Tensor
     stats: RunStats
+    texts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """Return the answer of a batch of one.
+
+        Raises:
+            ValueError: there was no tokenizer, or there are several answers.
+        """
+        if len(self.texts) != 1:
+            advice = f"there are {len(self.texts)}: read texts" if self.texts else "pass tokenizer= to generate"
+            raise ValueError(f"text is the one answer of a run with a tokenizer: {advice}.")
+        return self.texts[0]
 
 
 def generate(
     model: Any,
-    input_ids: Tensor,
+    input_ids: Tensor | str | Sequence[str],
     attention_mask: Tensor | None = None,
     *,
-    drafter: Drafter | None = None,
+    drafter: Drafter | str | None = None,
     pruner: EarlyPruning | None = None,
     shape: Shape | None = None,
     max_new_tokens: int | None = None,
@@ -84,10 +100,12 @@ def generate(
 
     Args:
         model: a Hugging Face causal LM or encoder-decoder.
-        input_ids: LongTensor [batch, length], padded at either end.
+        input_ids: LongTensor [batch, length], padded at either end. Or a text or several, with `tokenizer`: messages of
+            a user, encoded by the chat template if there is one; `texts` of the result are the answers.
         attention_mask: [batch, length] of 0 and 1. Without one, pad tokens in prompts of decoder-only models are hidden
             unless they also end texts, as in Hugging Face.
-        drafter: such as `Lookahead()`; None decodes plainly. A `BiLD` CHANGES the text.
+        drafter: such as `Lookahead()`; None decodes plainly. A `BiLD` CHANGES the text. A name or folder, as the
+            command line takes them ("lookahead", "lookahead+FOLDER"), makes a drafter for this call alone.
         pruner: drops improbable draft tokens inside the pass (`EarlyPruning`); None for none.
         shape: sizes the trees; by default by measured cost.
         max_new_tokens: limit of new tokens; 128 if neither this nor a config sets it.
@@ -104,7 +122,7 @@ def generate(
         strict: in 16 bits, the exact bits of plain decoding, or an error.
         acceptance: None is lossless; `LossyTypical` accepts plausible draft tokens and CHANGES the text.
         runner: "auto", "hooked", "eager", "cpu", "cuda_graphs", "in_place", or a runner opened for the model.
-        tokenizer: the model's; needed for `stop_strings` and for a grammar.
+        tokenizer: the model's; needed for prompts as text, `stop_strings` and grammars.
         recorder: records each step for `write_trace`.
         grammar: constraint of the answers, one for all or one per answer; None for none.
         options: any other option of Hugging Face's GenerationConfig. For these None is a value, while for the arguments
@@ -125,10 +143,12 @@ def generate(
     with ended(streamer):
         opened = open_runner(model, runner)
         target = opened.target
-        _check_ids(input_ids, attention_mask)
-        input_ids = input_ids.long()
+        if is_text(input_ids):
+            padded = encode_texts(tokenizer, input_ids, attention_mask)
+            input_ids, attention_mask = (torch.tensor(rows, dtype=torch.long, device=target.device) for rows in padded)
+        input_ids = _checked_ids(input_ids, attention_mask)
         config = EngineConfig(
-            drafter=drafter,
+            drafter=as_drafter(drafter, model, tokenizer),
             pruner=pruner,
             shape=shape,
             runner=opened,
@@ -149,7 +169,12 @@ def generate(
         grammars = compile_grammars(grammar, len(input_ids), tokenizer, target.vocab_size, read.eos_token_ids)
         seeds = seeds_of(read.config.do_sample, seed, len(input_ids))
         rows, texts = _rows(target, input_ids, attention_mask, read, seeds, grammars)
-        return GenerateOutput(*run_batch(model, config, rows, texts, read.pad_token_id, streamer))
+        sequences, stats = run_batch(model, config, rows, texts, read.pad_token_id, streamer)
+        lengths = [one.emitted for one in stats.requests]
+        new = [row[:length] for row, length in zip(sequences[:, texts.shape[1] :].tolist(), lengths, strict=True)]
+        decode = getattr(tokenizer, "decode", None)  # A grammar's tokenizer may have none.
+        said = [] if decode is None else [decode(ids, skip_special_tokens=True) for ids in new]
+        return GenerateOutput(sequences, stats, said)
 
 
 def _rows(
@@ -199,15 +224,15 @@ def _rows(
     return rows, texts
 
 
-def _check_ids(input_ids: Any, attention_mask: Tensor | None) -> None:
+def _checked_ids(input_ids: Any, attention_mask: Tensor | None) -> Tensor:
     if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or not _integral(input_ids):
         raise ValueError(
-            "input_ids must be a LongTensor [batch, length]: tokenizer(..., return_tensors='pt').input_ids."
+            "input_ids must be a LongTensor [batch, length], as of tokenizer(..., return_tensors='pt'), or text."
         )
     if input_ids.shape[0] == 0 or input_ids.shape[1] == 0:
         raise ValueError("The prompt is empty: give at least one token (the tokenizer's BOS, say).")
     if attention_mask is None:
-        return
+        return input_ids.long()
     if not isinstance(attention_mask, Tensor):
         raise TypeError(
             f"attention_mask is a {type(attention_mask).__name__}: give a tensor [batch, length] of 0 and 1."
@@ -217,6 +242,7 @@ def _check_ids(input_ids: Any, attention_mask: Tensor | None) -> None:
         raise ValueError(
             "attention_mask holds other values than 0 and 1: give 1 for the tokens to read, 0 for padding."
         )
+    return input_ids.long()
 
 
 def _integral(tensor: Tensor) -> bool:

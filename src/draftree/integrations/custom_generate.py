@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -19,6 +19,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from draftree.acceptance import LossyRule
+from draftree.by_name import as_drafter, check_drafter
 from draftree.drafting.base import Drafter
 from draftree.engine import Recorder, RunStats, SamplingParams
 from draftree.engine.config import EngineConfig
@@ -44,7 +45,7 @@ WITHOUT_EFFECT = ("cache_position", "encoder_outputs", "logits_to_keep", "use_ca
 
 
 def custom_generate(
-    drafter: Drafter | None = None,
+    drafter: Drafter | str | None = None,
     *,
     pruner: EarlyPruning | None = None,
     shape: Shape | None = None,
@@ -61,7 +62,8 @@ def custom_generate(
     """Return a decoding loop for Hugging Face's `generate`, with the options that Hugging Face does not have.
 
     Args:
-        drafter, pruner, shape, seed, strict, acceptance, runner, recorder, grammar: as in `draftree.generate`.
+        drafter: as in `draftree.generate`; a name makes a drafter at the first call, which later calls reuse.
+        pruner, shape, seed, strict, acceptance, runner, recorder, grammar: as in `draftree.generate`.
         streamer: given here or to `generate`.
         tokenizer: needed for `generate(stop_strings=)` and for a grammar, because Hugging Face drops
             `generate(tokenizer=)`.
@@ -76,22 +78,26 @@ def custom_generate(
     """
     if on_stats is not None and not callable(on_stats):
         raise TypeError(f"on_stats is a {type(on_stats).__name__}: pass a function of the run's statistics, or None.")
-    config = EngineConfig(
-        drafter=drafter,
-        pruner=pruner,
-        shape=shape,
-        strict=strict,
-        acceptance=acceptance,
-        recorder=recorder,
-    )
-    return _DecodingLoop(config, runner, seed, streamer, tokenizer, grammar, on_stats)
+    options: dict[str, Any] = {
+        "pruner": pruner,
+        "shape": shape,
+        "strict": strict,
+        "acceptance": acceptance,
+        "recorder": recorder,
+    }
+    if isinstance(drafter, str):
+        check_drafter(drafter)
+    else:
+        EngineConfig(drafter=drafter, **options)
+    return _DecodingLoop(drafter, options, runner, seed, streamer, tokenizer, grammar, on_stats)
 
 
 @dataclass(slots=True)
 class _DecodingLoop:
     """A decoding loop in the form that Hugging Face calls; the attributes are arguments of `custom_generate`."""
 
-    config: EngineConfig
+    drafter: Drafter | str | None
+    options: dict[str, Any]
     runner: str | Runner
     seed: int | None
     streamer: Any
@@ -117,6 +123,8 @@ class _DecodingLoop:
             refuse_other_methods(generation_config)
             self._check_call(called)
             opened = open_runner(model, self.runner)
+            drafter = self.drafter = as_drafter(self.drafter, model, self.tokenizer)
+            config = EngineConfig(drafter=drafter, runner=opened, **self.options)
             length, eos, criteria = split_criteria(stopping_criteria)
             if stop_strings is not None:
                 criteria = model._merge_criteria_processor_list(self._stops(stop_strings), criteria)
@@ -139,7 +147,7 @@ class _DecodingLoop:
                 rows.append(Row(prompt, own, input_ids[b : b + 1], source, states))
             sequences, stats = run_batch(
                 model,
-                replace(self.config, runner=opened),
+                config,
                 rows,
                 input_ids,
                 filler(generation_config, eos),

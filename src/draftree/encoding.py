@@ -1,0 +1,136 @@
+"""Encode prompts: texts, messages and dialogues into token ids, by a tokenizer and its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, TypeGuard
+
+from draftree.errors import brief
+
+
+def encode_prompt(
+    tokenizer: Any,
+    prompt: str,
+    *,
+    raw: bool = False,
+    history: Sequence[tuple[str, str]] = (),
+    system: str | None = None,
+) -> list[int]:
+    """Return the token ids of a prompt, by the tokenizer's chat template if it has one.
+
+    Args:
+        tokenizer: Hugging Face's.
+        prompt: the user's message.
+        raw: True omits the template.
+        history: earlier messages of user and model, oldest first; without a template, they precede the prompt as lines.
+        system: system message for the template.
+
+    Raises:
+        ValueError: a system message without a template, or messages that the template refuses.
+    """
+    if not raw and getattr(tokenizer, "chat_template", None):
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        messages += [
+            {"role": role, "content": text}
+            for turn in history
+            for role, text in zip(("user", "assistant"), turn, strict=True)
+        ]
+        return encode_dialogue(tokenizer, [*messages, {"role": "user", "content": prompt}])
+    if system is not None:
+        raise ValueError("The tokenizer has no chat template, which a system message needs: put it into the prompt.")
+    ids: list[int] = tokenizer("\n".join([*(text for turn in history for text in turn), prompt])).input_ids
+    return ids
+
+
+def encode_dialogue(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> list[int]:
+    """Return the token ids of a dialogue, by the tokenizer's chat template.
+
+    Raises:
+        ValueError: the template refuses the messages; Gemma's, say, refuses system messages.
+    """
+    from jinja2 import TemplateError
+
+    try:
+        return encode_messages(tokenizer, messages)
+    except TemplateError as error:
+        raise ValueError(f"The model's chat template refuses these messages: {brief(error)}.") from error
+
+
+def encode_messages(
+    tokenizer: Any, messages: Sequence[dict[str, Any]], check: Callable[[str], None] = lambda text: None, **options: Any
+) -> list[int]:
+    """Return the token ids of a chat, by the tokenizer's template.
+
+    Args:
+        tokenizer: Hugging Face's, with a chat template.
+        messages: the chat; a content is a text or a list of parts, and the template gets the form that it reads.
+        check: receives the template's text before it is tokenised, and may raise.
+        options: of the template, such as `tools`.
+
+    Raises:
+        Exception: of the template, for messages that it does not take, or of `check`.
+    """
+    form = as_parts if _reads_parts(tokenizer.get_chat_template(tools=options.get("tools"))) else as_text
+    given = [one | {"content": form(one["content"])} if one.get("content") is not None else one for one in messages]
+    text = tokenizer.apply_chat_template(given, tokenize=False, **{"add_generation_prompt": True, **options})
+    check(text)
+    ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+    return ids
+
+
+def as_text(content: str | list[dict[str, Any]]) -> str:
+    """Return a message's content as one text."""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def as_parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a message's content as a list of parts."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+@lru_cache
+def _reads_parts(template: str) -> bool:
+    """Return True if a chat template shows parts of contents and loses texts, as those of some vision models do."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    marks = {"user": "first-mark", "assistant": "second-mark"}
+    shown = []
+    for form in (as_text, as_parts):
+        for roles in (marks, ["user"]):  # Some templates refuse a chat that ends with an answer.
+            chat = [{"role": role, "content": form(marks[role])} for role in roles]
+            try:
+                text = render_jinja_template([chat], chat_template=template)[0][0]
+            except Exception:  # Templates may raise anything.
+                continue
+            shown.append(sum(mark in text for mark in marks.values()))
+            break
+        else:
+            shown.append(0)
+    return shown[1] > shown[0]
+
+
+def is_text(prompts: Any) -> TypeGuard[str | Sequence[str]]:
+    """Return whether prompts are a text or a list of texts."""
+    listed = isinstance(prompts, list | tuple) and len(prompts) > 0
+    return isinstance(prompts, str) or (listed and all(isinstance(one, str) for one in prompts))
+
+
+def encode_texts(tokenizer: Any, prompts: str | Sequence[str], mask: Any) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the ids and the mask of texts [batch, length], padded on the left; see `encode_prompt`.
+
+    Raises:
+        ValueError: no tokenizer, a blank text, or a mask.
+    """
+    if tokenizer is None:
+        raise ValueError("The prompt is text, which needs the model's tokenizer: pass tokenizer=.")
+    if mask is not None:
+        raise ValueError("attention_mask belongs to token ids, and the prompt is text: leave it out.")
+    texts = [prompts] if isinstance(prompts, str) else prompts
+    if not all(text.strip() for text in texts):
+        raise ValueError("The prompt is empty: give a text.")
+    ids = [encode_prompt(tokenizer, text) for text in texts]
+    width = max(map(len, ids))
+    filler = getattr(tokenizer, "pad_token_id", None) or 0
+    rows = [[filler] * (width - len(row)) + row for row in ids]
+    return rows, [[0] * (width - len(row)) + [1] * len(row) for row in ids]
