@@ -1,6 +1,6 @@
-"""Makes the manual's pictures of the server's page: python docs/pictures.py, with Chromium installed.
+"""Makes the manual's pictures of the server's page: python docs/pictures.py MODEL, with Chromium installed.
 
-The embedded model is inflated to the size from which drafting pays.
+MODEL is a folder or a GGUF file, here SmolLM2-135M-Instruct.
 """
 
 import sys
@@ -13,43 +13,32 @@ sys.path[:0] = [str(HERE.parent / "tests"), str(HERE.parent)]
 from devtools import browsing  # noqa: E402
 from serve_driver import serving  # noqa: E402
 
-import draftree  # noqa: E402
-from benchmarks.inflate import inflate, inflate_drafter  # noqa: E402
-from draftree.demo_model import demo_model  # noqa: E402
+from draftree import Lookahead, load_model  # noqa: E402
+from draftree.runner import pack_own  # noqa: E402
 
-ASKED = (
-    "Name three colours.",
-    "Tell me about the sea and the ships that sail on it.",
-)
-# A step with a large tree of which about half was accepted.
-TELLING = """(() => {
-  const bars = [...document.querySelectorAll('#strip g')];
-  const high = (bar, part) => bar.querySelector(part).height.baseVal.value;
-  const worth = (bar) => high(bar, '.all') - Math.abs(high(bar, '.hit') - high(bar, '.all') / 2);
-  bars.sort((a, b) => worth(b) - worth(a))[0].dispatchEvent(new Event('click', {bubbles: true}));
-})()"""
+IDLE = "!document.getElementById('send').disabled"
+WARM_UP = {"messages": [{"role": "user", "content": "Tell me about the sea."}], "max_tokens": 64}
 
 
 def main() -> None:
-    small, tokenizer = demo_model()
-    model = inflate(small, "60M")
-    drafter = draftree.Merge([draftree.Lookahead(), inflate_drafter(draftree.demo_drafter("medusa", small), model)])
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        serving(model, tokenizer, drafter) as server,
-        browsing(Path(folder)) as page,
-    ):
-        for width, dark in ((1280, False), (400, True)):
+    model, tokenizer = load_model(sys.argv[1])
+    pack_own(model, "auto")  # As `draftree serve` does.
+    for width, dark in ((1280, False), (400, True)):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            serving(model, tokenizer, Lookahead(), model_name=Path(sys.argv[1]).stem) as server,
+            browsing(Path(folder)) as page,
+        ):
+            server.post("/v1/chat/completions", **WARM_UP)
             page.open(f"{server.url}/", width, dark=dark)
             page.wait("document.getElementById('about').textContent")
-            for text in ASKED:
-                page.get(f"document.getElementById('prompt').value = {text!r}")
-                page.get("document.getElementById('send').click()")
-                page.wait("document.getElementById('verdict').textContent")
-                page.wait("!document.getElementById('send').disabled")
-            page.get(TELLING)
-            page.picture(HERE / "pictures" / f"playground-{width}.png")
-            print(page.get("document.getElementById('verdict').textContent"))
+            page.get("document.querySelector('#examples button').click()")
+            page.wait(IDLE, 120)
+            page.get("document.getElementById('send').click()")  # The example's second question.
+            page.wait(IDLE, 120)
+            page.get("document.querySelectorAll('.turn')[2].scrollIntoView()")
+            page.picture(HERE / "pictures" / f"playground-{width}.png", whole=False)
+            print(page.get("[...document.querySelectorAll('.verdict')].map((told) => told.textContent)"))
 
 
 if __name__ == "__main__":

@@ -81,9 +81,9 @@ class Page:
         """Put text where the focus is."""
         self.call("Input.insertText", text=text)
 
-    def picture(self, path: Path) -> None:
-        """The whole page, as PNG."""
-        found = self.call("Page.captureScreenshot", captureBeyondViewport=True)
+    def picture(self, path: Path, *, whole: bool = True) -> None:
+        """The whole page, or what its window shows, as PNG."""
+        found = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(found["data"]))
 
 

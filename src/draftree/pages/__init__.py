@@ -51,7 +51,7 @@ def colour_of(name: str) -> str:
 SHARED = "draftree.pages"
 
 
-def fill(package: str, **places: str) -> str:
+def fill(package: str, *scripts: str, **places: str) -> str:
     """Return the page of a package, from its page.html, page.css and page.js.
 
     The places {{style}} and {{script}} get the shared style and script followed by the page's own; between the scripts
@@ -59,11 +59,12 @@ def fill(package: str, **places: str) -> str:
 
     Args:
         package: its name.
+        *scripts: further scripts of the package, before page.js.
         **places: what stands in the template's other places, already safe as markup.
     """
     style = _text(SHARED, "shared.css") + _text(package, "page.css")
     colours = f"Object.assign(Draw.colours, {json.dumps(COLOURS | {'other': OTHER})});\n"
-    script = _text(SHARED, "draw.js") + colours + _text(package, "page.js")
+    script = _text(SHARED, "draw.js") + colours + "".join(_text(package, name) for name in (*scripts, "page.js"))
     filled = {"style": style, "script": script} | places
     # In one pass: what is filled in may look like a place for something else.
     return re.sub(r"\{\{(\w+)\}\}", lambda place: filled[place[1]], _text(package, "page.html"))

@@ -151,7 +151,7 @@ def add_texts(app: FastAPI, server: Server) -> None:
 
 def add_page(app: FastAPI) -> None:
     """Serve the page that shows draft trees at `/`; its content security policy allows no other addresses."""
-    page = fill("draftree.serve")
+    page = fill("draftree.serve", "markdown.js")
     headers = {"Content-Security-Policy": policy(page), "X-Content-Type-Options": "nosniff"}
     headers |= {"Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
 

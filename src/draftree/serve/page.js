@@ -3,36 +3,78 @@
 (() => {
   const { make, mark, visible } = Draw;
   const NUMBERS = ["max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"];
-  const OPENAI = ["model", "messages", "prompt", "max_tokens", "temperature", "top_p", "seed", "stop"]; // arguments of its package
+  const OPENAI = ["model", "messages", "prompt", "max_tokens", "temperature", "top_p", "seed", "stop", "tools", "tool_choice", // its
+    "response_format"]; // package has these as arguments
+  const EXAMPLES = [ // each with what to ask next
+    ["Write a Python class for a bank account with deposit and withdraw.", "Now write it again, with type hints."],
+    ["Describe the water cycle in five numbered steps.", "Write the steps again, and add a title."],
+    ["Write a short letter that asks a landlord to repair the heating.", "Write it again, more politely."],
+  ];
   const $ = (id) => document.getElementById(id);
   const kind = () => document.querySelector("[name=kind]:checked").value;
+  const plural = (number, one) => `${number} ${one}${number === 1 ? "" : one.endsWith("s") ? "es" : "s"}`;
   let about = { model: null, drafter: null };
-  let turns = []; // messages of the dialogue so far
-  let last = null; // the request that was sent last: {turns: those before it, form: what the form asked for, body}
+  let turns = []; // {role: "user" or "tool", text, kind, ...} and {role: "assistant", runs, ...}, by turns, and their elements
+  let last = null; // the body sent last
   let running = null; // the AbortController of what is under way
-  let names = []; // of drafters, in the order in which they were seen
-  let runs = []; // the answers shown: with drafting, and plain
-  let at = 0, follow = true; // the step shown, and whether it is the newest
+  let editing = null; // the turn of the question that is being edited
+  let then = ""; // what an example asks next
+  let inspected = null; // the answer beside the dialogue
+  let at = 0, follow = true; // its step, and whether that is the newest
 
   // ---- asking
 
-  // The request that the form asks for, behind the messages `before`.
-  function request(before) {
+  // Messages of turns; of an answer that has neither text nor calls, its question is left out as well.
+  function messages(list) {
+    const found = [];
+    list.forEach((turn, i) => {
+      const answer = turn.role === "assistant" ? turn : list[i + 1];
+      if (turn.kind === "completion" || (answer && answer.role === "assistant" && !worth(answer))) return;
+      if (turn.role === "user") found.push({ role: "user", content: turn.text });
+      else if (turn.role === "tool") found.push({ role: "tool", tool_call_id: turn.call.id, content: turn.text });
+      else {
+        const { text, calls } = turn.runs[0];
+        const own = calls.map(({ id, name, args }) => ({ id, type: "function", function: { name, arguments: args } }));
+        found.push({ role: "assistant", content: text, ...(own.length ? { tool_calls: own } : {}) });
+      }
+    });
+    return found;
+  }
+  const worth = ({ runs }) => runs[0].text !== "" || runs[0].calls.length > 0;
+  // The call that the next text is the result of; null where the next text is a question.
+  function pending() {
+    const i = turns.findLastIndex(({ role }) => role === "assistant");
+    if (i < 0 || editing || kind() !== "chat") return null;
+    const done = turns.slice(i + 1).filter(({ role }) => role === "tool").map(({ call }) => call);
+    return turns[i].runs[0].calls.find((call) => !done.includes(call)) || null;
+  }
+  // The body that asks for what follows `list`; throws an error whose message says what is wrong in the form.
+  function request(list) {
     const body = about.model === null ? {} : { model: about.model };
     if (kind() === "chat") {
       const system = $("system").value.trim();
-      body.messages = [...(system ? [{ role: "system", content: system }] : []), ...before, { role: "user", content: $("prompt").value }];
-    } else body.prompt = $("prompt").value;
+      body.messages = [...(system ? [{ role: "system", content: system }] : []), ...messages(list)];
+    } else body.prompt = list[list.length - 1].text;
     for (const name of NUMBERS) if ($(name).value !== "") body[name] = Number($(name).value);
     const stop = $("stop").value.split("\n").filter((line) => line !== "");
     if (stop.length) body.stop = stop;
     if ($("node_budget").value !== "") body.draftree = { node_budget: Number($("node_budget").value) };
-    return body;
+    if (!$("more").value.trim()) return body;
+    let more;
+    try {
+      more = JSON.parse($("more").value);
+    } catch (error) {
+      throw new Error(`The other fields are not JSON: ${error.message}.`);
+    }
+    if (more === null || typeof more !== "object" || Array.isArray(more)) throw new Error("The other fields are no JSON object: write {...}.");
+    return { ...body, ...more };
   }
-  // What is to be copied: the request whose answer is shown, until the form is changed; then the next one.
-  function current() {
-    const shown = last !== null && JSON.stringify(request(last.turns)) === last.form;
-    return shown ? last.body : request(turns);
+  // What is to be copied: the next request if there is a text for it, and the last one otherwise.
+  const current = () => $("prompt").value === "" && last ? last : request([...before(), question()]);
+  const before = () => editing ? turns.slice(0, turns.indexOf(editing)) : turns;
+  function question() {
+    const call = pending();
+    return { role: call ? "tool" : "user", kind: kind(), text: $("prompt").value, call };
   }
   const path = () => kind() === "chat" ? "v1/chat/completions" : "v1/completions";
   const headers = () => $("key").value === "" ? {} : { Authorization: `Bearer ${$("key").value}` };
@@ -66,21 +108,29 @@
     }
   }
 
+  const empty = () => ({ text: "", reasoning: "", calls: [], raw: "", ends: [], ids: [], tokens: [], trees: [], owner: [],
+    first: null, seconds: 0, finish: null, usage: null });
   // Reads one answer into `run`.
   async function answer(run, body, signal) {
     const began = performance.now();
     for await (const event of events(body, signal)) {
       const now = (performance.now() - began) / 1000;
-      for (const choice of event.choices) {
-        const text = kind() === "chat" ? choice.delta.content : choice.text;
-        run.text += text || "";
+      for (const choice of event.choices.filter(({ index }) => index === 0)) {
+        const delta = choice.delta || { content: choice.text };
+        run.text += delta.content || "";
+        run.reasoning += delta.reasoning_content || "";
+        for (const call of delta.tool_calls || []) run.calls.push({ id: call.id, name: call.function.name, args: call.function.arguments });
         run.ids.push(...(choice.token_ids || []));
         if ((choice.token_ids || []).length) {
           run.first = run.first === null ? now : run.first;
           run.seconds = now;
         }
         const told = choice.draftree || { pieces: [], drafters: [], trees: [] };
-        told.pieces.forEach((piece, i) => run.tokens.push({ piece, drafter: told.drafters[i] }));
+        told.pieces.forEach((piece, i) => {
+          run.tokens.push(told.drafters[i]);
+          run.raw += piece;
+          run.ends.push(run.raw.length);
+        });
         for (const tree of told.trees) {
           for (let i = 0; i < tree.emitted.length; i++) run.owner.push(run.trees.length);
           run.trees.push(tree);
@@ -91,182 +141,306 @@
       soon();
     }
   }
-  const empty = () => ({ text: "", ids: [], tokens: [], trees: [], owner: [], first: null, seconds: 0, finish: null, usage: null });
 
-  async function send() {
+  // Asks what follows `list` and shows it.
+  async function ask(list) {
     if (running) return;
-    const body = request(turns), comparing = $("compare").checked && about.drafter !== null;
-    const form = JSON.stringify(body);
-    if (comparing && body.temperature !== 0 && body.seed === undefined) body.seed = Math.floor(Math.random() * 2 ** 31);
-    last = { turns: [...turns], form, body };
+    let body;
+    try {
+      body = request(list);
+    } catch (error) {
+      complain(error.message);
+      return;
+    }
+    const drafting = about.drafter === null ? "off" : $("drafting").value;
+    if (drafting === "both" && body.temperature !== 0 && body.seed === undefined) body.seed = Math.floor(Math.random() * 2 ** 31);
+    last = body;
     const asked = { ...body, stream: true, stream_options: { include_usage: true }, return_token_ids: true };
     // The plain answer is a user's of its own, so that it does not find in the cache what the other has just read.
-    const plain = { ...asked, user: "plain", draftree: { drafter: "off", trees: true } };
+    const plain = { ...asked, ...(drafting === "both" ? { user: "plain" } : {}), draftree: { ...(about.drafter ? { drafter: "off" } : {}), trees: true } };
     asked.draftree = { ...body.draftree, trees: true };
     running = new AbortController();
-    runs = [empty()];
-    names = [];
-    at = 0;
+    const turn = { role: "assistant", kind: kind(), runs: [empty()], verdict: "", error: "", drafted: drafting !== "off", seed: body.seed };
+    turns = [...list, turn];
+    inspected = turn;
     follow = true;
     $("error").hidden = true;
-    $("verdict").textContent = "";
+    $("state").textContent = "Answering …";
+    $("said").replaceChildren();
     buttons();
+    show();
+    turn.article.scrollIntoView({ block: "nearest" });
     try {
-      await answer(runs[0], asked, running.signal);
-      if (comparing) {
-        runs.push(empty());
-        await answer(runs[1], plain, running.signal);
+      await answer(turn.runs[0], turn.drafted ? asked : plain, running.signal);
+      if (drafting === "both") {
+        turn.runs.push(empty());
+        await answer(turn.runs[1], plain, running.signal);
+        turn.verdict = verdict(turn);
       }
-      $("verdict").textContent = verdict(body.seed);
     } catch (error) {
-      if (error.name === "AbortError") $("verdict").textContent = "Stopped.";
-      else complain(error.message);
+      if (error.name === "AbortError") turn.verdict = turn.runs.length > 1 ? "The comparison was stopped." : "Stopped.";
+      else turn.error = error.message;
     }
+    if (turn.runs.length > 1 && !turn.runs[1].finish) turn.runs.pop();
     running = null;
-    if (kind() === "chat" && runs[0].finish) {
-      turns.push({ role: "user", content: $("prompt").value }, { role: "assistant", content: runs[0].text });
-    }
+    if (then && worth(turn)) $("prompt").value = then;
+    then = "";
     buttons();
+    show();
+    $("state").textContent = turn.error || `The answer is complete. ${turn.verdict}`;
+  }
+  function send() {
+    if (running || !$("prompt").value.trim() || !$("form").reportValidity()) return;
+    const list = [...before(), question()];
+    try {
+      request(list);
+    } catch (error) {
+      complain(error.message);
+      return;
+    }
+    edit(null);
+    $("prompt").value = "";
+    turns = list;
+    show();
+    if (!pending()) ask(turns); // otherwise the next text is another call's result
+  }
+  function again() { // the last answer, anew
+    if (!running && turns.length) ask(turns.slice(0, -1));
+  }
+  function edit(turn) {
+    editing = turn;
+    $("editing").hidden = turn === null;
+    $("prompt").value = turn === null ? "" : turn.text;
+    $("prompt").focus();
     show();
   }
   function complain(text) {
     $("error").textContent = text;
     $("error").hidden = false;
   }
-  function verdict(seed) {
-    if (runs.length < 2) return "";
-    const [drafted, plain] = runs, found = unequal();
-    const chosen = seed === undefined ? "" : ` (seed ${seed})`;
+  function verdict(turn) {
+    const [drafted, plain] = turn.runs, found = unequal(turn);
+    const chosen = turn.seed === undefined ? "" : ` (seed ${turn.seed})`;
     if (found !== null) return `Not equal: the answers differ from token ${found + 1} on${chosen}.`;
     const ratio = plain.seconds / drafted.seconds;
-    const sooner = ratio >= 1 ? `${ratio.toFixed(2)} times as fast` : `at ${ratio.toFixed(2)} of the speed`;
-    return `Equal: the same ${drafted.ids.length} tokens${chosen}, ${sooner}`
-      + ` (${drafted.seconds.toFixed(2)} s against ${plain.seconds.toFixed(2)} s).`;
+    const sooner = ratio >= 1 ? `${ratio.toFixed(1)} times as fast` : `at ${ratio.toFixed(2)} of the speed`;
+    return `Equal: the same ${plural(drafted.ids.length, "token")}${chosen}, ${sooner}`
+      + ` (${drafted.seconds.toFixed(2)} s, plain decoding ${plain.seconds.toFixed(2)} s).`;
   }
   // Where the two answers part; null where they do not.
-  function unequal() {
+  function unequal({ runs }) {
     const [a, b] = runs.map((run) => run.ids), most = Math.max(a.length, b.length);
     for (let i = 0; i < most; i++) if (a[i] !== b[i]) return i;
     return null;
   }
 
-  // ---- showing
+  // ---- the dialogue
 
   let asked = false;
-  function soon() { // many tokens come between two pictures of a screen
+  function soon() { // ten pictures a second: drawing must not take from the model the processor that both may share
     if (asked) return;
     asked = true;
-    requestAnimationFrame(() => { asked = false; show(); });
-  }
-  function source(name) {
-    if (!name) return null;
-    if (!names.includes(name)) names.push(name);
-    return name;
+    setTimeout(() => requestAnimationFrame(() => { asked = false; show(); }), 100);
   }
   function show() {
-    showHistory();
-    $("plain-part").hidden = runs.length < 2;
-    if (!runs.length) return;
-    const parts = running || runs.length < 2 ? null : unequal();
-    ["drafted", "plain"].slice(0, runs.length).forEach((id, i) => showText($(id), runs[i], parts, i === 0));
-    showFigures();
-    const { trees } = runs[0];
-    $("stepping").hidden = $("depths-part").hidden = trees.length === 0;
-    if (follow) at = Math.max(0, trees.length - 1);
-    if (trees.length) {
-      showStrip(trees);
-      showStep();
-      showDepths(trees);
-    }
-  }
-  function showHistory() {
-    const before = running || !runs.length || !runs[0].finish ? turns : turns.slice(0, -2);
-    const key = JSON.stringify(before);
-    if ($("history").dataset.key === key) return;
-    $("history").dataset.key = key;
-    $("history").replaceChildren(...before.map(({ role, content }) => make("p", { class: `turn ${role}` }, content)));
-    $("history").scrollTop = $("history").scrollHeight;  // its end goes before what is asked now
-  }
-  // Tokens that are new since the last call are added; a piece beyond the text belongs to a stop string and is left out.
-  function showText(box, run, parts, own) {
-    if (Number(box.dataset.shown || 0) > run.tokens.length || box.run !== run) {
-      box.replaceChildren();
-      box.dataset.shown = 0;
-      box.run = run;
-    }
-    const stay = box.scrollTop + box.clientHeight > box.scrollHeight - 30;
-    for (let i = Number(box.dataset.shown); i < run.tokens.length; i++) {
-      const { piece, drafter } = run.tokens[i];
-      const span = make("span", own ? { class: "token", "data-token": i } : {}, piece);
-      mark(span, source(drafter));
-      span.title = drafter ? `drafted by ${drafter}` : "the model's own";
-      box.append(span);
-    }
-    box.dataset.shown = run.tokens.length;
-    let left = run.text.length; // behind the answer's end nothing is shown; what a chat template takes out stays
-    if (run.finish && run.tokens.map(({ piece }) => piece).join("").startsWith(run.text)) for (const span of box.children) {
-      const text = span.textContent;
-      if (left < text.length) span.textContent = text.slice(0, Math.max(0, left));
-      left -= text.length;
-    }
-    if (parts !== null && box.children[parts]) box.children[parts].classList.add("differs");
+    const box = $("transcript"), stay = box.scrollTop + box.clientHeight > box.scrollHeight - 60;
+    $("empty").hidden = turns.length > 0;
+    for (const turn of turns) if (!turn.article) turn.article = article(turn);
+    const articles = turns.map((turn) => turn.article), there = [...box.querySelectorAll(":scope > article")];
+    for (const old of there) if (!articles.includes(old)) old.remove();
+    for (const one of articles) if (!one.isConnected) box.append(one);
+    for (const turn of turns) if (turn.role === "assistant") showAnswer(turn);
+    const call = pending();
+    $("prompt-label").textContent = call ? `Result of ${call.name}` : kind() === "chat" ? "Message" : "Text";
+    if (!turns.includes(inspected)) inspected = turns.findLast(({ role }) => role === "assistant") || null;
+    inspect();
     if (stay) box.scrollTop = box.scrollHeight;
   }
-  function showFigures() {
-    const speed = (run) => run.seconds > run.first && run.ids.length > 1 ? (run.ids.length - 1) / (run.seconds - run.first) : null;
-    const accepted = (run) => run.trees.reduce((sum, tree) => sum + tree.accepted.length - 1, 0);
-    const whole = (value, digits = 0) => value === null ? "" : value.toFixed(digits);
+  function article(turn) {
+    const button = (name, act) => {
+      const made = make("button", { type: "button", class: "small" }, name);
+      made.addEventListener("click", () => act(made));
+      return made;
+    };
+    if (turn.role !== "assistant") {
+      const name = turn.role === "user" ? "You" : `Result of ${turn.call.name}`;
+      const act = turn.role === "user" ? [button("Edit", () => { if (!running) edit(turn); })] : [];
+      return make("article", { class: `turn ${turn.role}`, "aria-label": name }, make("h2", {}, name), make("div", { class: "said" }, turn.text),
+        make("div", { class: "acts" }, ...act));
+    }
+    const made = make("article", { class: "turn assistant", "aria-label": "Answer" }, make("h2", {}, about.model || "Answer"),
+      make("details", { class: "reasoning", hidden: "" }, make("summary", {}, "Reasoning"), make("div", { class: "prose" })),
+      make("div", { class: "answer prose" }), make("div", { class: "calls" }), make("p", { class: "failed", hidden: "" }),
+      make("details", { class: "other", hidden: "" }, make("summary", {}, "The answer by plain decoding"), make("div", { class: "text plain" })),
+      make("p", { class: "verdict" }), make("p", { class: "hint counted" }),
+      make("div", { class: "acts" }, button("Copy", () => copy(turn.runs[0].text, "text")), button("Answer again", again),
+        button("Source", (own) => {
+          turn.source = !turn.source;
+          own.setAttribute("aria-pressed", turn.source);
+          show();
+        }), button("Passes", () => {
+          inspected = turn;
+          follow = false;
+          at = best(turn.runs[0]);
+          inspect();
+          $("inspector").scrollIntoView({ block: "nearest" });
+        })));
+    made.querySelector(".acts").lastChild.previousSibling.setAttribute("aria-pressed", "false");
+    return made;
+  }
+  // Nodes of a part of the raw text, a span for each token; of `part` itself where it is not in the raw text.
+  function tokens(run, part, from, own) {
+    const base = run.raw.indexOf(part, from);
+    return base < 0 ? (at, piece) => [piece] : (at, piece) => {
+      const found = [];
+      let begin = base + at, low = 0, high = run.ends.length;
+      while (low < high) { // the token that `begin` is in
+        const middle = (low + high) >> 1;
+        if (run.ends[middle] > begin) high = middle; else low = middle + 1;
+      }
+      for (const stop = begin + piece.length; begin < stop; low++) {
+        const end = Math.min(stop, run.ends[low]);
+        const span = make("span", own ? { class: "token", "data-token": low } : {}, run.raw.slice(begin, end));
+        span.title = run.tokens[low] ? `drafted by ${run.tokens[low]}` : "the model's own";
+        found.push(mark(span, run.tokens[low]));
+        begin = end;
+      }
+      return found;
+    };
+  }
+  function showAnswer(turn) {
+    const [run, plain] = turn.runs, { article } = turn, part = (name) => article.querySelector(name), busy = running && turn === turns[turns.length - 1];
+    const state = [turn.source, run.ids.length, run.text.length, run.finish, run.calls.length, plain && plain.ids.length, turn.verdict, turn.error, busy].join();
+    part(".acts").children[1].hidden = turn !== turns[turns.length - 1] || Boolean(running);
+    if (turn.state === state) return;
+    turn.state = state;
+    const reasoning = part(".reasoning"), text = part(".answer");
+    reasoning.hidden = run.reasoning === "";
+    reasoning.open = turn.begun ? reasoning.open : !run.text && !run.calls.length; // open until the answer itself begins
+    turn.begun = turn.begun || Boolean(run.text || run.calls.length);
+    const thought = Math.max(0, run.raw.indexOf(run.reasoning)), leaf = tokens(run, run.text, thought + run.reasoning.length, true);
+    Markdown.show(reasoning.lastChild, run.reasoning, tokens(run, run.reasoning, 0, true));
+    text.classList.toggle("text", turn.source === true || turn.kind === "completion");
+    if (text.classList.contains("text")) {
+      text.replaceChildren(...leaf(0, run.text));
+      text.shown = [];
+    } else {
+      if (!(text.shown || []).length) text.replaceChildren();
+      Markdown.show(text, run.text, leaf);
+    }
+    text.classList.toggle("waiting", Boolean(busy) && !run.finish);
+    part(".calls").replaceChildren(...run.calls.map(({ name, args }) => make("div", { class: "code" },
+      make("div", { class: "bar" }, make("span", {}, `calls ${name}`), make("button", { type: "button", class: "copy" }, "Copy")),
+      make("pre", { tabindex: "0", "aria-label": `Arguments of ${name}` }, make("code", {}, pretty(args))))));
+    part(".failed").hidden = turn.error === "";
+    part(".failed").textContent = turn.error;
+    part(".other").hidden = !plain;
+    if (plain) {
+      part(".plain").replaceChildren(...tokens(plain, plain.text, 0, false)(0, plain.text));
+      const parts = plain.finish ? unequal(turn) : null;
+      if (parts !== null) {
+        part(".other").open = true;
+        const span = article.querySelector(`.answer [data-token="${parts}"]`);
+        if (span) span.classList.add("differs");
+      }
+    }
+    part(".verdict").textContent = turn.verdict || (plain ? `Plain decoding, to compare: ${plain.ids.length} of ${plural(run.ids.length, "token")} …` : "");
+    part(".counted").textContent = counted(run);
+  }
+  function pretty(args) {
+    try {
+      return JSON.stringify(JSON.parse(args), null, 2);
+    } catch {
+      return args;
+    }
+  }
+  const speed = (run) => run.seconds > run.first && run.ids.length > 1 ? (run.ids.length - 1) / (run.seconds - run.first) : null;
+  const whole = (value, digits = 0) => value === null ? "" : value.toFixed(digits);
+  function read({ usage }) {
+    const cached = usage === null ? 0 : usage.prompt_tokens_details.cached_tokens;
+    return usage === null ? "" : String(usage.prompt_tokens) + (cached ? ` (${cached} cached)` : "");
+  }
+  function counted(run) {
+    const told = run.ids.length ? [`${plural(run.ids.length, "token")} in ${plural(run.trees.length, "pass")}`] : [];
+    if (run.finish && speed(run) !== null) told.push(`${whole(speed(run), 1)} tokens per second`);
+    if (run.usage) told.push(`${run.usage.prompt_tokens} prompt tokens${read(run).slice(String(run.usage.prompt_tokens).length)}`);
+    if (run.finish === "length") told.push("cut at max_tokens");
+    return told.join(" · ");
+  }
+
+  // ---- one answer's passes
+
+  const hits = (tree) => tree.accepted.length - 1;
+  const best = ({ trees }) => trees.reduce((most, tree, i) => hits(tree) > hits(trees[most]) ? i : most, 0);
+  function inspect() {
+    const run = inspected && inspected.runs[0];
+    $("inspector").hidden = !run || !run.ids.length;
+    document.body.classList.toggle("talking", !$("inspector").hidden);
+    for (const { article } of turns) article.classList.toggle("inspected", inspected !== null && article === inspected.article);
+    if ($("inspector").hidden) return;
+    showFigures(inspected.runs, inspected.drafted);
+    $("stepping").hidden = $("depths-part").hidden = run.trees.length === 0;
+    if (!run.trees.length) return;
+    if (follow) at = running ? run.trees.length - 1 : best(run); // the newest, and in the end the best
+    at = Math.max(0, Math.min(at, run.trees.length - 1));
+    showStrip(run.trees);
+    showStep(run);
+    showDepths(run.trees);
+  }
+  function showFigures(runs, drafted) {
+    const accepted = (run) => run.trees.reduce((sum, tree) => sum + hits(tree), 0);
     const rows = [
       ["tokens", (run) => String(run.ids.length)],
-      ["tokens a second, after the first", (run) => whole(speed(run))],
-      ["seconds to the first token", (run) => whole(run.first, 3)],
-      ["seconds in all", (run) => whole(run.seconds, 3)],
-      ["steps", (run) => String(run.trees.length)],
+      ["passes of the model", (run) => String(run.trees.length)],
       ["draft tokens accepted", (run) => String(accepted(run))],
       ["acceptance length", (run) => run.trees.length ? whole(1 + accepted(run) / run.trees.length, 2) : ""],
-      ["prompt tokens, of them from the cache", (run) => run.usage === null ? ""
-        : `${run.usage.prompt_tokens}, ${run.usage.prompt_tokens_details.cached_tokens}`],
+      ["tokens per second, after the first", (run) => whole(speed(run), 1)],
+      ["seconds to the first token", (run) => whole(run.first, 3)],
+      ["seconds in all", (run) => whole(run.seconds, 3)],
+      ["prompt tokens", read],
       ["ended by", (run) => run.finish || ""],
     ];
-    const titles = ["with drafting", "plain"].slice(0, runs.length);
+    const titles = [drafted ? "drafted" : "plain", "plain"].slice(0, runs.length);
+    $("headline").textContent = `${plural(runs[0].ids.length, "token")} in ${plural(runs[0].trees.length, "pass")}`;
     $("figures").replaceChildren(
-      make("thead", {}, make("tr", {}, make("th"), ...titles.map((title) => make("th", { scope: "col" }, title)))),
+      make("thead", {}, make("tr", {}, make("td"), ...titles.map((title) => make("th", { scope: "col" }, title)))),
       make("tbody", {}, ...rows.map(([title, say]) => make("tr", { "data-row": title }, make("th", { scope: "row" }, title),
         ...runs.map((run) => make("td", {}, say(run)))))));
-    const counts = names.map((name) => runs[0].tokens.filter(({ drafter }) => drafter === name).length);
+    const names = [...new Set(runs[0].tokens.filter(Boolean))];
+    const counts = names.map((name) => runs[0].tokens.filter((source) => source === name).length);
     $("sources").replaceChildren(...names.map((name, i) => make("span", {},
       mark(make("span", { class: "sample" }, "abc"), name), ` from ${name}: ${counts[i]}`)),
       ...(names.length ? [make("span", {}, "unmarked: the model's own")] : []));
   }
   function showStrip(trees) {
-    const wide = Math.max(9, Math.min(22, Math.floor(($("strip").clientWidth - 4) / trees.length)));
-    $("strip").replaceChildren(Draw.strip(trees.map((tree) => ({ all: tree.tokens.length - 1, hit: tree.accepted.length - 1 })), wide));
+    const strip = $("strip"), wide = Math.max(9, Math.min(22, Math.floor((strip.clientWidth - 4) / trees.length)));
+    strip.replaceChildren(Draw.strip(trees.map((tree) => ({ all: tree.tokens.length - 1, hit: hits(tree) })), wide));
     $("slider").max = trees.length - 1;
-    const bar = $("strip").querySelector(`[data-step="${at}"]`), x = wide * at, strip = $("strip");
-    bar.classList.add("now");
+    strip.querySelector(`[data-step="${at}"]`).classList.add("now");
+    const x = wide * at;
     if (x < strip.scrollLeft || x + wide > strip.scrollLeft + strip.clientWidth) strip.scrollLeft = x - strip.clientWidth / 2;
   }
-  function showStep() {
-    const { trees, owner } = runs[0], tree = trees[at], hits = tree.accepted.length - 1;
-    $("which").textContent = `Step ${at + 1} of ${trees.length}`;
+  function showStep({ trees, owner }) {
+    const tree = trees[at], count = hits(tree);
+    $("which").textContent = `Pass ${at + 1} of ${trees.length}`;
     $("slider").value = at;
     $("back").disabled = at === 0;
     $("forth").disabled = at === trees.length - 1;
-    $("facts").textContent = `${tree.tokens.length - 1} draft tokens verified in one pass, ${hits} accepted, `
+    $("facts").textContent = `${plural(tree.tokens.length - 1, "draft token")} verified, ${count} accepted, `
       + `${tree.emitted.length} emitted: ${tree.emitted.map(visible).join(" ")}`;
-    const nodes = tree.tokens.map((token, i) => ({ text: visible(token), parent: tree.parents[i], source: source(tree.drafters[i]),
+    const nodes = tree.tokens.map((token, i) => ({ text: visible(token), parent: tree.parents[i], source: tree.drafters[i] || null,
       chance: null, state: i === 0 ? "root" : tree.accepted.includes(i) ? "accepted" : "refused" }));
-    if (tree.emitted.length > hits) {
-      nodes.push({ text: visible(tree.emitted[hits]), parent: tree.accepted[hits], source: null, chance: null, state: "own" });
+    if (tree.emitted.length > count) {
+      nodes.push({ text: visible(tree.emitted[count]), parent: tree.accepted[count], source: null, chance: null, state: "own" });
     }
     $("tree").replaceChildren(Draw.tree(nodes));
-    document.querySelectorAll("#drafted .token").forEach((span) => {
-      span.classList.toggle("now", !running && owner[Number(span.dataset.token)] === at);
+    document.querySelectorAll(".token.now").forEach((span) => span.classList.remove("now"));
+    if (!running) inspected.article.querySelectorAll(".token").forEach((span) => {
+      span.classList.toggle("now", owner[Number(span.dataset.token)] === at);
     });
   }
   function showDepths(trees) {
-    const deepest = Math.max(...trees.map((tree) => tree.accepted.length - 1));
-    const rows = [];
+    const deepest = Math.max(...trees.map(hits)), rows = [];
     for (let depth = 1; depth <= deepest; depth++) {
       const share = trees.filter((tree) => tree.accepted.length > depth).length / trees.length;
       const bar = make("i"), percent = `${(100 * share).toFixed(0)} %`;
@@ -276,9 +450,8 @@
     $("depths").replaceChildren(...(rows.length ? rows : [make("span", {}, "none yet")]));
   }
   function buttons() {
-    $("send").disabled = running !== null;
+    $("send").disabled = $("clear").disabled = running !== null;
     $("halt").disabled = running === null;
-    $("clear").disabled = running !== null;
   }
 
   // ---- the request as code
@@ -313,7 +486,7 @@
       await navigator.clipboard.writeText(text);
       $("said").textContent = `Copied as ${what}.`;
     } catch { // pages that are not served over TLS or from this machine have no clipboard
-      $("said").replaceChildren(make("textarea", { rows: 5, "aria-label": `The request as ${what}`, readonly: "" }, text));
+      $("said").replaceChildren(make("textarea", { rows: 5, "aria-label": `Copy as ${what}`, readonly: "" }, text));
       $("said").firstChild.select();
     }
   }
@@ -321,46 +494,57 @@
   // ---- moving
 
   function go(number) {
-    const { trees } = runs[0];
+    const { trees } = inspected.runs[0];
     at = Math.max(0, Math.min(number, trees.length - 1));
     follow = at === trees.length - 1 && running !== null;
-    showStrip(trees);
-    showStep();
+    inspect();
   }
   function halt() {
     if (running) running.abort();
+    else if (editing) edit(null);
   }
   function clear() {
     turns = [];
-    runs = [];
     last = null;
-    for (const id of ["drafted", "plain", "figures", "sources", "verdict", "said"]) $(id).replaceChildren();
-    $("stepping").hidden = $("depths-part").hidden = true;
-    show();
-    $("prompt").focus();
+    $("said").replaceChildren();
+    $("error").hidden = true;
+    edit(null);
   }
   $("form").addEventListener("submit", (event) => { event.preventDefault(); send(); });
   $("halt").addEventListener("click", halt);
   $("clear").addEventListener("click", clear);
-  $("curl").addEventListener("click", () => copy(asCurl(), "curl"));
-  $("python").addEventListener("click", () => copy(asPython(), "Python"));
-  $("kind").addEventListener("change", () => {
-    const chat = kind() === "chat";
-    $("system-part").hidden = !chat;
-    $("prompt-label").textContent = chat ? "Message" : "Text";
+  $("keep").addEventListener("click", () => edit(null));
+  for (const [id, say] of [["curl", asCurl], ["python", asPython]]) $(id).addEventListener("click", () => {
+    try {
+      copy(say(), id === "curl" ? id : "Python");
+    } catch (error) {
+      complain(error.message);
+    }
   });
+  $("kind").addEventListener("change", () => {
+    $("system-part").hidden = kind() !== "chat";
+    show();
+  });
+  $("marks").addEventListener("change", () => document.body.classList.toggle("marked", $("marks").checked));
   $("key").addEventListener("change", () => learn());
   $("slider").addEventListener("input", () => go(Number($("slider").value)));
   $("back").addEventListener("click", () => go(at - 1));
   $("forth").addEventListener("click", () => go(at + 1));
   document.addEventListener("click", (event) => {
-    const token = event.target.closest("#drafted .token"), bar = event.target.closest("#strip g");
-    if (token) go(runs[0].owner[Number(token.dataset.token)]);
+    const token = event.target.closest(".token"), bar = event.target.closest("#strip g"), code = event.target.closest(".copy");
+    if (code) copy(code.closest(".code").querySelector("pre").textContent, "code");
     else if (bar) go(Number(bar.dataset.step));
+    else if (token && !event.target.closest("a")) {
+      inspected = turns.find(({ article }) => article.contains(token));
+      go(inspected.runs[0].owner[Number(token.dataset.token)]);
+    }
   });
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") halt();
-    if (event.key === "Enter" && event.ctrlKey && $("form").reportValidity()) send();
+    if (event.key === "Enter" && event.target === $("prompt") && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      send();
+    }
   });
 
   // Asks the server what it is.
@@ -376,13 +560,27 @@
         chat.disabled = true;
         if (chat.checked) completion.click();
       }
-      const drafter = about.drafter === null ? "no drafter" : `drafter ${about.drafter}`;
-      $("about").textContent = `${about.model}; ${about.runner} runner; ${drafter}`;
+      const drafter = about.drafter === null ? "none" : about.drafter;
+      $("parts").replaceChildren(...[["Model", about.model], ["Drafter", drafter], ["Runner", about.runner]].flatMap(
+        ([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
+      for (const one of $("drafting").options) one.disabled = about.drafter === null && one.value !== "off";
+      if (about.drafter === null) $("drafting").value = "off";
+      $("about").textContent = `${about.model} · drafter ${drafter}`;
     } catch (error) {
-      $("key-part").open = true;
+      $("parameters").open = true;
       complain(error.message);
     }
   }
+  $("examples").replaceChildren(...EXAMPLES.map(([first, next]) => {
+    const made = make("button", { type: "button" }, make("b", {}, first), ` then: ${next}`);
+    made.addEventListener("click", () => {
+      if (running) return;
+      $("prompt").value = first;
+      then = next;
+      send();
+    });
+    return made;
+  }));
   $("legend").replaceChildren(...Draw.key(["pruned"]));
   learn();
 })();
