@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-from browser import CHROMIUM, FLAGS
+import pytest
 from websockets.sync.client import ClientConnection, connect
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "ArrowLeft": 37, "ArrowRight": 39}
 MODIFIERS = {"Shift": 8, "Control": 2}
 
@@ -105,3 +119,21 @@ def browsing(folder: Path) -> Iterator[Page]:
     finally:
         process.terminate()
         process.wait(20)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a browser found: messages on the console, the document after loading, a PNG file."""
+
+    console: list[str]
+    dom: str
+    picture: Path
+
+
+def look_at(path: Path, folder: Path, width: int = 1280, height: int = 900) -> Look:
+    """Load the file `path` in a window of `width` x `height`; the picture goes into `folder`."""
+    picture = folder / f"{path.stem}-{width}.png"
+    with browsing(folder) as page:
+        page.open(path.as_uri(), width, height)
+        page.picture(picture, whole=False)
+        return Look(page.console, page.get("document.documentElement.outerHTML"), picture)

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from browser import needs_chromium
-from devtools import browsing
+from devtools import browsing, needs_chromium
 from matplotlib.figure import Figure
 from scipy.stats import bootstrap
 

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 import pytest
-from browser import look_at, needs_chromium
+from devtools import look_at, needs_chromium
 
 from benchmarks.harness.kit import LABELS
 from benchmarks.harness.plots import bars, lines, method_colour, points

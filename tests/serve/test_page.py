@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import needs_chromium
-from devtools import Page, browsing
+from devtools import Page, browsing, needs_chromium
 from serve_driver import Running, serving
 
 ASKED = "Describe the restaurant: name[Aromi], food[French], area[riverside]"

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from browser import look_at, needs_chromium
-from devtools import browsing
+from devtools import browsing, look_at, needs_chromium
 
 import draftree
 from draftree.engine import Recorder, generate
@@ -99,6 +98,20 @@ def test_a_click_on_a_token_shows_its_steps_tree(recorded, tmp_path, width):
     assert tree.count("✓ ") == accepted, "told apart by more than colour"
     assert tree.count("✕ ") == len(member["pruned"])
     assert look.picture.stat().st_size > 10_000
+
+
+@needs_chromium
+def test_the_page_opens_at_the_best_step_below_a_headline(recorded, tmp_path):
+    trace, page, out = recorded
+    look = look_at(page, tmp_path)
+    hits = [sum(node is not None for node in member["accepted"]) for _, member in trace.of(next(iter(trace.requests)))]
+    stats = out.stats.requests[0]
+    headline = (
+        f"The answer's {stats.emitted} tokens took {stats.steps} passes of the model; {stats.accepted} of them were "
+        f"draft tokens, up to {max(hits)} in one step."
+    )
+    assert f">{headline}<" in look.dom
+    assert f"Step {hits.index(max(hits)) + 1} of {len(hits)}<" in look.dom
 
 
 @needs_chromium

@@ -202,7 +202,16 @@
 
   // ---- moving
 
+  const hitsOf = ({ member }) => member.accepted.filter((node) => node !== null).length;
+  // The step with the most accepted tokens.
+  const best = (id) => parts.get(id).reduce((most, part, i, list) => hitsOf(part) > hitsOf(list[most]) ? i : most, 0);
+  function headline() {
+    const sum = sums.get(request), most = hitsOf(parts.get(request)[best(request)]);
+    const drafted = sum.accepted ? `${sum.accepted} of them were draft tokens, up to ${most} in one step` : "no draft token was accepted";
+    return `The answer's ${count(sum.emitted, "token", "tokens")} took ${count(sum.steps, "pass", "passes")} of the model; ${drafted}.`;
+  }
   function showRequest() {
+    $("headline").textContent = headline();
     const { model, dtype, device, runner, drafter, shape, pruner, acceptance, strict } = run();
     const facts = [`${model}, ${dtype} on ${device}, ${runner}`, `drafter ${drafter || "none"}`];
     if (shape) facts.push(`shape ${shape}`);
@@ -213,7 +222,7 @@
     if (sample) facts.push(seed === null ? "sampled" : `sampled, seed ${seed}`);
     $("about").textContent = facts.join("; ");
     $("requests").replaceChildren(...(ids.length < 2 ? [] : ids.map((id) =>
-      make("button", { "data-request": id, "data-at": 0, "aria-pressed": id === request }, trace.names[id]))));
+      make("button", { "data-request": id, "data-at": best(id), "aria-pressed": id === request }, trace.names[id]))));
     showText();
     showStrip();
   }
@@ -249,5 +258,6 @@
 
   const address = new URLSearchParams(location.hash.slice(1));
   showKey();
-  visit(ids[(Number(address.get("request")) || 1) - 1] || ids[0], (Number(address.get("step")) || 1) - 1);
+  const shown = ids[(Number(address.get("request")) || 1) - 1] || ids[0];
+  visit(shown, address.has("step") ? (Number(address.get("step")) || 1) - 1 : best(shown));
 })();
