@@ -30,6 +30,7 @@ from draftree.models import load_model
 from draftree.pages import fill
 from draftree.runner import pack_own
 from draftree.serve.protocol import Chat, Completion, Corpus, Detokenize, Tokenize
+from draftree.serve.respond import Respond
 from draftree.serve.responses import api_error
 from draftree.serve.server import Server
 from draftree.serve.settings import REQUEST_ID, ApiError, GoneError, ServerSettings, StoppingError
@@ -213,6 +214,10 @@ def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None =
     @app.post("/v1/chat/completions", openapi_extra=described(Chat))
     async def chat_completions(request: Request) -> Response:
         return await server.respond(request, Chat, server.calls.chat)
+
+    @app.post("/v1/responses", openapi_extra=described(Respond))
+    async def responses(request: Request) -> Response:
+        return await server.respond(request, Respond, server.calls.respond)
 
     add_status(app, server)
     add_texts(app, server)

@@ -22,6 +22,7 @@ from draftree.serve.chat import MessageReader, chat_prompt, template_variables, 
 from draftree.serve.grammars import Constraint, constraint_of, refused
 from draftree.serve.output import RequestOutput
 from draftree.serve.protocol import Chat, Completion, Sampling, Tokenize, plain
+from draftree.serve.respond import RENAMED, Respond, chat_of
 from draftree.serve.responses import Call
 from draftree.serve.settings import ApiError, ServerSettings
 from draftree.serve.templates import chat_text
@@ -121,6 +122,18 @@ class CallReader:
         call = Call(body, self.settings.model_name, self.tokenizer, logprobs, **own)
         for output, reader in zip(outputs, readers, strict=True):
             output.skip_special_tokens = output.skip_special_tokens and not reader.raw
+        return call, outputs
+
+    def respond(self, body: Respond, cache_salt: str | None) -> tuple[Call, list[RequestOutput]]:
+        """Return the call of /v1/responses and its outputs, or raise an ApiError that names a wrong field."""
+        try:
+            call, outputs = self.chat(chat_of(body), cache_salt)
+        except ApiError as error:
+            for old, new in RENAMED.items():
+                error.message = error.message.replace(old, new)
+                error.param = error.param and error.param.replace(old, new)
+            raise
+        call.unused = [*call.unused, *(name for name in ("include", "max_tool_calls") if getattr(body, name))]
         return call, outputs
 
     def _prediction(self, body: Chat) -> list[int]:

@@ -84,14 +84,10 @@ class Unused(Strict):
         return [name for name in Unused.model_fields if getattr(self, name) is not None]
 
 
-class Sampling(Unused):
-    """Define the fields of both completions and chats.
-
-    Fields of the API whose only supported value is its default are typed as that value.
-    """
+class Common(Unused):
+    """Define the fields of completions, chats and responses."""
 
     model: str | None = None
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
@@ -102,6 +98,24 @@ class Sampling(Unused):
     presence_penalty: Penalty | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: Seed | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Annotated[str, Field(max_length=512)] | None = None
+    draftree: DraftreeOptions | None = None
+
+    @property
+    def own(self) -> DraftreeOptions:
+        """Return draftree's own fields, all unset by default."""
+        return self.draftree or _NOTHING
+
+
+class Sampling(Common):
+    """Define the fields of both completions and chats.
+
+    Fields of the API whose only supported value is its default are typed as that value.
+    """
+
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     stop: Stop = None
     stop_token_ids: Tokens | None = None
@@ -110,17 +124,8 @@ class Sampling(Unused):
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     return_token_ids: bool | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    user: Annotated[str, Field(max_length=512)] | None = None
-    draftree: DraftreeOptions | None = None
-
-    @property
-    def own(self) -> DraftreeOptions:
-        """Return draftree's own fields, all unset by default."""
-        return self.draftree or _NOTHING
 
     @property
     def tries(self) -> int:

@@ -220,7 +220,7 @@ def _chunk(call: Call, delta: Delta, output: RequestOutput, *, first: bool) -> d
     if first and call.body.return_token_ids:
         details["prompt_token_ids"] = list(output.prompt)
     if call.chat:
-        message, finish = _read(call, delta)
+        message, finish = message_parts(call, delta)
         choice, news = _chat_choice(delta.index, message, finish, _logprobs(call, delta, output)), message or finish
     else:
         choice, news = _completion_choice(call, delta, output), delta.text or delta.finish
@@ -259,7 +259,7 @@ def _tree(call: Call, tree: StepTree) -> dict[str, Any]:
     return texts | {"parents": tree.parents, "drafters": tree.drafters, "accepted": tree.accepted}
 
 
-def _read(call: Call, delta: Delta) -> tuple[dict[str, Any], str | None]:
+def message_parts(call: Call, delta: Delta) -> tuple[dict[str, Any], str | None]:
     """Return the parts that a delta adds to a message, and its finish reason."""
     reader = call.readers[delta.index]
     read = reader.feed(delta.text, last=delta.finish is not None, end_token=delta.end_token)
@@ -317,7 +317,7 @@ def whole_choice(call: Call, delta: Delta, index: int, output: RequestOutput) ->
     if call.body.return_token_ids:
         own["prompt_token_ids"] = list(output.prompt)
     if call.chat:
-        found, finish = _read(call, delta)
+        found, finish = message_parts(call, delta)
         message = {"role": "assistant", "content": None if "tool_calls" in found else "", "refusal": None} | found
         for one in message.get("tool_calls", ()):
             del one["index"]

@@ -22,7 +22,8 @@ from draftree.grammar import GrammarBusyError
 from draftree.serve.calls import CallReader
 from draftree.serve.metrics import Metrics
 from draftree.serve.output import Delta, OutputStream, RequestOutput
-from draftree.serve.protocol import Sampling
+from draftree.serve.protocol import Common
+from draftree.serve.respond import Respond, response_events, whole_response
 from draftree.serve.responses import Call, api_error, best, events, statistics, usage, whole_choice
 from draftree.serve.settings import ApiError, GoneError, ServerSettings
 from draftree.serve.templates import with_template
@@ -30,8 +31,9 @@ from draftree.serve.worker import Worker
 
 T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
-Asked = TypeVar("Asked", bound=Sampling)
+Asked = TypeVar("Asked", bound=Common)
 UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # Proxies such as nginx must not buffer streams.
+JSON = "application/json"
 IGNORED = "X-Draftree-Ignored"  # Header that names the fields of a request without effect.
 
 
@@ -176,8 +178,9 @@ class Server:
             ApiError: a field is wrong, the queue is full, the server is stopping, or the prompt took too long.
         """
         key = self.key(request)
-        body = await self.body(request, kind)
-        call, outputs = await asyncio.to_thread(reader, body, self.settings.cache_salt(key, body.user))
+        asked = await self.body(request, kind)
+        call, outputs = await asyncio.to_thread(reader, asked, self.settings.cache_salt(key, asked.user))
+        body = call.body
         deadline = time.monotonic() + min(self.settings.timeout, body.own.timeout or math.inf)
         if call.echo and call.logprobs is not None:
             prompts = [output.prompt for output in outputs[:: body.tries]]  # Each prompt is scored once.
@@ -191,8 +194,13 @@ class Server:
             await self._start(stream)
         headers = {IGNORED: ", ".join(call.unused)} if call.unused else {}
         if body.stream:
-            return EventSourceResponse(events(call, stream), headers=UNBUFFERED | headers)
-        return await self._whole(request, call, stream, headers)
+            written = response_events(call, asked, stream) if isinstance(asked, Respond) else events(call, stream)
+            return EventSourceResponse(written, headers=UNBUFFERED | headers)
+        whole = await self._whole(request, call, stream)
+        if isinstance(asked, Respond):
+            return Response(to_json(whole_response(call, asked, whole[0], outputs)), headers=headers, media_type=JSON)
+        found = await self._choices(call, whole, stream)
+        return Response(to_json(found), headers=headers, media_type=JSON)
 
     async def _start(self, stream: OutputStream) -> None:
         """Start outputs in the worker."""
@@ -208,9 +216,9 @@ class Server:
         except ValueError as error:
             raise ApiError(str(error)) from None
 
-    async def _whole(self, request: Request, call: Call, stream: OutputStream, headers: dict[str, str]) -> Response:
-        """Return a response that is not streamed; end its outputs if the client disconnects."""
-        body, n, tries = call.body, call.body.n or 1, call.body.tries
+    async def _whole(self, request: Request, call: Call, stream: OutputStream) -> list[Delta]:
+        """Return whole outputs, the best ones of each prompt; end them if the client disconnects."""
+        n, tries = call.body.n or 1, call.body.tries
 
         async def collected() -> list[Delta]:
             found = [delta async for delta in stream.deltas() if delta is not None]
@@ -224,7 +232,12 @@ class Server:
                 raise
             raise api_error(error) from None
         if tries > n:
-            whole = [delta for i in range(0, len(whole), tries) for delta in best(whole[i : i + tries], n)]
+            return [delta for i in range(0, len(whole), tries) for delta in best(whole[i : i + tries], n)]
+        return whole
+
+    async def _choices(self, call: Call, whole: list[Delta], stream: OutputStream) -> dict[str, Any]:
+        """Return the object of a completion or a chat."""
+        body = call.body
 
         def choices() -> list[dict[str, Any]]:
             return [whole_choice(call, delta, i, stream.outputs[delta.index]) for i, delta in enumerate(whole)]
@@ -235,4 +248,4 @@ class Server:
         found["usage"] = usage(call, stream.outputs)
         if body.own.stats:
             found["draftree"] = statistics(stream.outputs)
-        return Response(to_json(found), headers=headers, media_type="application/json")
+        return found
