@@ -12,7 +12,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 from serve_driver import MESSAGES, Running, serving
-from tool_chat import ADD, ARGUMENTS, LOOK, THINKING, TOOLS, talking
+from tool_chat import ADD, ARGUMENTS, LOOK, THINKING, TOOLS, says, talking
 
 from benchmarks.machine.schemas import SCHEMAS, record
 from draftree import Grammar, GrammarDrafter, Lookahead, Merge, generate
@@ -180,20 +180,6 @@ def test_a_required_call_in_a_stream(talker: Running) -> None:
     called = [call for delta in deltas for call in delta.tool_calls or ()]
     assert len(called) == 1
     jsonschema.validate(json.loads(called[0].function.arguments), ARGUMENTS[called[0].function.name])
-
-
-def says(tokenizer: Any, text: str, begun: str | None = None, **fields: Any) -> bool:
-    """Return whether the grammar of a chat with these fields permits `text`."""
-    asked = Chat.model_validate({"messages": MESSAGES, "tools": TOOLS} | fields)
-    constraint = constraint_of(
-        asked, [tool.model_dump(exclude_none=True) for tool in asked.tools or ()], tokenizer, begun
-    )
-    assert constraint is not None
-    state = constraint.grammar.compile(tokenizer, 4096, [tokenizer.eos_token_id]).begin()
-    ids = tokenizer(text, add_special_tokens=False).input_ids
-    return all(state.permits(ids[:i], [0, token], [-1, 0])[1] for i, token in enumerate(ids)) and bool(
-        state.allowed(ids)[tokenizer.eos_token_id]
-    )
 
 
 SEA, SUM = ('{"name": "look", "arguments": {"at": "sea"}}', '{"name": "add", "arguments": {"a": 7, "b": 2}}')

@@ -6,6 +6,6 @@ whose masks depend on the prefix of the answer alone, so drafting does not chang
 
 from __future__ import annotations
 
-from draftree.grammar.llguidance import GrammarBusyError, GrammarError, Matcher
+from draftree.grammar.llguidance import GrammarBusyError, GrammarError, Matcher, lark_text
 from draftree.grammar.source import CompiledGrammar, Grammar, Grammars, compile_grammars
 from draftree.grammar.state import GrammarProcessor, GrammarState, with_grammar

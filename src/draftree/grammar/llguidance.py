@@ -65,17 +65,59 @@ def library() -> Any:
     return llguidance
 
 
+def marker_tokens(tokenizer: Any) -> dict[int, str]:
+    """Return the markers of a tokenizer by id: the tokens that Hugging Face calls special.
+
+    A marker is part of no text: `<[id]>` in a grammar allows it, and nothing else does. A text of a grammar that equals
+    a marker's name is spelled by ordinary tokens. All other tokens, such as Qwen's `<think>`, are texts.
+    """
+    return {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+
+
+def lark_text(tokenizer: Any, text: str) -> str:
+    """Return a text of a chat template in Lark: its markers as `<[id]>`, the rest in quotes."""
+    ids = {name: number for number, name in marker_tokens(tokenizer).items()}
+    names = "|".join(map(re.escape, sorted(ids, key=len, reverse=True)))
+    parts = re.split(f"({names})", text) if names else [text]
+    return " ".join(f"<[{ids[part]}]>" if part in ids else json.dumps(part) for part in parts if part)
+
+
+class _Tokens:
+    """Hold the bytes of tokens and encode texts, as llguidance asks of a tokenizer; markers begin with byte 255.
+
+    The library's own reader takes every added token of the form <...> for a marker, and finds markers in texts.
+    """
+
+    is_tokenizer_wrapper = True
+    bos_token_id, special_token_ids = None, ()
+
+    def __init__(self, tokenizer: Any, vocabulary: int, end_tokens: tuple[int, ...]) -> None:
+        from llguidance.hf import from_tokenizer
+
+        self._reader = from_tokenizer(tokenizer, n_vocab=vocabulary, eos_token=list(end_tokens), slices=[])
+        self.eos_token_id = end_tokens[0]
+        markers, known = {*marker_tokens(tokenizer), *end_tokens}, set(tokenizer.get_vocab().values())
+        self.tokens = [self._reader.decode_bytes([token]) for token in range(vocabulary)]
+        for token in range(vocabulary):
+            if token in markers or token not in known:
+                self.tokens[token] = b"\xff" + self.tokens[token]
+
+    def __call__(self, text: str) -> list[int]:
+        """Return tokens that spell exactly `text`: the usual ones, or greedy ones where those would change it."""
+        usual = list(self._reader.tokenize_str(text))
+        spelled = b"".join(self.tokens[token] for token in usual) == text.encode()
+        return usual if spelled else list(self._reader.greedy_tokenize(text))
+
+
 def read_tokenizer(tokenizer: Any, vocabulary: int, end_tokens: tuple[int, ...]) -> LLTokenizer:
-    """Read the bytes of a tokenizer's tokens; takes about a second for 128,000 tokens.
+    """Read the bytes of a tokenizer's tokens; takes about two seconds for 128,000 tokens.
 
     Raises:
         GrammarError: the tokenizer is not a fast one.
     """
-    library()
-    from llguidance.hf import from_tokenizer
-
+    made = library().LLTokenizer
     try:
-        return from_tokenizer(tokenizer, n_vocab=vocabulary, eos_token=list(end_tokens))
+        return made(_Tokens(tokenizer, vocabulary, end_tokens), eos_token=list(end_tokens))
     except Exception as error:  # Rust raises many types.
         raise GrammarError(
             f"Grammars need a fast tokenizer of Hugging Face's that llguidance can read, and {type(tokenizer).__name__}"
@@ -152,7 +194,7 @@ def build(tokenizer: LLTokenizer, kind: str, text: str) -> LLMatcher:
         return matcher
 
     matcher = _in_time(kind, text, work)
-    error = matcher.get_error()
+    error = re.sub("; following special tokens.*", ": write it as text in quotes", matcher.get_error(), flags=re.DOTALL)
     if error.startswith("NoExtension"):
         raise GrammarError(f"The {NAMES[kind]} allows no text at all: correct it.")
     if matcher.is_error():

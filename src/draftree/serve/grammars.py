@@ -12,14 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from draftree.grammar import Grammar, GrammarBusyError, GrammarError
+from draftree.grammar import Grammar, GrammarBusyError, GrammarError, lark_text
 from draftree.serve.chat import REASONING
 from draftree.serve.protocol import Chat, NamedTool, Sampling
 from draftree.serve.settings import ApiError
+from draftree.serve.templates import CALLS_END, FORMS, response_template
 
 ANYTHING = "/(?s:.*)/"
 WHOLE_CALL = {"type": "function", "function": "{content}"}  # How templates describe calls that are one JSON object.
-FORMS: dict[str, Any] = {
+CONSTRUCTORS: dict[str, Any] = {
     "json_": Grammar.json_schema,
     "json_object": lambda _: Grammar.json(),
     "regex": Grammar.regex,
@@ -85,13 +86,13 @@ class _Rules:
     parts: dict[str, Grammar]
     field: str  # Field of the request that asked for it.
 
-    def compose(self, thinking: tuple[str, str] | None) -> Grammar:
-        """Return the grammar, after `thinking` (its beginning and its rule) if the model reasons."""
+    def compose(self, thinking: tuple[str, tuple[str, ...]] | None) -> Grammar:
+        """Return the grammar, after `thinking` (its beginning and its rules) if the model reasons."""
         if thinking is None and self.start == "@content":
             return self.parts["content"]
         start, rules = self.start, self.rules
         if thinking is not None:
-            start, rules = f"{thinking[0]} ({start})", (*rules, thinking[1])
+            start, rules = f"{thinking[0]} ({start})", (*rules, *thinking[1])
         return Grammar.ebnf("\n".join([f"start: {start}", *rules]), **self.parts)
 
 
@@ -104,14 +105,16 @@ def _form(body: Sampling) -> _Rules | None:
     if form is not None and form.type == "text":
         form = None
     if more is not None:
-        given = [name for name in FORMS if getattr(more, name) is not None]
+        given = [name for name in CONSTRUCTORS if getattr(more, name) is not None]
         if len(given) != 1 or form is not None:
             raise ApiError(
                 "Give one of json, json_object, regex, choice and grammar, and no response_format beside it.",
                 "structured_outputs",
             )
         with refused("structured_outputs"):
-            return _Rules("@content", (), {"content": FORMS[given[0]](getattr(more, given[0]))}, "structured_outputs")
+            return _Rules(
+                "@content", (), {"content": CONSTRUCTORS[given[0]](getattr(more, given[0]))}, "structured_outputs"
+            )
     if form is None:
         return None
     with refused("response_format"):
@@ -134,35 +137,91 @@ def _calls(body: Chat, tools: Sequence[dict[str, Any]], tokenizer: Any, form: _R
     strict = any(tool["function"].get("strict") for tool in tools)
     if not (forced or single or strict or form):
         return None
-    markers = _markers(tokenizer, "tool_calls", r"\s*")
-    if markers is None:
+    written = _call_form(tokenizer)
+    opening = None if written is None else _up_to(tokenizer, "before", written.mark, written.pattern)
+    if written is None or opening is None:
         raise ApiError(
-            "This model's calls cannot be held to a grammar, as its response_template does not have them as one JSON "
-            "object between two markers: leave response_format, parallel_tool_calls, strict and other tool_choices "
-            "than 'auto' and 'none' out.",
+            "This model's calls cannot be held to a grammar, as their arguments are not one JSON object after the name "
+            "of the function: leave response_format, parallel_tool_calls, strict and other tool_choices than 'auto' "
+            "and 'none' out.",
             "tools",
         )
-    begin, end = (_lark(tokenizer, marker) for marker in markers)
-    parts, written = {}, []
+    call, parts = _call_rule(tokenizer, written, tools, forced)
+    more = "" if single else f"({_lark(tokenizer, written.between)} call)*"
+    calls = f"call {more} {_lark(tokenizer, written.last)}"
+    if forced or form is not None:
+        others = {} if forced or form is None else form.parts
+        rules = call, f"calls: {_lark(tokenizer, written.first)} {calls}"
+        return _Rules("@content | calls" if others else "calls", rules, parts | others, "tools")
+    if written.alone:
+        begun = _lark(tokenizer, written.first.rpartition(written.mark)[2])
+        return _Rules(f"before_rest | before {begun} {calls}", (call, *opening), parts, "tools")
+    return _Rules(f"(before call){'?' if single else '*'} before_rest", (call, *opening), parts, "tools")
+
+
+def _call_rule(
+    tokenizer: Any, written: _CallForm, tools: Sequence[dict[str, Any]], forced: bool
+) -> tuple[str, dict[str, Grammar]]:
+    """Return the Lark rule of one call of any tool, and the grammars of their arguments."""
+    parts, ways = {}, []
     with refused("tools"):
         for i, tool in enumerate(tools):
             parts[f"arguments{i}"] = Grammar.json_schema(_arguments_of(tool["function"], forced))
-            name = json.dumps(tool["function"]["name"], ensure_ascii=False)
-            front = json.dumps(f'{{"name": {name}, "arguments": ')
-            written.append(f'({front} @arguments{i} "}}")')
-    one = " | ".join(written)
-    call = f'"\\n"? ({one}) "\\n"? {end}'
-    if forced or form is not None:
-        more = "" if single else '("\\n"? call)*'
-        rules = f"calls: call {more}", f"call: {begin} {call}"
-        others = {} if forced or form is None else form.parts
-        return _Rules("@content | calls" if others else "calls", rules, parts | others, "tools")
-    often = "?" if single else "*"
-    if begin.startswith("<"):  # A special token is no part of any text.
-        return _Rules(f"({ANYTHING} {begin} {call}){often} {ANYTHING}", (), parts, "tools")
-    without = re.escape(markers[0]).replace("/", r"\/")
-    rules = f"before[suffix={begin}]: {ANYTHING}", f"REST: {ANYTHING} & ~/(?s:.*){without}(?s:.*)/"
-    return _Rules(f"(before {call}){often} REST", rules, parts, "tools")
+            name = tool["function"]["name"]
+            before = written.before.replace("NAME", name).replace("QUOTED", json.dumps(name, ensure_ascii=False))
+            ways.append(f"{_lark(tokenizer, before)} @arguments{i} {_lark(tokenizer, written.after)}")
+    return f"call: {' | '.join(ways)}", parts
+
+
+@dataclass(frozen=True, slots=True)
+class _CallForm:
+    """Describe how a model writes calls: `first`, calls with `between` them, `last`; each has its arguments in it.
+
+    The texts have "␤" for an optional line break and "␣" for an optional space; `before` has the function's name as
+    NAME, or in JSON as QUOTED.
+    """
+
+    mark: str  # The text in `first` after which no other text may follow.
+    before: str
+    after: str
+    first: str
+    between: str
+    last: str = ""
+    pattern: str | None = None  # All texts that begin a call to the parser, if there are more than `mark`.
+    alone: bool = True  # No text follows the calls.
+
+
+OPTIONAL = {"␤": r'"\n"?', "␣": '" "?'}
+
+
+def _deepseek(before: str, after: str, between: str) -> _CallForm:
+    first, begin, end = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+    return _CallForm(first, before, after + end, first + begin, between + begin, CALLS_END, "<｜tool▁calls?▁begin｜>")
+
+
+BY_NAME = {
+    "llama3_json": _CallForm(
+        '{"name":', ' QUOTED, "parameters": ', "}", '{"name":', '; {"name":', pattern=r'\{\s*"name"\s*:'
+    ),
+    "mistral": _CallForm("[TOOL_CALLS]", '{"name": QUOTED, "arguments": ', "}", "[TOOL_CALLS]␣[", ", ", "]"),
+    "mistral_v11": _CallForm("[TOOL_CALLS]", "NAME[ARGS]", "", "[TOOL_CALLS]", "[TOOL_CALLS]"),
+    "deepseek_v3": _deepseek("function<｜tool▁sep｜>NAME\n```json\n", "\n```", "\n"),
+    "deepseek_v31": _deepseek("NAME<｜tool▁sep｜>", "", ""),
+}
+
+
+def _call_form(tokenizer: Any) -> _CallForm | None:
+    """Return how the model writes calls; None if a grammar cannot."""
+    field = _field(tokenizer, "tool_calls")
+    for name, form in BY_NAME.items():
+        if field == FORMS[name].field:
+            return form
+    markers = _markers(tokenizer, "tool_calls", r"\s*")
+    if markers is None:
+        return None
+    begin, end = markers
+    before, after = '␤{"name": QUOTED, "arguments": ', f"}}␤{end}"
+    return _CallForm(begin, before, after, begin, f"␤{begin}", alone=False)
 
 
 def _arguments_of(function: dict[str, Any], forced: bool) -> dict[str, Any]:
@@ -174,17 +233,32 @@ def _arguments_of(function: dict[str, Any], forced: bool) -> dict[str, Any]:
     return asked if typed else {"type": "object"} | asked
 
 
-def _thinking(tokenizer: Any, begun: str | None) -> tuple[str, str] | None:
-    """Return the beginning of the reasoning in Lark, and its rule; None if the model does not reason."""
+def _thinking(tokenizer: Any, begun: str | None) -> tuple[str, tuple[str, ...]] | None:
+    """Return the beginning of the reasoning in Lark, and its rules; None if the model does not reason."""
     for name in REASONING:
         markers = _markers(tokenizer, name, "")
         if markers is None or begun not in (None, name):
             continue
-        begin, end = (_lark(tokenizer, marker) for marker in markers)
-        rule = f"thoughts: {ANYTHING} {end}" if end.startswith("<") else f"thoughts[suffix={end}]: {ANYTHING}"
-        # Templates leave up to two blanks after the reasoning; `MessageReader` strips them.
-        return (r"thoughts /\s{0,2}/" if begun == name else rf"({begin} thoughts /\s{{0,2}}/)?"), rule
+        rules = _up_to(tokenizer, "thoughts", markers[1])
+        if rules is None:
+            continue
+        # Templates leave up to two blanks after the reasoning, which are no content.
+        after = r"thoughts /\s{0,2}/"
+        return after if begun == name else f"({_lark(tokenizer, markers[0])} {after})?", rules
     return None
+
+
+def _up_to(tokenizer: Any, name: str, mark: str, pattern: str | None = None) -> tuple[str, ...] | None:
+    """Return Lark rules: `name` for a text up to `mark` and with it, `name`_rest for a text; none has `pattern`.
+
+    None if marker tokens follow text in `mark`.
+    """
+    without = (re.escape(mark) if pattern is None else pattern).replace("/", r"\/")
+    text, lark = name.upper(), _lark(tokenizer, mark)
+    if " <[" in lark:
+        return None
+    rule = f"{name}: {text} {lark}" if lark.startswith("<") else f"{name}[suffix={lark}]: {text}"
+    return rule, f"{name}_rest: {text}", f"{text}: {ANYTHING} & ~/(?s:.*){without}(?s:.*)/"
 
 
 def _markers(tokenizer: Any, name: str, before: str) -> tuple[str, str] | None:
@@ -205,7 +279,7 @@ def _markers(tokenizer: Any, name: str, before: str) -> tuple[str, str] | None:
 
 def _field(tokenizer: Any, name: str) -> dict[str, Any] | None:
     """Return a field of the response template; None for none."""
-    template = getattr(tokenizer, "response_template", None) or {}
+    template = response_template(tokenizer) or {}
     found: dict[str, Any] | None = (template.get("fields") or {}).get(name)
     return found
 
@@ -221,9 +295,7 @@ def _literal(field: dict[str, Any], name: str, before: str) -> str | None:
     return text if text and re.escape(text) == pattern else None
 
 
-def _lark(tokenizer: Any, marker: str) -> str:
-    """Return a marker in llguidance's Lark: special tokens by their id in angle brackets, others as text."""
-    for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
-        if token.special and token.content == marker:
-            return f"<[{number}]>"
-    return json.dumps(marker)
+def _lark(tokenizer: Any, text: str) -> str:
+    """Return a text of `_CallForm` in Lark."""
+    parts = [OPTIONAL.get(part) or lark_text(tokenizer, part) for part in re.split("([␤␣])", text)]
+    return " ".join(filter(None, parts))
