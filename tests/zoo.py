@@ -337,12 +337,12 @@ def construct(member: Member, **overrides: Any) -> Any:
     auto = AutoModelForSeq2SeqLM if member.encoder_decoder else AutoModelForCausalLM
     torch.manual_seed(0)
     model = auto.from_config(config, attn_implementation=member.attention, dtype=torch.float32).eval()
-    _draw_weights(model)
+    draw_weights(model)
     return model
 
 
 @torch.no_grad()
-def _draw_weights(model: Any) -> None:
+def draw_weights(model: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     head = model.get_output_embeddings()

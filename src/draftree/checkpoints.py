@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,20 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 BLOCKS = ("q4_0", "q8_0")
 QUANTIZED = (*BLOCKS, "int8")
 SMALL = 2_000_000_000  # Parameters below which a CPU computes 16-bit models in float32.
+# Packages of PyPI by which transformers reads quantised checkpoints, by `quant_method`.
+READERS = {
+    "aqlm": ("aqlm", "accelerate"),
+    "auto-round": ("auto-round",),
+    "awq": ("gptqmodel", "accelerate"),
+    "bitnet": ("accelerate",),
+    "bitsandbytes": ("bitsandbytes", "accelerate"),
+    "compressed-tensors": ("compressed-tensors",),
+    "fp8": ("accelerate",),
+    "gptq": ("gptqmodel", "optimum"),
+    "mxfp4": ("accelerate",),
+    "quanto": ("optimum-quanto", "accelerate"),
+    "torchao": ("torchao",),
+}
 CONTROL_GROUP = Path("/sys/fs/cgroup")  # The container's, inside of one.
 
 
@@ -79,7 +94,7 @@ class Placement:
             if find_spec("accelerate") is None:
                 raise ValueError("A device_map needs accelerate: pip install accelerate.")
             return
-        if self.device == "auto":
+        if self.device in ("auto", "cpu"):
             return
         import torch  # This takes a second, and is done after the other checks.
 
@@ -173,46 +188,75 @@ def pretrained(source: str | os.PathLike[str], **options: Any) -> Any:
         options: of `from_pretrained`.
 
     Raises:
-        ValueError: weights are missing (transformers would initialise them at random) or unreadable.
+        ValueError: weights are missing (transformers would initialise them at random) or unreadable, or a package is.
     """
     from safetensors import SafetensorError
 
-    kind = _auto_class(os.fspath(source), options.get("gguf_file"))
+    name = os.fspath(source)
+    check_packages(name)
     try:
+        kind = _auto_class(name, options.get("gguf_file"))
         model, found = kind.from_pretrained(source, output_loading_info=True, **options)
     except SafetensorError as error:
         raise ValueError(
-            f"The weights of {os.fspath(source)!r} cannot be read ({brief(error)}): copy or download the model again."
+            f"The weights of {name!r} cannot be read ({brief(error)}): copy or download the model again."
         ) from error
+    except (ImportError, RuntimeError) as error:  # A package or device that is missing, or tensors of other shapes.
+        if "memory" in str(error):
+            raise
+        raise ValueError(f"transformers cannot load {name!r} here: {brief(error)}.") from error
     missing = sorted(found["missing_keys"])
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ValueError(
-            f"{os.fspath(source)!r} lacks weights of {type(model).__name__}: {', '.join(missing[:3])}{more}: give a "
+            f"{name!r} lacks weights of {type(model).__name__}: {', '.join(missing[:3])}{more}: give a "
             "complete checkpoint."
         )
     return model
 
 
+def check_packages(name: str) -> None:
+    """Refuse a model folder that needs a package which is not installed; torch is not imported for it.
+
+    Raises:
+        ValueError: the package, and what needs it.
+    """
+    folder = Path(name)
+    if (folder / "adapter_config.json").is_file() and find_spec("peft") is None:
+        raise ValueError(f"The folder {name!r} holds an adapter (LoRA): pip install peft, or give the merged model.")
+    missing: list[str] = []
+    with suppress(OSError, ValueError, AttributeError):  # Hub names, and files that transformers explains.
+        found = json.loads((folder / "config.json").read_text("utf-8")).get("quantization_config") or {}
+        method = found.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in found else "")
+        missing = [package for package in READERS.get(method, ()) if not _installed(package)]
+    if missing:
+        raise ValueError(f"The weights of {name!r} are quantised by {method}: pip install {' '.join(missing)}.")
+
+
+def _installed(package: str) -> bool:
+    """Return whether a package of PyPI is installed."""
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
+
+
 def _auto_class(source: str, gguf_file: str | None) -> Any:
-    """Return transformers' class for a checkpoint: a decoder, an encoder-decoder, or a model for images and text.
+    """Return transformers' class for a checkpoint: a decoder, an encoder-decoder, or one with more inputs than text.
 
     The configuration decides, because many encoder-decoders also have a class for their decoder alone, whose embeddings
     their checkpoints lack.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, AutoModelForSeq2SeqLM
     from transformers.utils import find_adapter_config_file
 
     adapter = None if gguf_file else find_adapter_config_file(source)
     if adapter is not None:
         source = json.loads(Path(adapter).read_text("utf-8"))["base_model_name_or_path"]
     config = AutoConfig.from_pretrained(source, gguf_file=gguf_file)
-    if getattr(config, "is_encoder_decoder", False):
-        return AutoModelForSeq2SeqLM
-    known = type(config) in AutoModelForCausalLM._model_mapping
-    if not known and type(config) in AutoModelForImageTextToText._model_mapping:
-        return AutoModelForImageTextToText
-    return AutoModelForCausalLM
+    kinds: list[Any] = [AutoModelForCausalLM, AutoModelForMultimodalLM]
+    kinds.insert(0 if getattr(config, "is_encoder_decoder", False) else 2, AutoModelForSeq2SeqLM)
+    return next((kind for kind in kinds if type(config) in kind._model_mapping), AutoModelForCausalLM)
 
 
 def known_folder(name: str) -> str:
@@ -221,7 +265,7 @@ def known_folder(name: str) -> str:
     A GGUF file on the hub, `owner/name:file.gguf`, is downloaded if the cache does not have it.
 
     Raises:
-        ValueError: no such folder, file or model on the hub, or a folder without a model.
+        ValueError: no such folder, file or model on the hub, a folder without a model, or a missing package.
     """
     folder = Path(name).expanduser()
     if is_gguf(name):
@@ -234,6 +278,7 @@ def known_folder(name: str) -> str:
     if folder.is_dir():
         if not any((folder / config).is_file() for config in ("config.json", "adapter_config.json")):
             raise ValueError(f"The folder {name!r} has no config.json: give one that a model was saved into.")
+        check_packages(str(folder))
         return str(folder)
     if name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or folder.exists():
         raise ValueError(

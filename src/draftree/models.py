@@ -63,10 +63,6 @@ def load_model(
             if loaded is not None:
                 return loaded
             report(f"The weights of {path} are dequantised and take the memory of unquantised ones.")
-        if (Path(path) / "adapter_config.json").is_file() and find_spec("peft") is None:
-            raise ValueError(
-                f"The folder {name!r} holds an adapter (LoRA): pip install peft, or give the merged model."
-            )
         tokenizer = _tokenizer(path, name, gguf)  # Before the model, which takes long.
         dtype = "float32" if gguf and placement.dtype == "auto" else placement.dtype
         model = _loaded(path, placement, dtype, report, gguf)
@@ -131,8 +127,8 @@ def _tokenizer(path: str, name: str, gguf: dict[str, str]) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(Path(path).parent if gguf else path, **gguf)
-    except (OSError, ValueError) as error:  # Its message has several paragraphs.
-        if Path(path).is_dir():
+    except (ImportError, OSError, ValueError) as error:  # Its message has several paragraphs.
+        if Path(path).is_dir() and not isinstance(error, ImportError):
             advice = "save the model's tokenizer there too"
         else:
             advice = str(error).strip().splitlines()[0].rstrip(".")

@@ -16,13 +16,20 @@ from few import few
 from generate_driver import same
 from gguf_files import write_gguf
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+)
 from typer.testing import CliRunner
-from zoo import MEMBERS, construct
+from zoo import LLAMA_LIKE, MEMBERS, construct, draw_weights
 
 import draftree
-from draftree import models
-from draftree.checkpoints import Placement, known_folder
+from draftree import checkpoints, models
+from draftree.checkpoints import Placement, _auto_class, known_folder
 from draftree.cli import app
 from draftree.cli.options import chosen_model
 from draftree.models import load_model, packaged_model
@@ -75,18 +82,81 @@ def test_missing_weights_are_refused_by_name(family: str, demo: Any, tmp_path: P
         draftree.DraftModel.from_pretrained(tmp_path)
 
 
-def test_models_for_images_and_text_load_for_text(demo: Any, tmp_path: Path) -> None:
-    from transformers import LlavaConfig, LlavaForConditionalGeneration
+VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+SQUARE = VISION | {"image_size": 16, "patch_size": 8}
+TOWER = VISION | {"depth": 1, "num_heads": 2, "out_hidden_size": 64}
+M_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
+MIXED: dict[str, Any] = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
+# Family: settings of its text model, of its vision model, and its own.
+SEEING: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "qwen2_5_vl": (M_ROPE, TOWER | {"fullatt_block_indexes": [0]}, {}),
+    "qwen3_vl": (M_ROPE, TOWER | {"deepstack_visual_indexes": [0]}, {}),
+    "gemma3": (MIXED, SQUARE | {"model_type": "siglip_vision_model"}, {"mm_tokens_per_image": 4}),
+    "smolvlm": ({"model_type": "llama"}, SQUARE, {"scale_factor": 2}),
+    "llava": ({"model_type": "llama"}, SQUARE | {"model_type": "clip_vision_model", "projection_dim": 16}, {}),
+}
 
-    text = construct(MEMBERS["llama"], vocab_size=len(demo.tokenizer)).config.to_dict()
-    vision = {"model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    vision |= {"num_attention_heads": 2, "image_size": 8, "patch_size": 4, "projection_dim": 16}
-    LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=text)).save_pretrained(tmp_path)
+
+@pytest.mark.parametrize("family", few(SEEING, ("qwen2_5_vl", "gemma3")))
+def test_models_for_images_and_text_load_for_text(family: str, demo: Any, tmp_path: Path) -> None:
+    text, vision, settings = SEEING[family]
+    text = LLAMA_LIKE | {"vocab_size": len(demo.tokenizer), "head_dim": 16} | text
+    config = AutoConfig.for_model(family, text_config=text, vision_config=vision, **settings)
+    made = AutoModelForImageTextToText.from_config(config)
+    draw_weights(made)
+    made.save_pretrained(tmp_path)
     demo.tokenizer.save_pretrained(tmp_path)
     model, tokenizer = load_model(tmp_path)
     ids = tokenizer("a b", return_tensors="pt").input_ids
-    out = draftree.generate(model, ids, drafter=draftree.Lookahead(), max_new_tokens=9)
-    same(out.sequences, model.generate(ids, max_new_tokens=9, do_sample=False))
+    expected = model.generate(ids, max_new_tokens=16, do_sample=False)
+    drafter = draftree.Lookahead()
+    for _ in range(2):  # The second answer is drafted from the first.
+        out = draftree.generate(model, ids, drafter=drafter, max_new_tokens=16)
+        same(out.sequences, expected)
+    assert out.stats.total.accepted > 4
+    with pytest.raises(TypeError, match="reads text alone: leave 'pixel_values' out"):
+        draftree.generate(model, ids, pixel_values=torch.zeros(1, 3, 16, 16))
+
+
+def test_every_family_that_reads_more_than_text_has_a_class(tmp_path: Path) -> None:
+    """Florence-2 is an encoder-decoder that AutoModelForSeq2SeqLM does not know, and Qwen2-Audio reads no images."""
+    for family, loads in (("florence2", "Florence2"), ("qwen2_audio", "Qwen2Audio"), ("idefics2", "Idefics2")):
+        config = CONFIG_MAPPING[family]()
+        config.save_pretrained(tmp_path)
+        kind = _auto_class(str(tmp_path), None)
+        assert kind._model_mapping[type(config)].__name__ == f"{loads}ForConditionalGeneration"
+
+
+@pytest.mark.parametrize(
+    ("quantization", "missing"),
+    [
+        ({"quant_method": "gptq"}, "gptqmodel optimum"),
+        ({"quant_method": "awq"}, "gptqmodel"),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "bitsandbytes"),
+        ({"quant_method": "compressed-tensors"}, "compressed-tensors"),
+        ({"quant_method": "quanto"}, "optimum-quanto"),
+        ({"quant_method": "vptq"}, "vptq"),  # As transformers says it.
+    ],
+)
+def test_quantised_weights_name_the_missing_package(
+    quantization: dict[str, Any], missing: str, demo: Any, tmp_path: Path, refused: Refused, monkeypatch: Any
+) -> None:
+    saved("llama", tmp_path, demo.tokenizer)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+    monkeypatch.setattr(checkpoints, "_installed", lambda package: package == "accelerate")
+    refused(["generate", "--model", str(tmp_path), "hello"], missing)
+    for load in (draftree.load_model, draftree.DraftModel.from_pretrained):
+        with pytest.raises(ValueError, match=f"{missing}.*[.]$"):
+            load(tmp_path)
+
+
+def test_weights_of_other_shapes_are_one_sentence(demo: Any, tmp_path: Path) -> None:
+    saved("llama", tmp_path, demo.tokenizer)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 96}))
+    with pytest.raises(ValueError, match=r"^transformers cannot load .*mismatch.*\.$"):
+        load_model(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q4_1", "Q8_0"])

@@ -117,13 +117,13 @@ def inspect_model(model: Any) -> Target:
     if not known:
         raise TypeError(
             f"draftree drives Hugging Face models, not {type(model).__name__}: "
-            "pass what AutoModelForCausalLM.from_pretrained or AutoModelForSeq2SeqLM.from_pretrained returns."
+            "pass what draftree.load_model, or AutoModelForCausalLM.from_pretrained, returns."
         )
     head = model.get_output_embeddings()
     if head is None or not model.can_generate():
         raise TypeError(
-            f"{type(model).__name__} has no head that writes text: load it with AutoModelForCausalLM or "
-            "AutoModelForSeq2SeqLM."
+            f"{type(model).__name__} has no head that writes text: load it with draftree.load_model, or with "
+            "AutoModelForCausalLM, AutoModelForSeq2SeqLM or AutoModelForImageTextToText."
         )
     config = model.config.get_text_config(decoder=True)
     reason = _without_trees(model, config)

@@ -170,7 +170,8 @@ def side_by_side(linears: Sequence[Any]) -> Tensor:
 def linear_bytes(target: Any) -> int:
     """Return the bytes that a copy of the stock linears of a target's layers and head takes."""
     modules = [m for layer in target.layers for m in layer.modules()] + [target.model.get_output_embeddings()]
-    return sum(weight_bytes(m.weight) for m in modules if type(m) is nn.Linear)
+    # compressed-tensors gives a linear its weight in the first pass.
+    return sum(weight_bytes(m.weight) for m in modules if type(m) is nn.Linear and hasattr(m, "weight"))
 
 
 def misfit(groups: Sequence[Sequence[Any]]) -> str | None:
