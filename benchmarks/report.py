@@ -4,12 +4,14 @@ benchmarks/results/*.json, and the list of experiments in the manual: `make resu
 A result file is what `draftree bench run NAME`, `quick`, `compare` or `speed` has written, as it is.
 `python -m benchmarks.report FILE` checks it and copies it to benchmarks/results/NAME.json; `NAME=FILE` gives it another
 name. What the page shows, in which order, and what the others show stand in benchmarks/results/shown.toml. In those a
-table stands between `<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being one of the `table`s there.
+table stands between `<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being one of the `table`s there. Tables
+have plots in docs/pictures/results.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -21,16 +23,20 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks.chart import SERIES, Bar, chart
 from benchmarks.harness.experiment import experiments
+from benchmarks.harness.plots import NAMING
 from benchmarks.harness.report import counted
 from benchmarks.harness.tables import markdown, shown
 from benchmarks.papers import claims
-from draftree.bench.report import Table
+from draftree.bench.report import Table, number
 from draftree.files import replacing, write_text
+from draftree.pages import colour_of, drafter_of
 
 RESULTS = Path(__file__).parent / "results"
 SHOWN = tomllib.loads((RESULTS / "shown.toml").read_text(encoding="utf-8"))
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
+PLOTS = PAGE.parent / "pictures" / "results"
 MANUAL = PAGE.parent / "developer" / "experiments.md"
 OTHERS = [
     PAGE.parent / page
@@ -80,6 +86,7 @@ def page() -> str:
     for entry in SHOWN["page"]:
         facts = read(RESULTS / entry["file"])
         head, *table = block_of(facts, entry)
+        table = [*picture(Path(entry["file"]).stem, entry, PAGE), *table]
         if not (device := facts["about"]["device"]).startswith(USUAL):
             head += f" {device}."
         lines += [f"## {entry.get('title', facts['says'])}", "", head, *table, ""]
@@ -95,7 +102,50 @@ def block_of(facts: dict[str, Any], entry: dict[str, Any]) -> list[str]:
     text = entry.get("text", " ".join(facts["remarks"]))
     made = f"`{about['command']}` at {about['commit']}; {about['model']}, {counted(about['threads'], 'thread')}."
     columns = entry.get("columns", facts["columns"])
-    return [f"{text} {made}", "", *markdown(shown(table, columns=columns))]
+    return [f"{text} {made}", "", *markdown(in_words(shown(table, columns=columns)))]
+
+
+NAMED = re.compile("|".join(rf"(?<![\w-]){re.escape(name)}(?![\w-])" for name in SHOWN["names"]))
+
+
+def word(name: str) -> str:
+    """Return the name of a thing of ours in words: "lookahead+draft-model" as "Lookahead + draft model"."""
+    return NAMED.sub(lambda found: SHOWN["names"][found[0]], re.sub(r"(?<=[\w-])\+(?=\w)", " + ", name))
+
+
+def heading(column: str) -> str:
+    """Return a column's heading in words."""
+    return SHOWN["headings"].get(column) or word(column).replace("_", " ")
+
+
+def in_words(table: Table) -> Table:
+    """Return a table with its headings and the names of things in words."""
+    rows: list[dict[str, Any]] = []
+    for row in table.rows:
+        ends = {f"{heading(name)}_{end}": row.get(f"{name}_{end}") for name in table.columns for end in ("low", "high")}
+        cells = {name: word(row[name]) if isinstance(row.get(name), str) else row.get(name) for name in table.columns}
+        rows.append(ends | {heading(name): cell for name, cell in cells.items()})
+    return Table(table.title, rows, [heading(name) for name in table.columns])
+
+
+def joined(entry: dict[str, Any], folder: Path = RESULTS) -> tuple[pd.DataFrame, list[str], list[dict[str, Any]]]:
+    """Return one figure of several results as a table, its columns besides `by`, and the facts of the results."""
+    by = [entry["by"]] if isinstance(entry["by"], str) else entry["by"]
+    value, across = entry["value"], entry.get("across")
+    columns: dict[str, pd.DataFrame] = {}
+    results = [read(folder / file) for file in entry["files"].values()]
+    for name, facts in zip(entry["files"], results, strict=True):
+        table = pd.DataFrame(facts["rows"])
+        if across is None:
+            ends = {f"{value}_{end}": f"{name}_{end}" for end in ("low", "high")}
+            columns[name] = table[[*by, value, *ends]].rename(columns={value: name} | ends)
+        else:
+            for one, own in table.groupby(across, sort=False):
+                column = one if len(results) == 1 else f"{one}, {name}"
+                columns[column] = own[[*by, value]].rename(columns={value: column})
+    keys = pd.concat([own[by] for own in columns.values()]).drop_duplicates()  # of a row that not all of them have too
+    table = reduce(lambda left, right: left.merge(right, on=by, how="left"), columns.values(), keys)
+    return table, list(columns), results
 
 
 def side_by_side(entry: dict[str, Any], folder: Path) -> list[str]:
@@ -103,27 +153,65 @@ def side_by_side(entry: dict[str, Any], folder: Path) -> list[str]:
 
     With `across`, there is a column for every value of that column too, and no intervals.
     """
+    table, columns, results = joined(entry, folder)
     by = [entry["by"]] if isinstance(entry["by"], str) else entry["by"]
-    value, across = entry["value"], entry.get("across")
-    columns: dict[str, pd.DataFrame] = {}
-    made, results = [], []
-    for name, file in entry["files"].items():
-        facts = read(folder / file)
-        results.append(facts)
-        table = pd.DataFrame(facts["rows"])
-        if across is None:
-            ends = {f"{value}_{end}": f"{name}_{end}" for end in ("low", "high")}
-            columns[name] = table[[*by, value, *ends]].rename(columns={value: name} | ends)
-        else:
-            for one, own in table.groupby(across, sort=False):
-                columns[f"{one}, {name}"] = own[[*by, value]].rename(columns={value: f"{one}, {name}"})
-        made.append(f"`{facts['about']['command']}` at {facts['about']['commit']}")
-    keys = pd.concat([own[by] for own in columns.values()]).drop_duplicates()  # of a row that not all of them have too
-    joined = reduce(lambda left, right: left.merge(right, on=by, how="left"), columns.values(), keys)
-    about = f"{facts['about']['device']}, {counted(facts['about']['threads'], 'thread')}, {facts['about']['dtype']}"
-    table = shown(joined, columns=[*by, *columns])
+    made = [f"`{facts['about']['command']}` at {facts['about']['commit']}" for facts in results]
+    about = results[-1]["about"]
+    where = f"{about['device']}, {counted(about['threads'], 'thread')}, {about['dtype']}"
     text = entry["text"].replace("DIFFERING", differing(results))
-    return [f"{text} {about}; {', '.join(made)}.", "", *markdown(table)]
+    return [f"{text} {where}; {', '.join(made)}.", "", *markdown(in_words(shown(table, columns=[*by, *columns])))]
+
+
+def plot(entry: dict[str, Any]) -> str:
+    """Return the plot of a table: bars of the columns `plot` of its entry in shown.toml, named by those in `names`."""
+    if "files" in entry:
+        table, series, _ = joined(entry)
+        names = [entry["by"]] if isinstance(entry["by"], str) else entry["by"]
+        title, mark = entry["value"], entry["value"].startswith("over")
+    else:
+        facts = read(RESULTS / entry["file"])
+        table, series = pd.DataFrame(facts["rows"]), entry["plot"]
+        for name, values in (entry.get("only", {}) | entry.get("plot_only", {})).items():
+            table = table[table[name].isin(values)]
+        names = entry.get("names") or [next(iter(entry.get("columns", facts["columns"])))]
+        title, mark = series[0], any(series[0].startswith(start) for start in ("over", "seconds_a_token_over"))
+    alone = len(series) == 1
+    rows = []
+    for _, row in table.iterrows():
+        bars = []
+        for name, colour in zip(series, SERIES, strict=False):
+            value, low, high = (row.get(name + end) for end in ("", "_low", "_high"))
+            if pd.isna(value):
+                continue
+            look = shade(row) if alone else colour
+            told = number(value) + (f" [{number(low)}, {number(high)}]" if alone and pd.notna(low) else "")
+            ends = (None, None) if pd.isna(low) else (low, high)
+            bars.append(Bar("" if alone else heading(name), value, *ends, look, told))
+        if bars:
+            rows.append((", ".join(word(str(row[name])) for name in names if pd.notna(row[name])), bars))
+    title = entry.get("plot_title", heading(title))
+    return chart(title[0].upper() + title[1:], rows, 1.0 if mark else None)
+
+
+def shade(row: pd.Series) -> str:
+    """Return the colour of a bar: its drafter's; other engines are grey, plain decoding is darker."""
+    names = [str(row[name]).split(",")[0] for name in ("name", *NAMING) if name in row]
+    if row.get("engine", "draftree") != "draftree" or any(name.startswith(("hf-", "HF ")) for name in names):
+        return "t"
+    return next((colour_of(name) for name in names if drafter_of(name)), "p")
+
+
+def picture(name: str, entry: dict[str, Any], place: Path) -> list[str]:
+    """Write the plot of a table, and return the lines that show it on the page `place`; none without a plot."""
+    if "plot" not in entry:
+        return []
+    text, file = plot(entry), PLOTS / f"{name}.svg"
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        file.parent.mkdir(exist_ok=True)
+        write_text(file, text)
+    title = re.search("<title>(.*?)</title>", text)
+    assert title is not None
+    return ["", f"![{title[1]}]({Path(os.path.relpath(file, place.parent)).as_posix()})"]
 
 
 def differing(results: Sequence[Mapping[str, Any]]) -> str:
@@ -133,19 +221,24 @@ def differing(results: Sequence[Mapping[str, Any]]) -> str:
     return "no answer differs" if not differ else f"{differ} of {answers} answers differ from plain decoding's"
 
 
-def tables(text: str) -> str:
-    """Return a page with new tables between its result markers; raise a ValueError for an unknown block."""
+def tables(text: str, place: Path) -> str:
+    """Return the text of the page `place` with new tables between its result markers.
+
+    Raises:
+        ValueError: an unknown block.
+    """
     for name in re.findall(r"<!-- results:([\w-]+) -->", text):
         begin, end = f"<!-- results:{name} -->", f"<!-- /results:{name} -->"
         if name not in SHOWN["table"] or text.count(begin) != 1 or text.count(end) != 1:
             raise ValueError(f"{begin} needs a table in benchmarks/results/shown.toml, and one {end}.")
         entry = SHOWN["table"][name]
         if "files" in entry:
-            block = "\n".join(side_by_side(entry, RESULTS))
+            head, *table = side_by_side(entry, RESULTS)
         else:
             facts = read(RESULTS / entry["file"])
             head, *table = block_of(facts, entry)
-            block = "\n".join([f"{head} {facts['about']['device']}, {facts['about']['dtype']}.", *table])
+            head = f"{head} {facts['about']['device']}, {facts['about']['dtype']}."
+        block = "\n".join([head, *picture(name, entry, place), *table])
         before, rest = text.split(begin)
         text = f"{before}{begin}\n\n{block}\n\n{end}{rest.split(end)[1]}"
     return text
@@ -182,7 +275,7 @@ def main(arguments: list[str]) -> None:
         write_text(PAGE, page())
         write_text(claims.PAGE, claims.page(RESULTS))
         for place in OTHERS:
-            write_text(place, tables(place.read_text(encoding="utf-8")))
+            write_text(place, tables(place.read_text(encoding="utf-8"), place))
         write_text(MANUAL, manual(MANUAL.read_text(encoding="utf-8")))
     except ValueError as error:
         sys.exit(str(error))

@@ -53,7 +53,7 @@ def test_quick_writes_a_result_file_with_equal_answers(prompts_file: Path, tmp_p
     assert rows[quick.PLAIN]["drafted"] == 0
     assert str(tmp_path) not in json.dumps(result), "no machine paths in a result file"
     _, _, head, _, *lines = block_of(result, {})
-    assert head.startswith("| method | tokens/s | over plain | over HF generate | ")
+    assert head.startswith("| method | tokens per second | times plain decoding | times Hugging Face | ")
     assert len(lines) == len(rows), "the docs can show a file as it is"
 
 

@@ -4,6 +4,9 @@ as it is."""
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -15,7 +18,7 @@ from benchmarks.harness.experiment import find
 def test_the_page_is_made_of_the_files_and_short():
     text = report.PAGE.read_text(encoding="utf-8")
     assert text == report.page(), "make results"
-    assert text.count("\n") <= 200
+    assert text.count("\n") <= 230
     for entry in report.SHOWN["page"]:
         about = report.read(report.RESULTS / entry["file"])["about"]
         assert about["commit"] in text
@@ -65,6 +68,27 @@ def test_rows_that_not_all_results_have_and_answers_that_differ(tmp_path):
     assert [line.split("|")[1:3] for line in lines] == [[" a ", " 1.00 [0.50, 2.00] "], [" b ", "  "]]
 
 
+def test_every_table_has_the_plot_of_its_file_and_words_for_names():
+    page = report.PAGE.read_text(encoding="utf-8")
+    for name, entry in [(Path(e["file"]).stem, e) for e in report.SHOWN["page"]] + [*report.SHOWN["table"].items()]:
+        file = report.PLOTS / f"{name}.svg"
+        drawn = report.plot(entry)
+        assert file.read_text(encoding="utf-8") == drawn, "make results"
+        assert len(drawn) < 12_000
+        ElementTree.fromstring(drawn)
+        if entry in report.SHOWN["page"]:
+            assert f"](pictures/results/{name}.svg)" in page
+    shown = re.sub(r"`[^`]*`", "", page)
+    assert not re.search("hugging_face|llama_cpp|peak gb|over hf|lookahead-cold|hidden-transfer", shown)
+    drawn = report.plot(next(e for e in report.SHOWN["page"] if e["file"] == "peers-400m.json"))
+    facts = report.read(report.RESULTS / "peers-400m.json")
+    assert drawn.count("<rect") == 1 + len(facts["rows"])
+    widths = [float(found) for found in re.findall(r'<rect (?:class="[pt]"|fill="\S+") .*?width="([\d.]+)"', drawn)]
+    values = [row["tokens_a_second"] for row in facts["rows"]]
+    scale = widths[0] / values[0]
+    assert widths == pytest.approx([value * scale for value in values], abs=0.6), "as long as the values are large"
+
+
 def test_one_figure_of_several_results_side_by_side():
     entry = report.SHOWN["table"]["gain"]
     head, _, names, _, *lines = report.side_by_side(entry, report.RESULTS)
@@ -73,7 +97,7 @@ def test_one_figure_of_several_results_side_by_side():
         facts = report.read(report.RESULTS / file)
         assert facts["about"]["command"] in head
         for row in facts["rows"]:
-            line = next(line for line in lines if line.startswith(f"| {row['drafter']} |"))
+            line = next(line for line in lines if line.startswith(f"| {report.word(row['drafter'])} |"))
             low, high = row["over_plain_low"], row["over_plain_high"]
             assert line.split("|")[place].strip() == f"{row['over_plain']:.2f} [{low:.2f}, {high:.2f}]"
 

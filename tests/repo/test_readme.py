@@ -117,9 +117,9 @@ def test_float32_and_16_bits_are_explained_first(page: str) -> None:
 def test_tables_are_those_of_the_result_files() -> None:
     others = [page.read_text(encoding="utf-8") for page in report.OTHERS]
     assert {match[1] for match in RESULT.finditer("".join(others))} == set(report.SHOWN["table"])
-    assert [report.tables(page) for page in others] == others, "make results"
+    assert list(map(report.tables, others, report.OTHERS)) == others, "make results"
     with pytest.raises(ValueError, match="needs a table"):
-        report.tables("<!-- results:nothing --><!-- /results:nothing -->")
+        report.tables("<!-- results:nothing --><!-- /results:nothing -->", report.PAGE)
 
 
 def ahead(size: str) -> tuple[str, str]:
