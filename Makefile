@@ -41,7 +41,7 @@ help:
 	@echo 'make format    let ruff rewrite the sources'
 	@echo 'make bench     the comparison of all methods'
 	@echo 'make bench-peers  draftree against other engines, each in an environment of its own (PEERS=--quick: short)'
-	@echo 'make results   docs/results.md and the tables of README.md, from benchmarks/results'
+	@echo 'make results   docs/results.md, the tables of other pages and their plots, from benchmarks/results'
 	@echo 'make docs      docs/cli.md from the commands, then the documentation, in docs/_build/html'
 	@echo 'make dist      sdist and wheel, tried in a fresh environment, in dist'
 	@echo 'make clean     remove .venv and everything built'

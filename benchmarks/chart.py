@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
-WIDE, EDGE = 480, 14  # Pixels: of the picture, and of its margin. On a telephone it is shown at three quarters.
+WIDE, EDGE = 440, 12  # Pixels: of the picture, and of its margin. On a telephone it is shown at five sixths.
 SERIES = ("#3ca578", "#0096ff", "#e17800", "#964bb4", "#848484")
-STYLE = """svg{background:#fff}text{font:12px system-ui,sans-serif;fill:#1c2024}.h{font-size:13px;font-weight:600}
-.s,.v{fill:#60666d;font-size:11.5px}.v{text-anchor:end}.g{fill:#fff}.p{fill:#5b6875}.t{fill:#9aa5b1}
+STYLE = """svg{background:#fff}text{font:12.5px system-ui,sans-serif;fill:#1c2024}.h{font-size:13.5px;font-weight:600}
+.s,.v{fill:#60666d;font-size:12px}.v{text-anchor:end}.g{fill:#fff}.p{fill:#5b6875}.t{fill:#9aa5b1}
 .w{stroke:#1c2024;stroke-width:1.2}.m{stroke:#60666d;stroke-dasharray:2 2}@media(prefers-color-scheme:dark){
 svg{background:#1c2024}text{fill:#e6e8ea}.s,.v{fill:#9aa2aa}.g{fill:#1c2024}.p{fill:#93a0ad}.t{fill:#5f6b77}
 .w{stroke:#e6e8ea}.m{stroke:#9aa2aa}}""".replace("\n", "")
@@ -40,7 +40,7 @@ def chart(title: str, rows: Sequence[tuple[str, Sequence[Bar]]], mark: float | N
     bars = [bar for _, own in rows for bar in own]
     most = max(bar.high or bar.value for bar in bars) or 1.0
     named = max((len(bar.name) for bar in bars), default=0)
-    left = EDGE + (min(220, 10 + round(6.1 * named)) if named else 0)
+    left = EDGE + (min(220, 10 + round(6.4 * named)) if named else 0)
     right = WIDE - EDGE - (46 if named else 0)
     drawn: list[str] = [f'<text class="h" x="{EDGE}" y="24">{escape(title)}</text>']
 

@@ -183,10 +183,11 @@ def plot(entry: dict[str, Any]) -> str:
             value, low, high = (row.get(name + end) for end in ("", "_low", "_high"))
             if pd.isna(value):
                 continue
+            if pd.isna(low):
+                low = high = None
             look = shade(row) if alone else colour
-            told = number(value) + (f" [{number(low)}, {number(high)}]" if alone and pd.notna(low) else "")
-            ends = (None, None) if pd.isna(low) else (low, high)
-            bars.append(Bar("" if alone else heading(name), value, *ends, look, told))
+            told = number(value) + (f" [{number(low)}, {number(high)}]" if alone and low is not None else "")
+            bars.append(Bar("" if alone else heading(name), value, low, high, look, told))
         if bars:
             rows.append((", ".join(word(str(row[name])) for name in names if pd.notna(row[name])), bars))
     title = entry.get("plot_title", heading(title))
