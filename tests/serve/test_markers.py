@@ -142,7 +142,7 @@ def test_calls_of_families_are_held_to_their_schema(demo: Any, name: str, specia
 
 
 def test_families_whose_calls_no_grammar_holds(demo: Any) -> None:
-    for name in ("gemma4", "functiongemma", "pythonic", "qwen3_coder"):
+    for name in ("gemma4", "functiongemma", "qwen3_coder"):
         tokenizer = copy.deepcopy(demo.tokenizer)
         tokenizer.response_template = {
             "start_anchor": "A: ",

@@ -29,7 +29,7 @@ SAID = {
     "hermes": ("<tool_call>", "<|im_start|>assistant\n", f"{HERMES}\n{HERMES}"),
     "qwen3_coder": ("<tool_call><function=<parameter=", "<|im_start|>assistant\n", f"{XML}\n{XML}"),
     "llama3_json": (
-        "<|start_header_id|>dictionary of argument name and its value",
+        "dictionary of argument name and its value",
         "<|start_header_id|>assistant<|end_header_id|>\n\n",
         f'{{"name": "look", "parameters": {JSON}}}; {LISTED}<|eot_id|>',  # Both spellings are seen.
     ),
@@ -54,11 +54,6 @@ SAID = {
         f"<｜tool▁call▁begin｜>{CALLS_END}",
         "<｜Assistant｜>",
         f"<｜tool▁calls▁begin｜>{f'<｜tool▁call▁begin｜>look<｜tool▁sep｜>{JSON}<｜tool▁call▁end｜>' * 2}{CALLS_END}",
-    ),
-    "pythonic": (
-        "func_name1(",
-        "<|header_start|>assistant<|header_end|>\n\n",
-        '[look(at="sea; {x}", n=2), look(at="sea; {x}", n=2)]',
     ),
 }
 

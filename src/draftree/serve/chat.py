@@ -277,16 +277,12 @@ def _loose_calls(text: str) -> list[dict[str, Any]]:
 
     Llama 3 writes "arguments" for "parameters" at times, and several calls between semicolons.
     """
-    calls, decoder = [], json.JSONDecoder()
-    text = text.strip()
+    calls: list[dict[str, Any]] = []
     try:
-        while text:
-            one, end = decoder.raw_decode(text)
+        while text := text.lstrip("; \n"):
+            one, end = json.JSONDecoder().raw_decode(text)
             found = _calls_of({"function": one | {"arguments": one.get("arguments", one.get("parameters"))}})
-            if not found:
-                return []
-            calls += found
-            text = text[end:].lstrip("; \n")
+            calls, text = calls + found, text[end:] if found else "malformed"
     except (ValueError, RecursionError, TypeError, AttributeError):
         return []
     return calls

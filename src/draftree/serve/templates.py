@@ -8,110 +8,85 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-AUTO, NONE = "auto", "none"
+AUTO = "auto"
+
+
+class ToolForm(NamedTuple):
+    """Hold texts by which a family's chat template is known, and the field `tool_calls` of its response template."""
+
+    marks: tuple[str, ...]
+    field: dict[str, Any]
 
 
 def _call(name: str, arguments: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-WHOLE = {"type": "function", "function": "{content}"}  # One JSON object with the keys "name" and "arguments".
-NAMED = _call("{name}", "{content}")  # The name precedes the arguments, or both are keys of a list's items.
-LISTED = _call("{name}", "{arguments}")
-
-
-@dataclass(frozen=True, slots=True)
-class ToolForm:
-    """Describe how a family writes tool calls.
-
-    Attributes:
-        marks: texts in the family's chat templates, all of them.
-        field: the field `tool_calls` of its response template.
-    """
-
-    marks: tuple[str, ...]
-    field: dict[str, Any]
-
-
-def _json(
-    marks: tuple[str, ...], begin: dict[str, Any], close: str | list[str], transform: Any, **more: Any
-) -> ToolForm:
-    return ToolForm(marks, begin | {"close": close, "content": "json", "repeats": True, "transform": transform} | more)
+def _form(*marks: str, **field: Any) -> ToolForm:
+    return ToolForm(marks, {"content": "json", "repeats": True, "transform": _call("{name}", "{content}")} | field)
 
 
 def _gemma(begin: str, end: str, quote: str) -> ToolForm:
-    """Return a form with bare keys, and texts between quotes of its own."""
-    opening = {"open_pattern": rf"{re.escape(begin)}call:(?P<name>[^{{]+)(?={{)"}
-    return _json((begin,), opening, end, NAMED, content_args={"unquoted_keys": True, "string_delims": [[quote, quote]]})
+    opening = rf"{re.escape(begin)}call:(?P<name>[^{{]+)(?={{)"
+    bare = {"unquoted_keys": True, "string_delims": [[quote, quote]]}
+    return _form(begin, open_pattern=opening, close=end, content_args=bare)
 
 
 # Forms by vLLM's names of their parsers; the first whose marks are all there is the model's.
-FORMS: dict[str, ToolForm] = {
-    "qwen3_coder": ToolForm(
-        ("<tool_call>", "<function=", "<parameter="),
-        {
-            "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-            "close_pattern": r"</function>\s*</tool_call>",
-            "content": "xml-inline",
-            "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
-            "repeats": True,
-            "transform": NAMED,
-        },
+FORMS = {
+    "qwen3_coder": _form(
+        *("<tool_call>", "<function=", "<parameter="),
+        open_pattern=r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+        close_pattern=r"</function>\s*</tool_call>",
+        content="xml-inline",
+        content_args={"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
     ),
-    "hermes": _json(("<tool_call>",), {"open_pattern": r"\s*<tool_call>"}, "</tool_call>", WHOLE),  # Qwen 2.5, Qwen 3.
-    "llama3_json": _json(
-        ("<|start_header_id|>", "dictionary of argument name and its value"),
-        {"open_pattern": r'\s*(?:<\|python_tag\|>)?(?={\s*"name"\s*:)'},
-        ["<|eot_id|>", "<|eom_id|>"],
-        _call("{content.name}", "{content.parameters}"),
+    "hermes": _form(  # Qwen 2.5 and 3 too.
+        "<tool_call>",
+        open_pattern=r"\s*<tool_call>",
+        close="</tool_call>",
+        transform={"type": "function", "function": "{content}"},
     ),
-    "mistral_v11": ToolForm(  # Mistral Small 3.2, Magistral, Devstral.
-        ("[TOOL_CALLS]", "[ARGS]"),
-        {
-            "open_pattern": r"\[TOOL_CALLS\](?P<name>[^\[{]+)(?:\[CALL_ID\][^\[]*)?\[ARGS\]",
-            "close_pattern": r"</s>|(?=\[TOOL_CALLS\])",
-            "content": "json",
-            "repeats": True,
-            "transform": NAMED,
-        },
+    "llama3_json": _form(
+        "dictionary of argument name and its value",
+        open_pattern=r'\s*(?:<\|python_tag\|>)?(?={\s*"name"\s*:)',
+        close=["<|eot_id|>", "<|eom_id|>", "<|eot|>"],
+        transform=_call("{content.name}", "{content.parameters}"),
     ),
-    "mistral": _json(("[TOOL_CALLS]",), {"open": "[TOOL_CALLS]"}, "</s>", LISTED, transform_each=True),
+    "mistral_v11": _form(  # Mistral Small 3.2, Magistral, Devstral.
+        *("[TOOL_CALLS]", "[ARGS]"),
+        open_pattern=r"\[TOOL_CALLS\](?P<name>[^\[{]+)(?:\[CALL_ID\][^\[]*)?\[ARGS\]",
+        close_pattern=r"</s>|(?=\[TOOL_CALLS\])",
+    ),
+    "mistral": _form(
+        "[TOOL_CALLS]",
+        open="[TOOL_CALLS]",
+        close="</s>",
+        transform=_call("{name}", "{arguments}"),
+        transform_each=True,
+    ),
     "functiongemma": _gemma("<start_function_call>", "<end_function_call>", "<escape>"),
     "gemma4": _gemma("<|tool_call>", "<tool_call|>", '<|"|>'),
-    "deepseek_v3": _json(  # DeepSeek V3 and R1.
-        ("<｜tool▁call▁begin｜>", "```json"),
-        {
-            "open_pattern": "(?:<｜tool▁calls▁begin｜>)?\\s*<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
-            "(?P<name>[^\n]+)\n```json\n"
-        },
-        "\n```<｜tool▁call▁end｜>",
-        NAMED,
+    "deepseek_v3": _form(  # DeepSeek R1 too.
+        *("<｜tool▁call▁begin｜>", "```json"),
+        open_pattern="(?:<｜tool▁calls▁begin｜>)?\\s*<｜tool▁call▁begin｜>function<｜tool▁sep｜>(?P<name>[^\n]+)\n```json\n",
+        close="\n```<｜tool▁call▁end｜>",
     ),
-    "deepseek_v31": _json(
-        ("<｜tool▁call▁begin｜>",),
-        {"open_pattern": "(?:<｜tool▁calls▁begin｜>)?\\s*<｜tool▁call▁begin｜>(?P<name>[^<]+)<｜tool▁sep｜>"},
-        "<｜tool▁call▁end｜>",
-        NAMED,
-    ),
-    "pythonic": ToolForm(  # Llama 4, Gemma 3 with such a prompt.
-        ("func_name1(",),
-        {
-            "open_pattern": r"\s*(?=\[[A-Za-z_][\w.-]*\()",
-            "close_pattern": r"(?<=\)\])\s*(?=<|\Z)",
-            "content": "python-call-list",
-            "transform_each": True,
-            "transform": LISTED,
-        },
+    "deepseek_v31": _form(
+        "<｜tool▁call▁begin｜>",
+        open_pattern="(?:<｜tool▁calls▁begin｜>)?\\s*<｜tool▁call▁begin｜>(?P<name>[^<]+)<｜tool▁sep｜>",
+        close="<｜tool▁call▁end｜>",
     ),
 }
 CALLS_END = "<｜tool▁calls▁end｜>"  # DeepSeek writes this after its last call; it is no content.
-PARSERS = (AUTO, NONE, *FORMS)
+PARSERS = (AUTO, "none", *FORMS)
 # By a text in the chat template, the markers around the reasoning.
-THINKING = {"<think>": ("<think>", "</think>"), "[THINK]": ("[THINK]", "[/THINK]")} | {
-    "<|channel>thought": ("<|channel>thought\n", "<channel|>")
+THINKING = {
+    "<think>": ("<think>", "</think>"),
+    "[THINK]": ("[THINK]", "[/THINK]"),
+    "<|channel>thought": ("<|channel>thought\n", "<channel|>"),
 }
 # Beginnings of an answer; the parser looks for the last one in the prompt.
 ANCHOR = (
