@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessor
 
 from benchmarks.machine.schemas import record
 from draftree.serve.grammars import constraint_of
@@ -97,6 +97,18 @@ def scripted(tokenizer: Any, prompt: int, said: str) -> Any:
         for at, token in enumerate(ids):
             model.lm_head.weight[token, at] += 1
     return model
+
+
+class Script(LogitsProcessor):
+    """Make any model say a text after a prompt of so many tokens, and then EOS, as far as its grammar permits."""
+
+    def __init__(self, tokenizer: Any, prompt: int, said: str) -> None:
+        self._prompt = prompt
+        self._ids = [*tokenizer(said, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, self._ids[min(input_ids.shape[1] - self._prompt, len(self._ids) - 1)]] = 1e4
+        return scores
 
 
 def says(tokenizer: Any, text: str, begun: str | None = None, **fields: Any) -> bool:

@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_tokenizers import real_tokenizer
 from serve_driver import Running, serving
+from tool_chat import Script
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from draftree.serve import calls
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(os.environ.get("DRAFTREE_CLIENTS", ROOT / ".venv-clients")) / "bin"
@@ -32,6 +37,35 @@ assert "".join(piece.content for piece in chat.stream("Tell me about the sea."))
 assert [m.content for m in chat.batch(["Tell me about the sea."] * 3)] == [whole.content] * 3
 assert whole.usage_metadata["output_tokens"] == 24
 print(whole.content)
+"""
+TOOLS = """
+import sys
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
+
+@tool
+def weather(city: str) -> str:
+    "Tell the weather of a city."
+    return f"Rain in {city}."
+
+class City(BaseModel):
+    city: str
+
+own = dict(model="draftree", base_url=sys.argv[1] + "/v1", api_key="none", temperature=0)
+for more in ({}, {"use_responses_api": True, "output_version": "responses/v1"}):
+    chat, asked = ChatOpenAI(**own, **more), HumanMessage("The weather in Oslo?")
+    for fields in ({}, {"strict": True}, {"tool_choice": "any"}, {"parallel_tool_calls": False}):
+        bound = chat.bind_tools([weather], **fields)
+        pieces = list(bound.stream([asked]))
+        for said in (bound.invoke([asked]), sum(pieces[1:], pieces[0])):
+            (call,) = said.tool_calls
+            assert (call["name"], call["args"]) == ("weather", {"city": "Oslo"}), said
+            last = chat.bind_tools([weather]).invoke([asked, said, weather.invoke(call)])
+            assert last.text == "It rains.", last
+    assert chat.with_structured_output(City, method="json_schema").invoke([asked]) == City(city="Oslo")
+print("done")
 """
 LITELLM = """
 import sys
@@ -79,6 +113,23 @@ def test_chat_clients(server: Running, script: str) -> None:
     asked = {"messages": [{"role": "user", "content": "Tell me about the sea."}], "temperature": 0, "max_tokens": 24}
     said = server.post("/v1/chat/completions", **asked).json()["choices"][0]["message"]["content"]
     assert run("python", "-c", script, server.url).strip() == said.strip()
+
+
+def test_tools_of_langchain_with_qwen_s_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model thinks, and calls; its markers are tokens and not special."""
+    tokenizer = real_tokenizer("qwen3")
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+
+    def script(body: Any, prompt: int) -> list[Script]:
+        said = call if body.tool_choice == "required" else f"Sure.\n{call}"
+        said = "It rains." if body.messages[-1].role == "tool" else '{"city": "Oslo"}' if body.response_format else said
+        return [Script(tokenizer, prompt, f"<think>\nLet me see.\n</think>\n\n{said}")]
+
+    monkeypatch.setattr(calls, "_penalties", script)
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(**shape, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    with serving(LlamaForCausalLM(config).eval(), tokenizer) as server:
+        assert run("python", "-c", TOOLS, server.url).strip() == "done"
 
 
 def test_the_evaluation_harness_scores_equally_without_drafting(demo: Any, tmp_path: Path) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import openai
 import pytest
-import torch
 from pydantic import BaseModel
 from serve_driver import Running, serving
-from transformers import AddedToken, LogitsProcessor
+from tool_chat import Script
+from transformers import AddedToken
 
 from draftree.serve import calls, respond
 
@@ -25,17 +25,6 @@ TEMPLATE = (
 )
 LOOK: Any = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {"at": {}}}}
 ASKED: dict[str, Any] = {"model": "draftree", "temperature": 0}
-
-
-class Script(LogitsProcessor):
-    """Say the same text after each prompt."""
-
-    def __init__(self, prompt: int, ids: Sequence[int]) -> None:
-        self._prompt, self._ids = prompt, ids
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        scores[:, self._ids[min(input_ids.shape[1] - self._prompt, len(self._ids) - 1)]] = 1e4
-        return scores
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +48,7 @@ def client(qwen: Running) -> Iterator[openai.OpenAI]:
 
 def say(qwen: Running, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     tokenizer = qwen.app.state.server.tokenizer
-    ids = [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
-    monkeypatch.setattr(calls, "_penalties", lambda body, prompt: [Script(prompt, ids)])
+    monkeypatch.setattr(calls, "_penalties", lambda body, prompt: [Script(tokenizer, prompt, text)])
 
 
 SAID = (
