@@ -44,3 +44,13 @@ def ids_of(text: str) -> list[int]:
     """Token ids of a text."""
     found: list[int] = ascii_tokenizer()(text, add_special_tokens=False).input_ids
     return found
+
+
+def allows(grammar: Grammar, text: str) -> bool:
+    """Return whether a whole text is in the grammar."""
+    state, answer = compiled(grammar).begin(), []
+    for token in [*ids_of(text), EOS]:
+        if not state.allowed(answer)[token]:
+            return False
+        answer.append(token)
+    return True

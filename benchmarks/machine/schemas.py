@@ -119,8 +119,9 @@ def reference_words(tokenizer: Any, vocabulary: int, eos: int) -> Any:
 
 
 def reference_grammar(schema: dict[str, Any]) -> str:
-    """What the library makes of a schema with the whitespace that ours has by default."""
+    """What the library makes of a schema with the whitespace and the escapes that ours has by default."""
     import llguidance
 
     style: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    style["json_allowed_escapes"] = 'nrbtf\\"'
     return str(llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=style))

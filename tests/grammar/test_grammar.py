@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from grammar_cases import EOS, OTHERS, ascii_tokenizer, compiled, ids_of
+from grammar_cases import EOS, OTHERS, allows, ascii_tokenizer, compiled, ids_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -21,17 +21,6 @@ from benchmarks.machine.schemas import SCHEMAS, record
 from draftree import Grammar
 from draftree.engine import Engine, SamplingParams
 from draftree.grammar import GrammarError, llguidance
-
-
-def allows(grammar: Grammar, text: str) -> bool:
-    """Return whether a whole text is in the grammar."""
-    state, answer = compiled(grammar).begin(), []
-    for token in [*ids_of(text), EOS]:
-        if not state.allowed(answer)[token]:
-            return False
-        answer.append(token)
-    return True
-
 
 # ---------------------------------------------------------------- what is allowed
 

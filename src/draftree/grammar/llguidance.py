@@ -40,6 +40,9 @@ LEXER_STATES = 50_000  # Limit of states, of 1 to 2 kB each, so that a request s
 FIXED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # As in `json.dumps`.
 COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 WHITESPACE: dict[str, dict[str, Any]] = {"fixed": FIXED, "compact": COMPACT, "any": {"whitespace_flexible": True}}
+# Without `u`: the library has it for control characters alone, where a model that wants `\u00e9` is stuck, and for
+# names, which may then be those of other properties. Schemas with control characters need it.
+ESCAPES = 'nrbtf\\"'
 
 _places = threading.BoundedSemaphore(2)  # For compiling; work beyond its time limit keeps its place.
 _starting = threading.Lock()  # The stack size of new threads belongs to the process.
@@ -153,7 +156,8 @@ def _translated(kind: str, text: str, whitespace: str) -> str:
     if kind == "composed":
         return text
     if kind == "json_schema":
-        return str(matcher.grammar_from_json_schema(text, overrides=WHITESPACE[whitespace]))
+        escapes = {} if "\\u00" in text else {"json_allowed_escapes": ESCAPES}
+        return str(matcher.grammar_from_json_schema(text, overrides=WHITESPACE[whitespace] | escapes))
     if kind == "regex":
         return str(matcher.grammar_from_regex(text))
     if kind == "choice":

@@ -20,6 +20,7 @@ from draftree.grammar.llguidance import (
     read_tokenizer,
     translate,
 )
+from draftree.grammar.schema import prepare
 from draftree.grammar.state import GrammarState
 
 KEPT = 128  # Compiled grammars per tokenizer, by latest use.
@@ -109,7 +110,9 @@ class Grammar:
                 f"The schema is a {type(schema).__name__}: give a dict, its JSON text, or a pydantic model."
             )
         try:
-            text = json.dumps(schema, ensure_ascii=False)
+            text = json.dumps(prepare(schema), ensure_ascii=False)
+        except GrammarError:
+            raise
         except (TypeError, ValueError, RecursionError) as error:
             raise GrammarError(f"The schema cannot be written as JSON ({error}): correct it.") from None
         return cls("json_schema", text, whitespace)
