@@ -374,5 +374,7 @@ def test_an_example_answers_and_offers_its_second_question(page: Page, server: R
     page.get("document.querySelector('#examples button').click()")
     page.wait(IDLE)
     assert page.get("document.getElementById('empty').hidden")
+    question = page.get("document.querySelector('.turn.user').getBoundingClientRect().top")
+    assert -1 <= question < 900, "the question is in view, and the answer below it"
     assert shown(page, ".verdict").startswith("Equal")
     assert "type hints" in page.get("document.getElementById('prompt').value")

@@ -20,6 +20,7 @@
   let editing = null; // the turn of the question that is being edited
   let then = ""; // what an example asks next
   let inspected = null; // the answer beside the dialogue
+  let lifted = null; // the question that is to go to the top once the page is long enough
   let at = 0, follow = true; // its step, and whether that is the newest
 
   // ---- asking
@@ -169,7 +170,8 @@
     $("said").replaceChildren();
     buttons();
     show();
-    turn.article.scrollIntoView({ block: "nearest" });
+    lifted = list[list.length - 1].article;
+    lifted.scrollIntoView({ block: "start" });
     try {
       await answer(turn.runs[0], turn.drafted ? asked : plain, running.signal);
       if (drafting === "both") {
@@ -211,7 +213,7 @@
     editing = turn;
     $("editing").hidden = turn === null;
     $("prompt").value = turn === null ? "" : turn.text;
-    $("prompt").focus();
+    $("prompt").focus({ preventScroll: turn === null });
     show();
   }
   function complain(text) {
@@ -255,6 +257,10 @@
     if (!turns.includes(inspected)) inspected = turns.findLast(({ role }) => role === "assistant") || null;
     inspect();
     if (stay) box.scrollTop = box.scrollHeight;
+    if (lifted && !$("inspector").hidden) { // the answer grows below its question
+      lifted.scrollIntoView({ block: "start" });
+      lifted = null;
+    }
   }
   function article(turn) {
     const button = (name, act) => {
