@@ -80,7 +80,8 @@ def test_dates_are_those_of_the_calendar() -> None:
         schema = {"type": "string", "format": "date"} | pattern
         valid = ["2023-02-28", "2024-02-29", "2000-02-29", "2023-12-31"]
         assert [day for day in days if says(schema, f'"{day}"')] == valid
-    moment = {"type": "string", "format": "date-time"}
+    moment = {"type": ["string", "null"], "format": "date-time"}
+    assert says(moment, "null")
     assert says(moment, '"2024-02-29T10:00:00Z"')
     assert not says(moment, '"2023-02-29T10:00:00Z"')
 

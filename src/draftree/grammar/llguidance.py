@@ -71,8 +71,8 @@ def library() -> Any:
 def marker_tokens(tokenizer: Any) -> dict[int, str]:
     """Return the markers of a tokenizer by id: the tokens that Hugging Face calls special.
 
-    A marker is part of no text: `<[id]>` in a grammar allows it, and nothing else does. A text of a grammar that equals
-    a marker's name is spelled by ordinary tokens. All other tokens, such as Qwen's `<think>`, are texts.
+    Only `<[id]>` in a grammar allows a marker; a text that equals its name is spelled by ordinary tokens. All other
+    tokens are texts, such as Qwen's `<think>`.
     """
     return {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from decimal import Decimal
 from typing import Any
 
 from draftree.grammar.llguidance import GrammarError
@@ -15,6 +14,7 @@ from draftree.grammar.llguidance import GrammarError
 EXACT = 2**53  # Beyond, the library rounds to float64.
 BIGINT = 2**63 - 1  # The library bounds integers by it from above.
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+VALUES = ("const", "enum")
 NAMED = ("properties", "patternProperties", "$defs", "definitions")  # Keywords with schemas by name.
 NAMES = re.compile(r"\^(\w+|\((\?:)?\w+(\|\w+)*\))\$")  # A pattern that matches some names.
 # 29 February only in leap years; the format has the days of the other months.
@@ -37,16 +37,17 @@ def prepare(schema: Any, name: str = "") -> Any:
     shown = repr(name) if name else "the schema"
     made = {}
     for key, value in schema.items():
-        if key in ("const", "enum", *BOUNDS):
-            for number in _numbers(value):
-                _check(key, number, schema.get("type"), shown)
+        for number in _numbers(value) if key in VALUES + BOUNDS else ():
+            if not (_exact(key, number) or (key == "maximum" and number == BIGINT and schema.get("type") == "integer")):
+                message = f"{key} of {shown} has {number}, and numbers beyond 2**53 would be rounded: "
+                raise GrammarError(f"{message}leave it out, or make it a string.")
         if key in NAMED and isinstance(value, dict):
             value = {one: prepare(part, f"{name}.{one}".lstrip(".")) for one, part in value.items()}
-        elif key not in ("const", "enum", "default", "examples"):
+        elif key not in (*VALUES, "default", "examples"):
             value = prepare(value, name)
         made[key] = value
     if made.get("format") in ("date", "date-time"):
-        made["allOf"] = [*made.get("allOf", ()), {"type": "string", "pattern": CALENDAR}]
+        made["allOf"] = [*made.get("allOf", ()), {"pattern": CALENDAR}]
     if "patternProperties" in made or "minProperties" in made:
         _names(made, shown)
     return made
@@ -60,19 +61,10 @@ def _numbers(value: Any) -> Iterator[int | float]:
         yield value
 
 
-def _check(key: str, number: int | float, kind: Any, shown: str) -> None:
-    """Refuse a number that the library would round."""
-    if abs(number) <= EXACT or (key == "maximum" and number == BIGINT and kind == "integer"):
-        return
-    if key in ("const", "enum") or (key in BOUNDS[:2] and abs(number) <= BIGINT):
-        try:
-            if Decimal(repr(float(number))) == number:
-                return
-        except OverflowError:
-            pass
-    raise GrammarError(
-        f"{key} of {shown} has {number}, and numbers beyond 2**53 would be rounded: leave it out, or make it a string."
-    )
+def _exact(key: str, number: int | float) -> bool:
+    """Return True if the library reads a number without rounding; float64 holds fifteen digits of any."""
+    short = len(str(number).strip("-0")) <= 15
+    return abs(number) <= EXACT or (short and (key in VALUES or (key in BOUNDS[:2] and abs(number) <= BIGINT)))
 
 
 def _names(schema: dict[str, Any], shown: str) -> None:
@@ -82,8 +74,8 @@ def _names(schema: dict[str, Any], shown: str) -> None:
     """
     properties, patterns = schema.get("properties") or {}, schema.get("patternProperties") or {}
     least, required = schema.get("minProperties"), schema.get("required") or ()
-    more = isinstance(least, int) and least - len(required) > 1
-    if more and (patterns or schema.get("additionalProperties") is not False):
+    others = patterns or schema.get("additionalProperties") is not False
+    if others and isinstance(least, int) and least - len(required) > 1:
         raise GrammarError(
             f"minProperties of {shown} is {least}, and a name that properties do not list could be written twice: "
             "leave it out, or list the names in properties and required."

@@ -19,7 +19,6 @@ from draftree.serve.settings import ApiError
 from draftree.serve.templates import CALLS_END, FORMS, response_template
 
 ANYTHING = "/(?s:.*)/"
-WHOLE_CALL = {"type": "function", "function": "{content}"}  # How templates describe calls that are one JSON object.
 CONSTRUCTORS: dict[str, Any] = {
     "json_": Grammar.json_schema,
     "json_object": lambda _: Grammar.json(),
@@ -175,16 +174,12 @@ def _call_rule(
 
 @dataclass(frozen=True, slots=True)
 class _CallForm:
-    """Describe how a model writes calls: `first`, calls with `between` them, `last`; each has its arguments in it.
-
-    The texts have "␤" for an optional line break and "␣" for an optional space; `before` has the function's name as
-    NAME, or in JSON as QUOTED.
-    """
+    """Describe how a model writes calls; "␤" is an optional line break, "␣" a space, NAME or (JSON) QUOTED the name."""
 
     mark: str  # The text in `first` after which no other text may follow.
-    before: str
+    before: str  # Before the arguments of a call.
     after: str
-    first: str
+    first: str  # Before all calls.
     between: str
     last: str = ""
     pattern: str | None = None  # All texts that begin a call to the parser, if there are more than `mark`.
@@ -221,7 +216,7 @@ def _call_form(tokenizer: Any) -> _CallForm | None:
         return None
     begin, end = markers
     before, after = '␤{"name": QUOTED, "arguments": ', f"}}␤{end}"
-    return _CallForm(begin, before, after, begin, f"␤{begin}", alone=False)
+    return _CallForm(begin, before, after, first=begin, between=f"␤{begin}", alone=False)
 
 
 def _arguments_of(function: dict[str, Any], forced: bool) -> dict[str, Any]:
@@ -237,10 +232,8 @@ def _thinking(tokenizer: Any, begun: str | None) -> tuple[str, tuple[str, ...]] 
     """Return the beginning of the reasoning in Lark, and its rules; None if the model does not reason."""
     for name in REASONING:
         markers = _markers(tokenizer, name, "")
-        if markers is None or begun not in (None, name):
-            continue
-        rules = _up_to(tokenizer, "thoughts", markers[1])
-        if rules is None:
+        rules = None if markers is None else _up_to(tokenizer, "thoughts", markers[1])
+        if markers is None or rules is None or begun not in (None, name):
             continue
         # Templates leave up to two blanks after the reasoning, which are no content.
         after = r"thoughts /\s{0,2}/"
@@ -271,7 +264,7 @@ def _markers(tokenizer: Any, name: str, before: str) -> tuple[str, str] | None:
         return None
     if name == "tool_calls":
         written = field.get("content"), field.get("content_args") or {}, field.get("transform")
-        if written != ("json", {}, WHOLE_CALL):
+        if written != ("json", {}, FORMS["hermes"].field["transform"]):
             return None
     begin, end = _literal(field, "open", before), _literal(field, "close", "")
     return None if begin is None or end is None else (begin, end)
