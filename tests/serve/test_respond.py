@@ -111,9 +111,15 @@ def test_schemas_lengths_and_fields_without_effect(qwen: Running, client: openai
 
     parsed = client.responses.parse(**ASKED, input="Who?", text_format=Person).output_parsed
     assert isinstance(parsed, Person)
-    unused: Any = {"store": True, "include": ["reasoning.encrypted_content"], "reasoning": {"effort": "low"}}
+    unused: Any = {
+        "store": True,
+        "include": ["reasoning.encrypted_content"],
+        "reasoning": {"effort": "low", "summary": "auto"},
+    }
     raw = client.responses.with_raw_response.create(**ASKED, input="Who?", max_output_tokens=3, **unused)
-    assert set(raw.headers["x-draftree-ignored"].split(", ")) == {"store", "include", "reasoning_effort"}
+    assert set(raw.headers["x-draftree-ignored"].split(", ")) == {
+        *("store", "include", "reasoning_effort", "reasoning.summary")
+    }
     short = raw.parse()
     assert (short.status, short.store) == ("incomplete", False)
     assert short.incomplete_details is not None
@@ -126,6 +132,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": "sea " * 3000}, "input", "shorten it"),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type", "'function'"),
     ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
+    ({"tool_choice": {"type": "function", "name": "look"}}, "tool_choice", "there are no tools"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "give one with a schema"),
     ({"conversation": "x"}, "conversation", "not supported here"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type", "'message'"),

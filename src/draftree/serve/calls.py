@@ -133,7 +133,9 @@ class CallReader:
                 error.message = error.message.replace(old, new)
                 error.param = error.param and error.param.replace(old, new)
             raise
-        call.unused = [*call.unused, *(name for name in ("include", "max_tool_calls") if getattr(body, name))]
+        others: dict[str, Any] = {"include": body.include, "max_tool_calls": body.max_tool_calls}
+        others["reasoning.summary"] = body.reasoning and body.reasoning.summary
+        call.unused = [*call.unused, *(name for name, value in others.items() if value)]
         return call, outputs
 
     def _prediction(self, body: Chat) -> list[int]:

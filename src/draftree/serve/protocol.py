@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -15,10 +15,16 @@ Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=
 
 
 class Strict(BaseModel):
-    """Check JSON types, refuse unknown fields and infinite numbers."""
+    """Check JSON types, refuse unknown fields and infinite numbers; a null is no field, as some clients send many."""
 
     # The parser's cache must not hold texts of clients.
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, cache_strings="keys")
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_nulls(cls, given: Any) -> Any:
+        """Drop fields that are null."""
+        return {n: v for n, v in given.items() if v is not None} if isinstance(given, dict) else given
 
 
 class StreamOptions(Strict):
@@ -146,7 +152,6 @@ class Completion(Sampling):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
     add_special_tokens: bool | None = None
-    suffix: None = None
 
     @property
     def tries(self) -> int:
@@ -206,11 +211,7 @@ class Message(Strict):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    # Clients send these fields of earlier answers back; this server leaves them empty.
-    refusal: None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    audio: None = None
-    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None  # Of an earlier answer.
     parsed: Any = None  # Added by the official client; ignored.
 
 
@@ -249,12 +250,6 @@ class Chat(Sampling):
     add_generation_prompt: bool | None = None
     modalities: list[Literal["text"]] | None = None
     reasoning_effort: str | None = None
-    # Unsupported fields, which some clients send as null.
-    audio: None = None
-    function_call: None = None
-    functions: None = None
-    verbosity: None = None
-    web_search_options: None = None
 
 
 class Tokenize(Strict):

@@ -7,27 +7,21 @@ import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from pydantic_core import to_json
 
 from draftree.serve.output import Delta, OutputStream, RequestOutput
-from draftree.serve.protocol import Chat, Common, Function, NamedFunction, Strict
+from draftree.serve.protocol import CalledFunction, Chat, Common, Function, NamedFunction, Strict
 from draftree.serve.responses import KEEP_ALIVE, Call, api_error, message_parts, statistics, usage
 from draftree.serve.settings import ApiError
 
 
 class Item(Strict):
-    """Hold a part of a dialogue; clients send the items of earlier responses back, with fields of no use here."""
+    """Hold a part of a dialogue; the items of earlier responses come back with fields of no use here."""
 
     id: Any = None
     status: Any = None
     phase: Any = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def without_null(cls, given: Any) -> Any:
-        """Drop empty fields."""
-        return {n: v for n, v in given.items() if v is not None} if isinstance(given, dict) else given
 
 
 class Text(Item):
@@ -57,14 +51,11 @@ class Thought(Item):
     encrypted_content: Any = None
 
 
-class Called(Item):
+class Called(Item, CalledFunction):
     """Hold a call of a function."""
 
     type: Literal["function_call"]
     call_id: str
-    name: str
-    arguments: str
-    parsed_arguments: Any = None  # Added by the official client; ignored.
 
 
 class Returned(Item):
@@ -101,7 +92,6 @@ class TextOptions(Strict):
     """Hold options of the text."""
 
     format: Format | None = None
-    verbosity: None = None
 
 
 class Reasoning(Strict):
@@ -109,7 +99,6 @@ class Reasoning(Strict):
 
     effort: str | None = None
     summary: str | None = None
-    generate_summary: str | None = None
 
 
 class Respond(Common):
@@ -128,9 +117,6 @@ class Respond(Common):
     include: list[Literal["reasoning.encrypted_content"]] | None = None
     max_tool_calls: int | None = None
     previous_response_id: str | None = None
-    conversation: None = None
-    prompt: None = None
-    top_logprobs: Literal[0] | None = None
 
 
 RENAMED = {"max_completion_tokens": "max_output_tokens", "messages": "input"} | {
@@ -152,20 +138,19 @@ def chat_of(body: Respond) -> Chat:
     given |= {"messages": _messages(body), "max_completion_tokens": body.max_output_tokens}
     if body.reasoning is not None:
         given["reasoning_effort"] = body.reasoning.effort
-    if body.tools or body.tool_choice == "required":  # Clients send the choice with every request.
+    if isinstance(body.tool_choice, NamedChoice):
+        given["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
+    elif body.tools or body.tool_choice == "required":  # Clients send the others with every request.
         given["tool_choice"] = body.tool_choice
-        if isinstance(body.tool_choice, NamedChoice):
-            given["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
-        given["parallel_tool_calls"] = body.parallel_tool_calls if body.tools else None
     if body.tools:
+        given["parallel_tool_calls"] = body.parallel_tool_calls
         tools = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in body.tools]
         given["tools"] = [{"type": "function", "function": tool} for tool in tools]
     if body.text is not None and body.text.format is not None:
         schema = body.text.format.model_dump(exclude={"type"}, exclude_none=True, by_alias=True)
-        given["response_format"] = {
-            "type": body.text.format.type,
-            "json_schema": schema if "schema" in schema else None,
-        }
+        given["response_format"] = {"type": body.text.format.type} | (
+            {"json_schema": schema} if "schema" in schema else {}
+        )
     return Chat.model_validate(given)
 
 
@@ -273,8 +258,7 @@ class Writer:
                 "output_tokens_details": {"reasoning_tokens": reasoned},
                 "total_tokens": used["total_tokens"],
             }
-            if body.own.stats:
-                found["draftree"] = statistics(outputs)
+            found |= {"draftree": statistics(outputs)} if body.own.stats else {}
         return found
 
 

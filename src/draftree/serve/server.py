@@ -110,7 +110,7 @@ def _as_sentence(error: ValidationError, text: bytes) -> ApiError:
     deepest = max((place for place, _ in places), key=lambda place: (len(place), str(place[-1:])))
     place = ".".join(str(part) for part in deepest[:8])[:200]
     found = [one for path, one in places if path == deepest]
-    if found[0]["type"] in ("extra_forbidden", "none_required"):
+    if found[0]["type"] == "extra_forbidden":
         return ApiError(f"There is no field {place!r}, or it is not supported here: leave it out.", place)
     if found[0]["type"] == "missing":
         return ApiError(f"The field {place!r} is missing.", place)
