@@ -47,6 +47,16 @@ def test_a_later_turn_begins_with_the_earlier_one() -> None:
     assert not set(first) & set(beginnings_of(chat("Hi"), b"Bearer other"))
 
 
+def test_items_of_responses() -> None:
+    items = [{"role": "user", "content": "Hi"}, *({"type": "function_call", "name": name} for name in ("look", "go"))]
+    first, *later = (beginnings_of(json.dumps({"input": items[:n]}).encode()) for n in (1, 2, 3))
+    assert [len(found) for found in later] == [2, 3]
+    assert later[1][:2] == later[0]
+    assert first == later[0][:1]
+    assert len(set(later[1])) == 3
+    assert beginnings_of(json.dumps({"input": LONG}).encode()) == beginnings_of(text(LONG))
+
+
 def test_a_system_prompt_is_not_a_beginning() -> None:
     def asked(question: str) -> bytes:
         system = {"role": "system", "content": LONG}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("draftree.ray")
 MESSAGE = "The replica of this request has failed: send the request again."
 FAILED = ApiError(MESSAGE, status=503, code="replica_failed", retry_after=1)
-BY_PREFIX = ("/v1/chat/completions", "/v1/completions")
+BY_PREFIX = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MOST_REPLICAS = 1000
 BLOCK = 64  # Characters of a prompt that are hashed together.
 MOST_PARTS = 64  # Hashed messages or blocks of one text.
@@ -179,7 +179,8 @@ def beginnings_of(body: bytes, key: bytes = b"") -> list[int]:
     """
     try:
         asked = json.loads(body)
-        parts = _messages(asked["messages"]) if "messages" in asked else _blocks(asked["prompt"])
+        given = asked.get("messages") or asked.get("input") or asked["prompt"]
+        parts = _messages(given) if given and isinstance(given, list) and isinstance(given[0], dict) else _blocks(given)
         chain, found = hash((key, str(asked.get("user")))), []
         for part in parts[:MOST_PARTS]:
             chain = hash((chain, part))
@@ -190,8 +191,8 @@ def beginnings_of(body: bytes, key: bytes = b"") -> list[int]:
 
 
 def _messages(messages: list[dict[str, Any]]) -> list[str]:
-    texts = [f"{message['role']}:{message.get('content')}" for message in messages]
-    first = next((i for i, message in enumerate(messages) if message["role"] == "user"), 0)
+    texts = [f"{message.get('role')}:{message.get('content') or message}" for message in messages]
+    first = next((i for i, message in enumerate(messages) if message.get("role") == "user"), 0)
     return ["\n".join(texts[: first + 1]), *texts[first + 1 :]]
 
 
