@@ -257,6 +257,7 @@ def test_the_page_shows_the_server_s_errors(page: Page, demo: Any) -> None:
     with serving(*demo, api_keys=("secret",)) as locked:
         opened(page, locked)
         assert "API key is missing" in text(page, "error")
+        assert page.get("document.getElementById('key').offsetHeight") > 0, "there is a place for it"
         put(page, key="secret")
         page.get("document.getElementById('key').dispatchEvent(new Event('change'))")
         page.wait("document.getElementById('error').hidden")

@@ -557,6 +557,7 @@
   async function learn() {
     try {
       const response = await fetch("server_info", { headers: headers() });
+      $("key-part").hidden = response.status !== 401 && $("key").value === "";
       if (!response.ok) throw new Error(await sentence(response));
       about = await response.json();
       $("error").hidden = true;
@@ -573,7 +574,6 @@
       if (about.drafter === null) $("drafting").value = "off";
       $("about").textContent = `${about.model} · drafter ${drafter}`;
     } catch (error) {
-      $("parameters").open = true;
       complain(error.message);
     }
   }

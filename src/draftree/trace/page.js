@@ -78,7 +78,7 @@
     for (const stage of Object.keys(whole.seconds)) row(`seconds-${stage}`, `time: ${stage}`, (s) => s.seconds[stage], milliseconds);
     const half = Math.ceil(rows.length / 2); // two tables beside each other, or below where the page is narrow
     $("counts").replaceChildren(...[rows.slice(0, half), rows.slice(half)].map((part) => {
-      const head = make("thead", {}, make("tr", {}, make("th"), ...columns.map(([title]) => make("th", { scope: "col" }, title))));
+      const head = make("thead", {}, make("tr", {}, make("td"), ...columns.map(([title]) => make("th", { scope: "col" }, title))));
       const body = make("tbody", {}, ...part.map(([name, title, value, say]) => make("tr", { "data-count": name },
         make("th", { scope: "row" }, title),
         ...columns.map(([, sum]) => make("td", { "data-value": value(sum) }, say(value(sum)))))));
