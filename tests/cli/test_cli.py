@@ -16,9 +16,11 @@ from forked import Done, forked
 from typer.testing import CliRunner
 
 from draftree import showcase
+from draftree.bench.measure import Difference
 from draftree.bench.methods import Answer, Draftree, HuggingFace
 from draftree.by_name import make_drafter
 from draftree.cli import app
+from draftree.cli.demo_view import View
 from draftree.cli.screen import ColouredText
 from draftree.models import encode_prompt
 from draftree.pages import colour_of
@@ -77,6 +79,47 @@ def test_demo_fails_and_names_the_place_where_answers_part(short_demo, monkeypat
     assert "ANSWERS DIFFER" in done.output
     assert "shell: the drafted answer first differs at new token 3" in done.output
     assert "top-2 logit gap" in done.output
+
+
+def test_try_holds_a_dialogue_and_ends_with_one_sentence(demo):
+    done = run("try", "--max-new-tokens", "8")
+    assert done.exit_code == 0, done.output
+    assert "\x1b" not in done.output
+    assert [line[:6] for line in done.output.splitlines() if line.startswith("turn ")] == ["turn 1", "turn 2", "turn 3"]
+    assert re.search(r"^The same \d+ tokens.*\.$", done.output.rstrip().splitlines()[-1])
+    asked = run("try", "embedded", "List all files.", "--max-new-tokens", "8", "--drafter", "medusa")
+    assert asked.exit_code == 0, asked.output
+    assert "turn 1: List all files.\n" in asked.output
+    assert "medusa: 8 tokens in" in asked.output
+
+
+def test_try_answers_each_turn_like_hugging_face(demo):
+    turns, history = showcase.three_turns("List all files."), []
+    rest = turns, 10, lambda way, request: None, lambda question: None
+    for scene in showcase.side_by_side(*demo, make_drafter("lookahead", None, None), *rest):
+        ids = torch.tensor([encode_prompt(demo.tokenizer, scene.question.text, history=history)])
+        mask = torch.ones_like(ids)
+        expected = demo.model.generate(ids, attention_mask=mask, max_new_tokens=10, do_sample=False)
+        assert scene.plain.ids == scene.drafted.ids == expected[0, ids.shape[1] :].tolist()
+        assert scene.plain.stats.steps == len(scene.plain.ids)
+        history.append((scene.question.text, demo.tokenizer.decode(scene.plain.ids, skip_special_tokens=True)))
+    assert len(history) == 3
+
+
+@pytest.mark.parametrize(
+    ("plain", "drafted", "differs", "said"),
+    [
+        (2.9, 1.0, False, "The same 4 tokens, 2.9 times as fast."),
+        (1.0, 1.01, False, "The same 4 tokens in the same time: on this text drafting does not pay."),
+        (1.0, 1.5, False, "The same 4 tokens, 1.5 times as slow: on this text drafting does not pay."),
+        (3.0, 1.0, True, "The texts DIFFER (where: below); lookahead was 3.0 times as fast."),
+    ],
+)
+def test_try_says_what_was_measured(demo, capsys, plain, drafted, differs, said):
+    differences = {"drafted": Difference(0, 1, 2, 0.1)} if differs else {}
+    answers = Answer([1, 2, 3, 4], plain), Answer([1, 2, 3, 4], drafted)
+    View(demo.tokenizer, "lookahead").verdict([showcase.Scene(showcase.Question("", ""), *answers, None, differences)])
+    assert capsys.readouterr().out.strip() == said
 
 
 def test_demo_counts_only_the_engine_and_not_the_display(demo):
@@ -201,6 +244,8 @@ def test_generate_answers_a_file_of_prompts(tmp_path):
         (["generate", "--slots", "4", "hello"], "--slots has no effect without --prompts"),
         (["generate", "--prompts", "nowhere.jsonl"], "There is no prompts file 'nowhere.jsonl'"),
         (["generate", "--prompts", "p.jsonl", "--stats"], "--stats would mix with the answers"),
+        (["try", "--drafter", "lokahead"], "Did you mean 'lookahead'?"),
+        (["try", "./no-such-folder"], "no model folder './no-such-folder'"),
         (["demo", "--drafter", "lokahead"], "Did you mean 'lookahead'?"),
         (["generate", "--trie", "x.trie", "--drafter", "none", "hello"], "--trie belongs to the lookahead drafter"),
         (["generate", " "], "The prompt is empty"),

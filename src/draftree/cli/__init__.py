@@ -15,6 +15,7 @@ from draftree.errors import brief
 
 app = typer.Typer(name="draftree", no_args_is_help=True, pretty_exceptions_enable=False)
 app.command("demo")(demo.demo)
+app.command("try")(demo.try_model)
 app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
 app.command("serve")(serve.serve)

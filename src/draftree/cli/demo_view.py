@@ -1,4 +1,4 @@
-"""Show a running demo: live on a terminal, as plain lines in a pipe."""
+"""Show a running demo or trial: live on a terminal, as plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from draftree.bench.methods import Answer
 from draftree.bench.report import Table as FigureTable
 from draftree.cli.screen import PIPED_WIDTH, ColouredText, legend, source_style
 from draftree.engine import Request
-from draftree.showcase import Question, Scene, figures
+from draftree.showcase import Question, Scene
 
 REFRESH = 1 / 15  # Seconds between redraws.
 WIDEST = 120
@@ -38,7 +39,7 @@ class View:
         self._tokenizer = tokenizer
         self._drafter = drafter
         self._live: Live | None = None
-        self._kind = ""
+        self._question = Question("", "")
         self._texts: dict[str, ColouredText] = {}
         self._shown: dict[str, int] = {}
         self._drawn = 0.0
@@ -52,7 +53,7 @@ class View:
 
     def begin(self, question: Question) -> None:
         """Start the live display of a question."""
-        self._kind, self._texts = question.kind, {way: ColouredText(self._tokenizer) for way in ("plain", "drafted")}
+        self._question, self._texts = question, {way: ColouredText(self._tokenizer) for way in ("plain", "drafted")}
         self._shown = dict.fromkeys(self._texts, 0)
         if self._draws:
             self._live = Live(console=self.console, auto_refresh=False, transient=True)
@@ -66,7 +67,7 @@ class View:
         self._shown[way] = len(request.output)
         now = time.perf_counter()
         if self._live is not None and now - self._drawn > REFRESH:
-            self._live.update(self._picture(self._kind, None, None), refresh=True)
+            self._live.update(self._picture(self._question, None), refresh=True)
             self._drawn = now
 
     def finish(self, scene: Scene) -> None:
@@ -74,35 +75,47 @@ class View:
         if self._live is not None:
             self._live.stop()
             self._live = None
-        row = figures(scene.question.kind, [scene])
         if self.console.is_terminal:
             self.console.print()
-            self.console.print(self._picture(scene.question.kind, scene.question.text, row))
+            self.console.print(self._picture(scene.question, scene))
             return
         self.console.print(f"\n{scene.question.kind}: {_shortened(scene.question.text, 300)}", markup=False)
         self.console.print(f"> {self._texts['drafted'].text.plain.strip()}", markup=False)
-        self.console.print(
-            f"{row['tokens']} tokens; plain {row['plain_tokens_per_second']:.0f} tok/s, {self._drafter} "
-            f"{row['drafted_tokens_per_second']:.0f} tok/s; {'equal' if row['equal'] else 'NOT equal'}"
-        )
+        equal = "NOT equal" if scene.differences else "equal"
+        self.console.print(f"plain: {_work(scene.plain)}; {self._drafter}: {_work(scene.drafted)}; {equal}")
 
-    def _picture(self, kind: str, prompt: str | None, row: dict[str, Any] | None) -> Group:
+    def _picture(self, question: Question, scene: Scene | None) -> Group:
         grid = Table.grid(expand=True, padding=(0, 1))
         grid.add_column(ratio=1)
         grid.add_column(ratio=1)
         panels = []
         for way, title in (("plain", "plain"), ("drafted", self._drafter)):
-            if row is not None:
-                title += f": {row[f'{way}_tokens_per_second']:.0f} tok/s"
-            if way == "drafted" and row is not None:
-                title += f", {row['acceptance_length']:.2f} tokens a step"
             style = source_style(self._drafter) if way == "drafted" else "dim"
-            panels.append(Panel(self._texts[way].text, title=title, title_align="left", border_style=style))
+            about = None if scene is None else _work(getattr(scene, way))
+            text = self._texts[way].text
+            panels.append(
+                Panel(text, title=title, title_align="left", subtitle=about, subtitle_align="left", border_style=style)
+            )
         grid.add_row(*panels)
-        head = Text.assemble((kind, "bold"))
-        if prompt is not None:
-            head.append(f"  {_shortened(prompt, PROMPT_LINES * 70)}", style="dim")
+        head = Text.assemble((question.kind, "bold"), (f"  {_shortened(question.text, PROMPT_LINES * 70)}", "dim"))
         return Group(head, grid)
+
+    def verdict(self, scenes: Sequence[Scene]) -> None:
+        """Print one sentence about a dialogue: whether the texts are equal, and how much faster they were."""
+        tokens = sum(len(scene.drafted.ids) for scene in scenes)
+        plain, drafted = (sum(getattr(scene, way).seconds for scene in scenes) for way in ("plain", "drafted"))
+        faster = plain >= drafted
+        speed = f"{plain / drafted if faster else drafted / plain:.1f} times as {'fast' if faster else 'slow'}"
+        if any(scene.differences for scene in scenes):
+            said = Text(f"The texts DIFFER (where: below); {self._drafter} was {speed}.", style="bold red")
+        elif speed.startswith("1.0 "):
+            said = Text(f"The same {tokens} tokens in the same time: on this text drafting does not pay.", style="bold")
+        elif faster:
+            said = Text(f"The same {tokens} tokens, {speed}.", style="bold green")
+        else:
+            said = Text(f"The same {tokens} tokens, {speed}: on this text drafting does not pay.", style="bold")
+        self.console.print()
+        self.console.print(said, soft_wrap=True)
 
     def closing(self, rows: list[dict[str, Any]], total: dict[str, Any], seconds: float) -> None:
         """Print the table of `figures`, the verdict and the next commands to try."""
@@ -138,6 +151,11 @@ def speed_table(rows: Sequence[dict[str, Any]], total: dict[str, Any], drafter: 
         for row in (*rows, total)
     ]
     return FigureTable("", shown, [*columns.values(), "equal"], TABLE_CAPTION).rich()
+
+
+def _work(answer: Answer) -> str:
+    passes = 0 if answer.stats is None else answer.stats.steps
+    return f"{len(answer.ids)} tokens in {passes} passes, {answer.seconds:.2f} s"
 
 
 def _shortened(text: str, length: int) -> str:
