@@ -109,6 +109,7 @@ def try_model(
     pack_own(loaded, "auto")
     chosen = make_drafter(drafter, tokenizer, loaded)
     view = View(tokenizer, drafter)
+    view.explain()
     scenes: list[Scene] = []
     turns = three_turns(prompt)
     for scene in side_by_side(loaded, tokenizer, chosen, turns, max_new_tokens, view.watch, view.begin):

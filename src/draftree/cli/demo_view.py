@@ -51,6 +51,11 @@ class View:
         if self.console.is_terminal:
             self.console.print(legend())
 
+    def explain(self) -> None:
+        """Print the meaning of the colour on a terminal."""
+        if self.console.is_terminal:
+            self.console.print(f"Tokens in colour were drafted by {self._drafter} and accepted.", style="dim")
+
     def begin(self, question: Question) -> None:
         """Start the live display of a question."""
         self._question, self._texts = question, {way: ColouredText(self._tokenizer) for way in ("plain", "drafted")}
@@ -85,17 +90,14 @@ class View:
         self.console.print(f"plain: {_work(scene.plain)}; {self._drafter}: {_work(scene.drafted)}; {equal}")
 
     def _picture(self, question: Question, scene: Scene | None) -> Group:
-        grid = Table.grid(expand=True, padding=(0, 1))
-        grid.add_column(ratio=1)
-        grid.add_column(ratio=1)
-        panels = []
+        grid, panels = Table.grid(padding=(0, 1)), []
+        labels: dict[str, Any] = {"title_align": "left", "subtitle_align": "left"}
+        width = (self.console.width - 1) // 2  # Equal, so that equal texts break at the same words.
         for way, title in (("plain", "plain"), ("drafted", self._drafter)):
             style = source_style(self._drafter) if way == "drafted" else "dim"
             about = None if scene is None else _work(getattr(scene, way))
             text = self._texts[way].text
-            panels.append(
-                Panel(text, title=title, title_align="left", subtitle=about, subtitle_align="left", border_style=style)
-            )
+            panels.append(Panel(text, title=title, subtitle=about, border_style=style, width=width, **labels))
         grid.add_row(*panels)
         head = Text.assemble((question.kind, "bold"), (f"  {_shortened(question.text, PROMPT_LINES * 70)}", "dim"))
         return Group(head, grid)
