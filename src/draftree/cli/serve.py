@@ -167,4 +167,5 @@ def report(host: str, port: int, name: str, engine: Engine) -> None:
     drafter = engine.config.drafter
     drafts = "no drafter" if drafter is None else f"drafter {drafter.name}"
     where = f"http://{'localhost' if host in ('127.0.0.1', '0.0.0.0') else host}:{port}"
-    print(f"draftree serves {name} at {where}/v1 ({engine.runner.name} runner, {drafts}); Ctrl-C stops it.", flush=True)
+    how = f"{engine.runner.name} runner, {drafts}"
+    print(f"draftree serves {name} at {where}/v1, with a chat page at {where} ({how}); Ctrl-C stops it.", flush=True)
