@@ -114,7 +114,7 @@ def test_the_choice_of_a_template() -> None:
 
 def test_blanks_around_reasoning_and_content() -> None:
     """They are those of `parse_response`, in pieces too; blanks within stay."""
-    family, said = Family("<think>"), "<think>\n\na  b \n</think>\n\n  c\n\nd \n"
+    family, said = Family("{{ m.split('</think>') }}"), "<think>\n\na  b \n</think>\n\n  c\n\nd \n"
     template = response_template(family)
     assert template is not None
     whole = parse_response(said, template, prefix="")

@@ -11,17 +11,13 @@ from pydantic import Field
 from pydantic_core import to_json
 
 from draftree.serve.output import Delta, OutputStream, RequestOutput
-from draftree.serve.protocol import CalledFunction, Chat, Common, Function, NamedFunction, Strict
+from draftree.serve.protocol import Chat, Common, Function, NamedFunction, Strict
 from draftree.serve.responses import KEEP_ALIVE, Call, api_error, message_parts, statistics, usage
 from draftree.serve.settings import ApiError
 
 
-class Item(Strict):
+class Item(Strict, extra="ignore"):
     """Hold a part of a dialogue; the items of earlier responses come back with fields of no use here."""
-
-    id: Any = None
-    status: Any = None
-    phase: Any = None
 
 
 class Text(Item):
@@ -29,9 +25,6 @@ class Text(Item):
 
     type: Literal["input_text", "output_text", "reasoning_text", "text"]
     text: str
-    annotations: Any = None
-    logprobs: Any = None
-    parsed: Any = None  # Added by the official client.
 
 
 class Said(Item):
@@ -47,15 +40,15 @@ class Thought(Item):
 
     type: Literal["reasoning"]
     content: list[Text] = Field(default_factory=list)
-    summary: Any = None
-    encrypted_content: Any = None
 
 
-class Called(Item, CalledFunction):
+class Called(Item):
     """Hold a call of a function."""
 
     type: Literal["function_call"]
     call_id: str
+    name: str
+    arguments: str
 
 
 class Returned(Item):
@@ -180,6 +173,9 @@ def _content(content: str | list[Text]) -> Any:
     return content if isinstance(content, str) else [{"type": "text", "text": part.text} for part in content]
 
 
+PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}  # Clients tell items by those of their ids.
+
+
 class Writer:
     """Build the items of a response from the parts of a chat's message, and the events that stream them."""
 
@@ -213,7 +209,7 @@ class Writer:
 
     def _begin(self, kind: str, **own: Any) -> Iterator[bytes]:
         yield from self.end()
-        self.items.append({"id": f"{kind}_{uuid.uuid4().hex}", "type": kind, "status": "in_progress"} | own)
+        self.items.append({"id": f"{PREFIXES[kind]}_{uuid.uuid4().hex}", "type": kind, "status": "in_progress"} | own)
         yield self._of_item("output_item.added", item=self.items[-1])
 
     def _add_text(self, kind: str, text: str) -> Iterator[bytes]:

@@ -84,7 +84,7 @@ CALLS_END = "<｜tool▁calls▁end｜>"  # DeepSeek writes this after its last 
 PARSERS = (AUTO, "none", *FORMS)
 # By a text in the chat template, the markers around the reasoning.
 THINKING = {
-    "<think>": ("<think>", "</think>"),
+    "think>": ("<think>", "</think>"),  # Templates of DeepSeek R1 have the second alone.
     "[THINK]": ("[THINK]", "[/THINK]"),
     "<|channel>thought": ("<|channel>thought\n", "<channel|>"),
 }
