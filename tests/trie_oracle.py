@@ -155,22 +155,23 @@ class Oracle:
         self.options, self.scan = options, options_module.SCAN
         self.min_nodes = options.min_nodes or options.branch_length
         self.eos = frozenset(options.eos_token_ids)
-        self.n_context = max(options.branch_length, options.max_query_length)
+        self.n_context = max(options.branch_length, options.max_query_length) + 1
         self.output = Forest(options.max_nodes, options.per_key, options.prune)
         self.shared = Forest(options.max_nodes, options.per_key, options.prune)
         self.requests: dict[int, Request] = {}
         self.tick = 0
 
-    def feed(self, forest: Forest, cursors: Cursors, token: int) -> Cursors:
+    def feed(self, forest: Forest, cursors: Cursors, token: int, before: int | None = None) -> Cursors:
         self.tick += 1
-        return forest.feed(cursors, token, self.tick, self.options.branch_length, token in self.eos)
+        ends = token in self.eos or before in self.eos
+        return forest.feed(cursors, token, self.tick, self.options.branch_length, ends)
 
     def begin(self, tokens: Sequence[int]) -> int:
         slot = next(i for i in range(len(self.requests) + 1) if i not in self.requests)
         request = Request(Forest(self.options.max_nodes, 0, False), list(tokens[-self.n_context :]))
         cursors: Cursors = []
-        for token in tokens:
-            cursors = self.feed(self.prompts_of(request), cursors, token)
+        for before, token in pairwise([None, *tokens]):
+            cursors = self.feed(self.prompts_of(request), cursors, token, before)
         close(cursors)
         self.requests[slot] = request
         return slot
@@ -181,8 +182,8 @@ class Oracle:
     def extend(self, slot: int, tokens: Sequence[int]) -> None:
         r = self.requests[slot]
         if tokens and not r.started:
-            for token in r.context[-self.options.branch_length :]:
-                r.cursors = self.feed(self.output, r.cursors, token)
+            for before, token in list(pairwise([None, *r.context]))[-self.options.branch_length :]:
+                r.cursors = self.feed(self.output, r.cursors, token, before)
             r.started = True
         for token in tokens:
             if not r.ended:

@@ -66,6 +66,18 @@ def test_branches_are_stitched_over_the_boundary(make):
     assert paths(trie.retrieve(2, 8)) == [(3,), (3, 4)]
 
 
+def test_what_templates_write_behind_an_end_is_not_drafted(make):
+    """A dialogue: 3 and 4 stand for "\\n" and "<|im_start|>", which only the template writes one after the other."""
+    trie = make()
+    trie.begin(1, [4, 5, 3, 6, 7, EOS, 3, 4, 8, 3])
+    assert paths(trie.retrieve(1, 8)) == [(6,), (6, 7), (6, 7, EOS)]
+    trie.extend(1, [6, 3])  # A line break of the answer.
+    assert all(4 not in path for path in paths(trie.retrieve(1, 8)))
+    trie.end(1)
+    trie.begin(2, [3])
+    assert paths(trie.retrieve(2, 8)) == [(6,), (6, 3)]
+
+
 def test_a_draft_never_runs_past_an_end(make):
     trie = make()
     trie.warm([1, 2, EOS, 3, 4])

@@ -64,7 +64,7 @@ Trie *trie_new(int32_t branch_length, int32_t max_query, int32_t min_nodes, int3
     t->branch_length = branch_length;
     t->max_query = max_query;
     t->min_nodes = min_nodes;
-    t->n_context = branch_length > max_query ? branch_length : max_query;
+    t->n_context = (branch_length > max_query ? branch_length : max_query) + 1; /* with the token before, for `breaks` */
     t->scan = scan;
     t->prompt_weight = prompt_weight;
     t->smoothing = smoothing;
@@ -128,6 +128,11 @@ static void remember(const Trie *t, Request *r, int32_t token) {
     r->context[r->n_context++] = token;
 }
 
+/* Whether no branch goes on at or begins with a token of a prompt: behind an EOS, chat templates write what no model does. */
+static int breaks(const Trie *t, const int32_t *tokens, int64_t i) {
+    return is_eos(t, tokens[i]) || (i > 0 && is_eos(t, tokens[i - 1]));
+}
+
 /* The slot of the new request; NONE when memory ran out. */
 int32_t trie_begin(Trie *t, const int32_t *tokens, int64_t n) {
     int32_t slot = 0;
@@ -154,7 +159,7 @@ int32_t trie_begin(Trie *t, const int32_t *tokens, int64_t n) {
     if (t->eliminate) forest_resize(f, n * (t->branch_length + 1) * 9 / 10 + 64);
     int32_t open = 0;
     for (int64_t i = 0; i < n; i++)
-        open = forest_feed(f, r->cursors, open, tokens[i], ++t->tick, t->branch_length, is_eos(t, tokens[i]));
+        open = forest_feed(f, r->cursors, open, tokens[i], ++t->tick, t->branch_length, breaks(t, tokens, i));
     forest_close(f, r->cursors, open);
     for (int64_t i = n > t->n_context ? n - t->n_context : 0; i < n; i++) remember(t, r, tokens[i]);
     return slot;
@@ -171,7 +176,7 @@ void trie_extend(Trie *t, int32_t slot, const int32_t *tokens, int64_t n) {
     if (n && !r->started) {
         /* Stitching: the branches that start in the prompt's tail go on into the output. */
         int32_t from = r->n_context > t->branch_length ? r->n_context - t->branch_length : 0;
-        for (int32_t i = from; i < r->n_context; i++) feed_output(t, r, r->context[i], is_eos(t, r->context[i]));
+        for (int32_t i = from; i < r->n_context; i++) feed_output(t, r, r->context[i], breaks(t, r->context, i));
         r->started = 1;
     }
     for (int64_t i = 0; i < n; i++) {

@@ -47,7 +47,8 @@ class TrieOptions:
         capacity: nodes per live key, in units of `decoding_length` (paper, table 4: 16).
         max_nodes: absolute bound of a forest; a full one takes 38 bytes per node.
         prune, eliminate: the paper's switches of table 3. Without eliminating, prompts share a forest that stays.
-        eos_token_ids: a branch ends with the first of these, and none starts with one.
+        eos_token_ids: a branch ends with the first of these. In a prompt none starts with one or with the token after
+            it: chat templates write what follows, such as "\\n" and "<|im_start|>", and models do not.
 
     Raises:
         ValueError: an option is out of range.
@@ -167,20 +168,25 @@ class DictTrie:
         slot = next(i for i in itertools.count() if i not in self.requests)
         forest = Forest(self.options.max_nodes) if self.options.eliminate else self.shared
         branches: list[tuple[Node, int]] = []
-        for token in tokens:
-            branches = forest.feed(branches, token, self.options.branch_length, token in self.eos)
+        for i, token in enumerate(tokens):
+            branches = forest.feed(branches, token, self.options.branch_length, self._breaks(tokens, i))
         self.requests[slot] = {"prompt": forest, "context": list(tokens), "open": [], "started": False, "ended": False}
         return slot
 
     def extend(self, slot: int, tokens: Sequence[int]) -> None:
         r, length = self.requests[slot], self.options.branch_length
-        joined = [] if r["started"] or not tokens else r["context"][-length:]
-        for i, token in enumerate([*joined, *tokens]):
+        if tokens and not r["started"]:
+            for i in range(max(0, len(r["context"]) - length), len(r["context"])):
+                r["open"] = self.output.feed(r["open"], r["context"][i], length, self._breaks(r["context"], i))
+            r["started"] = True
+        for token in tokens:
             if not r["ended"]:
                 r["open"] = self.output.feed(r["open"], token, length, token in self.eos)
-            r["ended"] = r["ended"] or (token in self.eos and i >= len(joined))
-        r["started"] = r["started"] or bool(tokens)
-        r["context"] = [*r["context"], *tokens][-max(length, self.options.max_query_length) :]
+            r["ended"] = r["ended"] or token in self.eos
+        r["context"] = [*r["context"], *tokens][-max(length, self.options.max_query_length) - 1 :]
+
+    def _breaks(self, tokens: Sequence[int], i: int) -> bool:
+        return not self.eos.isdisjoint(tokens[max(0, i - 1) : i + 1])
 
     def end(self, slot: int) -> None:
         del self.requests[slot]
