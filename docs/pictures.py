@@ -36,7 +36,6 @@ def main() -> None:
             page.wait(IDLE, 120)
             page.get("document.getElementById('send').click()")  # The example's second question.
             page.wait(IDLE, 120)
-            page.get("document.querySelectorAll('.turn')[2].scrollIntoView()")
             page.picture(HERE / "pictures" / f"playground-{width}.png", whole=False)
             print(page.get("[...document.querySelectorAll('.verdict')].map((told) => told.textContent)"))
 
