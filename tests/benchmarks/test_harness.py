@@ -52,9 +52,9 @@ def test_a_ratio_resamples_both_sides_by_the_same_prompts():
     assert (double.value, *double.interval) == pytest.approx((2, 2, 2)), "prompts cancel out"
 
 
-def test_one_prompt_has_no_interval_and_a_resample_without_a_case_counts_for_nothing():
-    assert np.isnan(Share(OVER[:1], UNDER[:1]).interval).all()
-    assert Share([0, 3], [0, 4]).interval == pytest.approx((0.75, 0.75))
+def test_few_prompts_have_no_interval_and_a_resample_without_a_case_counts_for_nothing():
+    assert np.isnan(Share(OVER[:4], UNDER[:4]).interval).all()
+    assert Share([0, 3, 3, 3, 3], [0, 4, 4, 4, 4]).interval == pytest.approx((0.75, 0.75))
     assert np.isnan(Share([0, 0], [0, 0]).value)
 
 

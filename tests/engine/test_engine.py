@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import pytest
@@ -226,7 +227,11 @@ def test_the_summary_prints(capsys: pytest.CaptureFixture[str]) -> None:
     text = out.stats.summary()
     assert capsys.readouterr().out == text
     total = out.stats.total
-    assert f"{total.accepted} / {total.drafted}" in text
+    assert text.endswith(f"{total.steps} passes for 18 tokens, in {total.total_seconds:.2f} s.\n")
+    rows = dict(re.findall(r"^│ (.*?) +│ (.*?) +│$", text, re.M))
+    assert (rows["draft tokens"], rows["draft tokens accepted"]) == (str(total.drafted), str(total.accepted))
+    assert rows["most accepted in one pass"] == str(len(total.accepted_by_depth))
+    assert all(rows.values()), "one fact a row"
     assert "random/" in text
     assert str(total.as_dict()["acceptance_length"])[:4] in text
 

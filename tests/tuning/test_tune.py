@@ -63,6 +63,9 @@ def test_the_fastest_candidate_remains_and_each_decodes_a_prompt_once():
     by_candidate = {one.candidate: one.prompts for one in results}
     assert by_candidate[PLAIN] == max(by_candidate.values()) > by_candidate[sizes(8)[-1]]
     assert len(results) == 9
+    order = [(-one.rounds, -one.tokens_per_second) for one in results]
+    assert order == sorted(order), "later rounds first, and the fast before the slow"
+    assert results[-1].rounds == 1 < results[0].rounds
 
 
 def test_candidates_take_turns_in_being_first():
@@ -130,6 +133,8 @@ def test_the_command_measures_and_writes_a_choice(demo, tmp_path):
     done = CliRunner().invoke(app, [*command, "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert "acceptance" in done.output
+    assert "times" in done.output
+    assert "is chosen" in done.output
     written = json.loads(out.read_text())
     assert len(written["results"]) == len(list_candidates(["medusa"]))
     assert {"candidate": "plain", "ratio": 1.0, "acceptance_length": 1.0}.items() <= next(

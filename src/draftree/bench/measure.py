@@ -25,11 +25,12 @@ from draftree.prompts import Prompt, Watcher
 from draftree.runner import inspect_model
 
 RESAMPLES, LEVEL = 2000, 0.95
+FEWEST = 5  # Prompts (or batches) from which on resampling tells something.
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value with its 95 % bootstrap interval; None for a single prompt, which cannot be resampled."""
+    """A value with its 95 % bootstrap interval; None for fewer than `FEWEST` prompts."""
 
     value: float
     low: float | None = None
@@ -77,8 +78,8 @@ class Share:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return the 95 % interval; NaN twice if a single prompt leaves nothing to resample."""
-        return interval(self._of(*draws(self.units))) if self.units > 1 else (np.nan, np.nan)
+        """Return the 95 % interval; NaN twice for fewer than `FEWEST` prompts."""
+        return interval(self._of(*draws(self.units))) if self.units >= FEWEST else (np.nan, np.nan)
 
     @property
     def estimate(self) -> Estimate:

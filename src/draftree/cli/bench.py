@@ -177,18 +177,21 @@ def tune(
     loaded, tokenizer = where.load(chosen)
     with StageBar(console) as bar:
         results = measure(loaded, tokenizer, asked, given, minutes=minutes, max_new_tokens=max_new_tokens, watcher=bar)
-    best = results[0].candidate
+    best, left = results[0].candidate, results[-1].rounds < results[0].rounds
     rows = [
         {
             "candidate": one.candidate.label,
+            "left": "" if one.rounds == results[0].rounds else f"after round {one.rounds}",
             "prompts": one.prompts,
+            "times plain speed": one.ratio,
             "tokens/s": one.tokens_per_second,
-            "ratio to plain": one.ratio,
             "acceptance length": one.acceptance_length,
         }
         for one in results
     ]
-    console.print(Table("Candidates, the fastest first", rows, list(rows[0])).rich())
+    title = f"Candidates by speed; {results[0].candidate.label} is chosen"
+    caption = "Those that left earlier answered fewer prompts: compare tokens/s only within a round." if left else ""
+    console.print(Table(title, rows, list(rows[0]), caption).rich())
     if not best.drafters:
         console.print("Plain decoding is fastest here.", markup=False)
     out.parent.mkdir(parents=True, exist_ok=True)

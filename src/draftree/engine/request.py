@@ -158,34 +158,38 @@ class RunStats:
         return self.total.acceptance_length
 
     def summary(self) -> str:
-        """Print a table of the run, and return it as text."""
+        """Print a table of the run with a sentence below it, and return both as text."""
         from rich.console import Console
         from rich.table import Table
 
         total = self.total
         table = Table(title=f"{len(self.requests)} request(s)", show_header=False, title_justify="left")
-        if self.runner is not None:
-            table.add_row("runner", self.runner)
-        table.add_row("tokens emitted", str(total.emitted))
-        table.add_row("steps (target passes)", str(total.steps))
-        table.add_row("acceptance length (1 + accepted / steps)", f"{total.acceptance_length:.2f}")
-        table.add_row("draft tokens accepted / drafted", f"{total.accepted} / {total.drafted}")
-        own = f"{total.calls_per_token:.2f} / {total.engagement:.0%} / {total.rollback_ratio:.0%}"
-        table.add_row("passes a token / own tokens / passes that rejected some", own)
+        rows: dict[str, object] = {} if self.runner is None else {"runner": self.runner}
+        rows |= {
+            "tokens": total.emitted,
+            "of the model's own": f"{total.emitted - total.accepted} ({total.engagement:.0%})",
+            "passes (steps)": total.steps,
+            "passes a token": f"{total.calls_per_token:.2f}",
+            "passes that rejected draft tokens": f"{total.rollbacks} ({total.rollback_ratio:.0%})",
+            "acceptance length (1 + accepted / steps)": f"{total.acceptance_length:.2f}",
+            "draft tokens": total.drafted,
+            "draft tokens accepted": total.accepted,
+        }
         if total.pruned:
-            table.add_row("draft tokens pruned inside the pass", f"{total.pruned} ({total.pruned / total.drafted:.0%})")
-        depths = "  ".join(f"{depth + 1}: {hits}" for depth, hits in enumerate(total.accepted_by_depth))
-        table.add_row("accepted by depth", depths or "-")
-        sources = "  ".join(f"{name}: {hits}" for name, hits in sorted(total.accepted_by_source.items()))
-        table.add_row("accepted by source", sources or "-")
-        stages = "  ".join(f"{stage} {1000 * total.seconds[stage]:.1f}" for stage in STAGES)
-        table.add_row("milliseconds by stage", stages)
-        if total.total_seconds:
-            table.add_row("tokens a second", f"{total.emitted / total.total_seconds:.1f}")
+            rows["draft tokens pruned inside the pass"] = f"{total.pruned} ({total.pruned / total.drafted:.0%})"
+        if total.accepted:
+            rows["most accepted in one pass"] = len(total.accepted_by_depth)
+        rows |= {f"accepted from {name}": hits for name, hits in sorted(total.accepted_by_source.items())}
+        rows |= {f"milliseconds to {stage}": f"{1000 * total.seconds[stage]:.1f}" for stage in STAGES}
+        spent = total.total_seconds
+        if spent:
+            rows["tokens a second"] = f"{total.emitted / spent:.1f}"
+        for name, value in rows.items():
+            table.add_row(name, str(value))
         console = Console()
         with console.capture() as captured:
             console.print(table)
-        text = captured.get()
+        text = f"{captured.get()}{total.steps} passes for {total.emitted} tokens, in {spent:.2f} s.\n"
         print(text, end="")
         return text
 

@@ -134,6 +134,7 @@ class Result:
 
     Attributes:
         candidate: the drafter and tree size.
+        rounds: the rounds that it took part in; only candidates with the same number decoded the same prompts.
         prompts: the number of prompts.
         tokens_per_second: new tokens per second of wall time, prompt included.
         ratio: its speed relative to plain decoding of the same prompts.
@@ -141,6 +142,7 @@ class Result:
     """
 
     candidate: Candidate
+    rounds: int
     prompts: int
     tokens_per_second: float
     ratio: float
@@ -151,7 +153,7 @@ class Result:
         figures = {"tokens_per_second": self.tokens_per_second, "ratio": self.ratio}
         rounded = {name: round(value, 4) for name, value in figures.items()}
         rounded["acceptance_length"] = round(self.acceptance_length, 4)
-        return {"candidate": self.candidate.label, "prompts": self.prompts} | rounded
+        return {"candidate": self.candidate.label, "rounds": self.rounds, "prompts": self.prompts} | rounded
 
 
 def tune(
@@ -211,15 +213,16 @@ def halve(
         clock: returns seconds.
 
     Returns:
-        The results; candidates of the last round first, and the faster before the slower ones.
+        The results; candidates of later rounds first, and in a round the faster before the slower ones.
     """
     plain = next(one for one in runners if one.candidate == PLAIN)
     alive = list(runners)
-    left: list[Runner] = []
+    left: list[Result] = []
     rounds = max(1, math.ceil(math.log2(len(runners))))
     count = max(1, min(FIRST_ROUND, len(prompts) // (2**rounds - 1)))
-    done = 0
+    done = number = 0
     while True:
+        number += 1
         batch = prompts[done : done + count]
         watcher.stage(f"measuring {len(alive)} candidates", len(batch) * len(alive))
         for ids in batch:
@@ -234,9 +237,9 @@ def halve(
         drafting = [one for one in alive if one is not plain]
         over = done >= len(prompts) or clock() > end
         if over or len(drafting) < 2 or (done >= ENOUGH and all(_alike(alive[0], one) for one in alive[1:])):
-            return [_result(one, plain) for one in alive + left]
+            return [_result(one, plain, number) for one in alive] + left
         slower = drafting[math.ceil(len(drafting) / 2) :]
-        left = slower + left
+        left = [_result(one, plain, number) for one in slower] + left
         alive = [one for one in alive if one not in slower]
         count *= 2
 
@@ -247,9 +250,9 @@ def _alike(a: Runner, b: Runner) -> bool:
     return abs(statistics.fmean(logs)) <= 2 * statistics.stdev(logs) / math.sqrt(len(logs))
 
 
-def _result(one: Runner, plain: Runner) -> Result:
+def _result(one: Runner, plain: Runner, rounds: int) -> Result:
     count, speed = len(one.seconds), one.speed()
-    return Result(one.candidate, count, speed, speed / plain.speed(count), one.acceptance_length)
+    return Result(one.candidate, rounds, count, speed, speed / plain.speed(count), one.acceptance_length)
 
 
 def _encode(model: Any, tokenizer: Any, prompts: Sequence[Prompt], new: int) -> list[list[int]]:
