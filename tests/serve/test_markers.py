@@ -53,9 +53,9 @@ ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"content": '{"city": "Oslo"}', "reasoning": 'Is it so? {"no"}'},
     ),
     "schema, no reasoning": (
-        '{"city": "so </think> it"}',
+        '{"city": "so <think> </think> it"}',
         {"response_format": CITY},
-        {"content": '{"city": "so </think> it"}'},
+        {"content": '{"city": "so <think> </think> it"}'},
     ),
 }
 
@@ -67,7 +67,7 @@ def special_tokens(tokenizer: Any) -> list[Any]:
 @pytest.mark.parametrize("row", ROWS)
 def test_a_model_says_what_its_grammar_allows(tokenizer: Any, row: str) -> None:
     said, fields, expected = ROWS[row]
-    if row == "schema, no reasoning" and any(token.content == "</think>" for token in special_tokens(tokenizer)):
+    if row == "schema, no reasoning" and any(token.content == "<think>" for token in special_tokens(tokenizer)):
         pytest.skip("special tokens are no part of a text")
     given = {"tools": fields["tools"]} if "tools" in fields else {}
     prompt = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=True, **given).input_ids

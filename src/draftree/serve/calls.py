@@ -116,6 +116,8 @@ class CallReader:
         prediction = self._prediction(body)
         readers = [MessageReader(self.tokenizer, prompt, tools) for _ in range(body.tries)]
         constraint = constraint_of(body, tools, self.tokenizer, readers[0].begun)
+        for reader in readers if constraint is not None and not tools else ():
+            reader.hold()
         more = {"logprobs": logprobs, "cache_salt": cache_salt, "prediction": tuple(prediction)}
         outputs = self._outputs(body, prompt, most, constraint, **more)
         own: dict[str, Any] = {"prediction": prediction, "readers": readers, "unused": unused}

@@ -26,10 +26,18 @@ class Regions(ResponseParser):
     """
 
     _begin = _prompt = 0
+    formed = False  # Whether a grammar holds the content, in which no region opens.
 
     def __init__(self, template: Any, prefix: str, tools: list[Any]) -> None:
         super().__init__(template, prefix=prefix, tools=tools or None)
         self._prompt = len(self._buffer)  # Start of the output's own text.
+
+    def _watchlist(self) -> list[tuple[str, Any]]:
+        watch: list[tuple[str, Any]] = super()._watchlist()
+        text = (self._body[:99] + self._buffer[self._pos :][:99]).lstrip()
+        if self.formed and text and self._current == self._implicit_name:
+            return [one for one in watch if one[0] == "close" or one[1].open_re.match(text, partial=True)]
+        return watch
 
     def rest(self) -> list[dict[str, Any]]:
         """Return the last events; unlike in `finalize`, required fields of the template may be missing."""
@@ -200,6 +208,11 @@ class MessageReader:
             elif event["type"] == "region_close":
                 open_now = None
         return open_now
+
+    def hold(self) -> None:
+        """Read markers in the content as text, which a grammar holds to a form."""
+        if self._parser is not None:
+            self._parser.formed = True
 
     @property
     def raw(self) -> bool:
