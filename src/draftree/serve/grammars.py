@@ -145,6 +145,8 @@ def _calls(body: Chat, tools: Sequence[dict[str, Any]], tokenizer: Any, form: _R
             "and 'none' out.",
             "tools",
         )
+    if form is not None and not forced and written.first.startswith("{"):  # llguidance chooses at the first token.
+        raise ApiError("This model writes calls as JSON, as an answer of this form: leave it or tools out.", form.field)
     call, parts = _call_rule(tokenizer, written, tools, forced)
     more = "" if single else f"({_lark(tokenizer, written.between)} call)*"
     calls = f"call {more} {_lark(tokenizer, written.last)}"
