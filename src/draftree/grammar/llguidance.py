@@ -99,11 +99,9 @@ class _Tokens:
 
         self._reader = from_tokenizer(tokenizer, n_vocab=vocabulary, eos_token=list(end_tokens), slices=[])
         self.eos_token_id = end_tokens[0]
-        markers, known = {*marker_tokens(tokenizer), *end_tokens}, set(tokenizer.get_vocab().values())
-        self.tokens = [self._reader.decode_bytes([token]) for token in range(vocabulary)]
-        for token in range(vocabulary):
-            if token in markers or token not in known:
-                self.tokens[token] = b"\xff" + self.tokens[token]
+        texts = {*tokenizer.get_vocab().values()} - marker_tokens(tokenizer).keys() - {*end_tokens}
+        read = self._reader.decode_bytes
+        self.tokens = [(b"" if token in texts else b"\xff") + read([token]) for token in range(vocabulary)]
 
     def __call__(self, text: str) -> list[int]:
         """Return tokens that spell exactly `text`: the usual ones, or greedy ones where those would change it."""

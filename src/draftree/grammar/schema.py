@@ -6,7 +6,6 @@ docs/structured_output.md lists what remains.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from draftree.grammar.llguidance import GrammarError
@@ -38,7 +37,10 @@ def prepare(schema: Any, name: str = "") -> Any:
     made = {}
     for key, value in schema.items():
         for number in _numbers(value) if key in VALUES + BOUNDS else ():
-            if not (_exact(key, number) or (key == "maximum" and number == BIGINT and schema.get("type") == "integer")):
+            short = len(str(number).strip("-0")) <= 15  # Float64 holds all numbers of fifteen digits.
+            exact = short and (key in VALUES or (key in BOUNDS[:2] and abs(number) <= BIGINT))
+            most = key == "maximum" and number == BIGINT and schema.get("type") == "integer"
+            if abs(number) > EXACT and not exact and not most:
                 message = f"{key} of {shown} has {number}, and numbers beyond 2**53 would be rounded: "
                 raise GrammarError(f"{message}leave it out, or make it a string.")
         if key in NAMED and isinstance(value, dict):
@@ -53,18 +55,10 @@ def prepare(schema: Any, name: str = "") -> Any:
     return made
 
 
-def _numbers(value: Any) -> Iterator[int | float]:
+def _numbers(value: Any) -> list[int | float]:
     if isinstance(value, list | dict):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _numbers(one)
-    elif isinstance(value, int | float):
-        yield value
-
-
-def _exact(key: str, number: int | float) -> bool:
-    """Return True if the library reads a number without rounding; float64 holds fifteen digits of any."""
-    short = len(str(number).strip("-0")) <= 15
-    return abs(number) <= EXACT or (short and (key in VALUES or (key in BOUNDS[:2] and abs(number) <= BIGINT)))
+        return [number for one in (value.values() if isinstance(value, dict) else value) for number in _numbers(one)]
+    return [value] if isinstance(value, int | float) else []
 
 
 def _names(schema: dict[str, Any], shown: str) -> None:

@@ -33,11 +33,10 @@ class Regions(ResponseParser):
         self._prompt = len(self._buffer)  # Start of the output's own text.
 
     def _watchlist(self) -> list[tuple[str, Any]]:
-        watch: list[tuple[str, Any]] = super()._watchlist()
         text = (self._body[:99] + self._buffer[self._pos :][:99]).lstrip()
-        if self.formed and text and self._current == self._implicit_name:
-            return [one for one in watch if one[0] == "close" or one[1].open_re.match(text, partial=True)]
-        return watch
+        free = not (self.formed and text and self._current == self._implicit_name)
+        watch: list[tuple[str, Any]] = super()._watchlist()
+        return [one for one in watch if free or one[0] == "close" or one[1].open_re.match(text, partial=True)]
 
     def rest(self) -> list[dict[str, Any]]:
         """Return the last events; unlike in `finalize`, required fields of the template may be missing."""

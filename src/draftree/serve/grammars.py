@@ -210,12 +210,10 @@ BY_NAME = {
 def _call_form(tokenizer: Any) -> _CallForm | None:
     """Return how the model writes calls; None if a grammar cannot."""
     field = _field(tokenizer, "tool_calls")
-    for name, form in BY_NAME.items():
-        if field == FORMS[name].field:
-            return form
+    known = next((form for name, form in BY_NAME.items() if field == FORMS[name].field), None)
     markers = _markers(tokenizer, "tool_calls", r"\s*")
-    if markers is None:
-        return None
+    if known is not None or markers is None:
+        return known
     begin, end = markers
     before, after = '␤{"name": QUOTED, "arguments": ', f"}}␤{end}"
     return _CallForm(begin, before, after, first=begin, between=f"␤{begin}", alone=False)
