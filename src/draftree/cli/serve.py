@@ -167,5 +167,5 @@ def report(host: str, port: int, name: str, engine: Engine) -> None:
     drafter = engine.config.drafter
     drafts = "no drafter" if drafter is None else f"drafter {drafter.name}"
     where = f"http://{'localhost' if host in ('127.0.0.1', '0.0.0.0') else host}:{port}"
-    how = f"{engine.runner.name} runner, {drafts}"
-    print(f"draftree serves {name} at {where}/v1, with a chat page at {where} ({how}); Ctrl-C stops it.", flush=True)
+    about = f"draftree serves {name} at {where}/v1 ({engine.runner.name} runner, {drafts})"
+    print(f"{about}, and a chat page at {where}; Ctrl-C stops it.", flush=True)
