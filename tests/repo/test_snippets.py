@@ -1,7 +1,7 @@
-"""Python of the pages runs as it stands there, block after block in one namespace, as a reader would type it.
+"""Python of the pages runs as it stands there, block after block in one empty namespace, as a reader would type it.
 
-What a reader brings stands ready: a model with its tokenizer, prompts, and folders of the names that the pages use. A
-block that cannot run in a test says why in a comment right above it.
+Folders of the names that the pages use stand ready. A block that cannot run in a test says why in a comment right above
+it.
 """
 
 import re
@@ -9,9 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
-import draftree
 from draftree.demo_model import embedded
 from draftree.drafting.folder import demo_drafter
 
@@ -48,13 +46,7 @@ def desk(tmp_path_factory):
 @pytest.mark.parametrize("page", WITH_PYTHON)
 def test_python_of_every_page_runs(page, desk, monkeypatch, capsys):
     monkeypatch.chdir(desk)
-    model, tokenizer = draftree.demo_model()
-    text = 'Write a Python solution for the LeetCode problem "two sum".'
-    inputs = tokenizer(text, return_tensors="pt")
-    names = {"draftree": draftree, "torch": torch, "model": model, "tokenizer": tokenizer}
-    names |= {"inputs": inputs, "input_ids": inputs["input_ids"], "prompt": inputs["input_ids"]}
-    names |= {"prompts": [inputs["input_ids"]] * 2, "drafter": draftree.Lookahead()}
-    names |= {"accuracies": [[0.6, 0.2, 0.1], [0.4, 0.1, 0.05]]}  # of two heads, by rank
+    names: dict[str, object] = {}
     ran = 0
     for why, block in blocks(page):
         if why is None:
