@@ -56,12 +56,11 @@ USUAL = "AMD EPYC"  # what all tables of the page were measured on that name no 
 ABOUT = ("commit", "command", "device", "threads", "dtype", "model")
 HEAD = """# Results
 
-This page is made by `make results` from the files in `benchmarks/results/`, which hold every row with its interval.
-Each table names the commit that it was made at and the command as it was then;
-[Experiments](developer/experiments.md) has the present names. Acceptance length is 1 + accepted / steps; in
-brackets are 95 % bootstrap intervals over prompts. Unless a table says otherwise all is measured on 2-core AMD EPYC
-machines in float32, on the embedded 4M model, or on one inflated from it: an inflated model has the cost of its
-size and the small one's text ([how](developer/experiments.md#inflated-models)).
+`make results` makes this page from `benchmarks/results/`, which has every row with its interval. Each table names its
+commit and its command as it was then; [Experiments](developer/experiments.md) has the present names. Acceptance length
+is 1 + accepted / steps; brackets are 95 % bootstrap intervals over prompts. Unless a table says otherwise all is
+measured on 2-core AMD EPYC machines in float32, on the embedded 4M model or one inflated from it, which has the cost of
+its size and the small one's text ([how](developer/experiments.md#inflated-models)).
 """
 
 
