@@ -7,10 +7,9 @@ only, so it gets the first test prompt of seven sets. Times exclude the display.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from draftree.bench.measure import Difference, difference
 from draftree.bench.methods import Answer, Draftree, HuggingFace
@@ -151,16 +150,27 @@ def three_turns(prompt: str | None) -> list[Question]:
     return [Question(f"turn {number}", text, follows=number > 1) for number, text in enumerate(texts, 1)]
 
 
+class Viewer(Protocol):
+    """A display of running answers."""
+
+    def begin(self, question: Question) -> None:
+        """Receive a question before its answers."""
+
+    def watch(self, way: str, request: Request) -> None:
+        """Receive "plain" or "drafted" and the request, after each of its steps."""
+
+
 def side_by_side(
     model: Any,
     tokenizer: Any,
     drafter: Drafter | None,
-    turns: Sequence[Question],
+    questions: Sequence[Question],
     max_new_tokens: int,
-    watch: Callable[[str, Request], None],
-    begin: Callable[[Question], None],
+    viewer: Viewer | None = None,
+    *,
+    reference: bool = False,
 ) -> Iterator[Scene]:
-    """Yield the turns of a dialogue, answered plainly and with the drafter at the same time.
+    """Yield the questions, answered plainly and with the drafter at the same time.
 
     The way that has used less time steps next, so that both texts grow as they would alone. The time of a way is that
     of its engine and its steps, prompts included. What both need first, such as memory, a short answer before prepares.
@@ -168,99 +178,67 @@ def side_by_side(
     Args:
         model: a decoder-only model.
         tokenizer, drafter: the model's tokenizer, and the drafter; None decodes both plainly.
-        turns: the user's messages.
+        questions: in order. The KV cache is reused from turn to turn, unless there is a reference, which reuses none.
         max_new_tokens: limit of each answer.
-        watch: receives "plain" or "drafted" and the request, after each of its steps.
-        begin: receives each turn before its answers.
+        viewer: follows the answers; None for nobody.
+        reference: whether Hugging Face's `generate` answers too.
 
     Raises:
         ValueError: an encoder-decoder, or a dialogue beyond the context.
     """
     if model.config.is_encoder_decoder:
-        raise ValueError("draftree try holds a dialogue, which needs a decoder-only model: use draftree generate.")
-    Draftree("ready", model, 2).answer(encode_prompt(tokenizer, READY))
+        raise ValueError("A dialogue needs a decoder-only model: use draftree generate.")
+    ready = encode_prompt(tokenizer, READY)
+    theirs = HuggingFace("hf", model, max_new_tokens) if reference else None
+    Draftree("ready", model, READY_TOKENS).answer(ready)
+    if theirs is not None:  # The demo's table is of short answers, in which the measurement of costs would show.
+        theirs.answer(ready)
+        Draftree("stand-in", model, READY_TOKENS, PromptLookup).answer(ready)
     engines, spent = {}, {}
     for way, own in (("plain", None), ("drafted", drafter)):
         start = time.perf_counter()
-        engines[way] = Engine(model, drafter=own, slots=1, keep_prefixes=True)
+        engines[way] = Engine(model, drafter=own, slots=1, keep_prefixes=not reference)
         spent[way] = time.perf_counter() - start
     history: tuple[tuple[str, str], ...] = ()
-    for turn in turns:
-        ids = encode_prompt(tokenizer, turn.text, history=history)
-        asked: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": False}
-        requests = {way: engine.add(ids, **asked) for way, engine in engines.items()}
-        begin(turn)
-        while busy := [way for way, engine in engines.items() if engine.busy]:
-            way = min(busy, key=spent.__getitem__)
-            start = time.perf_counter()
-            engines[way].step()
-            spent[way] += time.perf_counter() - start
-            watch(way, requests[way])
-        answers = {}
-        for way, request in requests.items():
-            if request.error is not None:
-                raise request.error
-            answers[way] = Answer(request.tokens, spent[way], request.stats)
-            spent[way] = 0.0
-        found = difference(model, ids, answers["plain"].ids, answers["drafted"].ids)
-        yield Scene(turn, answers["plain"], answers["drafted"], None, {} if found is None else {"drafted": found})
-        history = (*history, (turn.text, tokenizer.decode(answers["plain"].ids, skip_special_tokens=True)))
-
-
-class Showcase:
-    """Answer questions with one model and one drafter.
-
-    Args:
-        model: a decoder-only model.
-        tokenizer: the model's.
-        drafter: used for the drafted answers; None decodes them plainly too.
-        max_new_tokens: limit of each answer.
-    """
-
-    def __init__(self, model: Any, tokenizer: Any, drafter: Drafter | None, max_new_tokens: int) -> None:
-        self._model, self._tokenizer = model, tokenizer
-        self._plain = Draftree("plain", model, max_new_tokens)
-        self._drafted = Draftree("drafted", model, max_new_tokens, lambda: drafter)
-        self._reference = HuggingFace("hf", model, max_new_tokens)
-
-    def run(
-        self,
-        questions: Sequence[Question],
-        watch: Callable[[str, Request], None],
-        begin: Callable[[Question], None],
-    ) -> Iterator[Scene]:
-        """Yield the questions answered plainly, with drafting and by Hugging Face.
-
-        Args:
-            questions: in order.
-            watch: receives "plain" or "drafted" and the request, after each of its steps.
-            begin: receives each question before its answers.
-        """
-        # First calls allocate memory and compile. Another drafter runs here, because the shown one would learn from it.
-        ready = encode_prompt(self._tokenizer, READY)
-        stand_in = Draftree("stand-in", self._model, READY_TOKENS, PromptLookup)
-        for method in (self._plain, stand_in, HuggingFace("hf", self._model, READY_TOKENS)):
-            method.answer(ready)
-        history: tuple[tuple[str, str], ...] = ()
-        for question in questions:
-            begin(question)
-            history = history if question.follows else ()
-            scene = self._scene(question, encode_prompt(self._tokenizer, question.text, history=history), watch)
-            said = self._tokenizer.decode(scene.plain.ids, skip_special_tokens=True)
-            history = (*history, (question.text, said))
-            yield scene
-
-    def _scene(self, question: Question, ids: list[int], watch: Callable[[str, Request], None]) -> Scene:
+    for question in questions:
+        history = history if question.follows else ()
+        ids = encode_prompt(tokenizer, question.text, history=history)
         asked: dict[str, Any] = {}
         if question.schema is not None:
             from draftree.grammar import Grammar
 
-            asked = {"grammar": Grammar.json_schema(question.schema), "tokenizer": self._tokenizer}
-            Draftree("ready", self._model, 1).answer(ids, **asked)  # Compiles the grammar, once for all ways.
-        plain = self._plain.answer(ids, partial(watch, "plain"), **asked)
-        drafted = self._drafted.answer(ids, partial(watch, "drafted"), **asked)
-        reference = None if asked else self._reference.answer(ids)
-        found = {"drafted": difference(self._model, ids, plain.ids, drafted.ids)}
-        if reference is not None:
-            found["plain"] = difference(self._model, ids, reference.ids, plain.ids)
-        return Scene(question, plain, drafted, reference, {way: at for way, at in found.items() if at is not None})
+            asked = {"grammar": Grammar.json_schema(question.schema), "tokenizer": tokenizer}
+        options = {"max_new_tokens": max_new_tokens, "do_sample": False} | asked
+        requests = {way: engine.add(ids, **options) for way, engine in engines.items()}  # This compiles the grammar.
+        if viewer is not None:
+            viewer.begin(question)
+        plain, drafted = _race(engines, requests, spent, viewer)
+        found = {"drafted": difference(model, ids, plain.ids, drafted.ids)}
+        other = theirs.answer(ids) if theirs is not None and not asked else None
+        if other is not None:
+            found["plain"] = difference(model, ids, other.ids, plain.ids)
+        yield Scene(question, plain, drafted, other, {way: at for way, at in found.items() if at is not None})
+        history = (*history, (question.text, tokenizer.decode(plain.ids, skip_special_tokens=True)))
+
+
+def _race(
+    engines: dict[str, Engine],
+    requests: dict[str, Request],
+    spent: dict[str, float],
+    viewer: Viewer | None,
+) -> list[Answer]:
+    """Step the engines by their times until they have answered; `spent` holds their seconds so far, and is emptied."""
+    while busy := [way for way, engine in engines.items() if engine.busy]:
+        way = min(busy, key=spent.__getitem__)
+        start = time.perf_counter()
+        engines[way].step()
+        spent[way] += time.perf_counter() - start
+        if viewer is not None:
+            viewer.watch(way, requests[way])
+    answers = []
+    for way, request in requests.items():
+        if request.error is not None:
+            raise request.error
+        answers.append(Answer(request.tokens, spent[way], request.stats))
+        spent[way] = 0.0
+    return answers

@@ -41,8 +41,7 @@ def short_demo(monkeypatch):
 @pytest.mark.parametrize("drafter", ["lookahead", "prompt-lookup", "draft-model", "none"])
 def test_demo_answers_are_those_of_hugging_face(short_demo, demo, drafter):
     made = make_drafter(drafter, demo.tokenizer, demo.model)
-    shown = showcase.Showcase(demo.model, demo.tokenizer, made, 10)
-    scenes = list(shown.run(showcase.embedded_questions(), lambda way, request: None, lambda question: None))
+    scenes = list(showcase.side_by_side(*demo, made, showcase.embedded_questions(), 10, reference=True))
     assert [scene.question.kind for scene in scenes] == ["shell", "SQL"]
     for scene in scenes:
         ids = torch.tensor([encode_prompt(demo.tokenizer, scene.question.text)])
@@ -65,15 +64,14 @@ def test_demo_in_a_pipe_is_plain_text(short_demo):
 
 
 def test_demo_fails_and_names_the_place_where_answers_part(short_demo, monkeypatch):
-    honest = Draftree.answer
+    honest = showcase._race
 
-    def wrong(self, ids, after_step=None, **asked):
-        answer = honest(self, ids, after_step, **asked)
-        if self.name != "drafted":
-            return answer
-        return Answer([*answer.ids[:3], answer.ids[3] + 1, *answer.ids[4:]], answer.seconds, answer.stats)
+    def wrong(*given):
+        plain, drafted = honest(*given)
+        ids = [*drafted.ids[:3], drafted.ids[3] + 1, *drafted.ids[4:]]
+        return plain, Answer(ids, drafted.seconds, drafted.stats)
 
-    monkeypatch.setattr(Draftree, "answer", wrong)
+    monkeypatch.setattr(showcase, "_race", wrong)
     done = run("demo", "--max-new-tokens", "8")
     assert done.exit_code == 1
     assert "ANSWERS DIFFER" in done.output
@@ -95,8 +93,7 @@ def test_try_holds_a_dialogue_and_ends_with_one_sentence(demo):
 
 def test_try_answers_each_turn_like_hugging_face(demo):
     turns, history = showcase.three_turns("List all files."), []
-    rest = turns, 10, lambda way, request: None, lambda question: None
-    for scene in showcase.side_by_side(*demo, make_drafter("lookahead", None, None), *rest):
+    for scene in showcase.side_by_side(*demo, make_drafter("lookahead", None, None), turns, 10):
         ids = torch.tensor([encode_prompt(demo.tokenizer, scene.question.text, history=history)])
         mask = torch.ones_like(ids)
         expected = demo.model.generate(ids, attention_mask=mask, max_new_tokens=10, do_sample=False)

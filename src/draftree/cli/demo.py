@@ -6,7 +6,7 @@ A terminal shows both texts as they grow. A pipe gets plain lines.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +25,7 @@ from draftree.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from draftree.cli.demo_view import View
     from draftree.showcase import Scene
 
 DrafterName = Annotated[str, typer.Option(help=DRAFTER, autocompletion=complete_drafter)]
@@ -47,25 +48,30 @@ def demo(
     from draftree.cli.demo_view import View  # Torch is imported after the checks, which then answer at once.
     from draftree.runner import pack_own
     from draftree.runner.weights.packed import parameter_count
-    from draftree.showcase import QUESTIONS, Showcase, embedded_questions, figures
+    from draftree.showcase import QUESTIONS, embedded_questions, figures, side_by_side
 
     begin = time.perf_counter()
     name = chosen_model(model, embedded=any(part in TRAINED for part in names_in(drafter)))
     loaded, tokenizer = where.load(name)
     pack_own(loaded, "auto")
     chosen = make_drafter(drafter, tokenizer, loaded)
-    showcase = Showcase(loaded, tokenizer, chosen, max_new_tokens)
     questions = embedded_questions() if name is None else QUESTIONS
     view = View(tokenizer, drafter)
     view.opening(parameter_count(loaded), len(questions))
-    scenes: list[Scene] = []
-    for scene in showcase.run(questions, view.watch, view.begin):
-        scenes.append(scene)
-        view.finish(scene)
+    scenes = _shown(side_by_side(loaded, tokenizer, chosen, questions, max_new_tokens, view, reference=True), view)
     seconds = time.perf_counter() - begin
     total = figures("total", scenes)
     view.closing([figures(scene.question.kind, [scene]) for scene in scenes], total, seconds)
     _fail_if_different(scenes)
+
+
+def _shown(scenes: Iterable[Scene], view: View) -> list[Scene]:
+    """Return the scenes, each shown as soon as it is finished."""
+    found = []
+    for scene in scenes:
+        found.append(scene)
+        view.finish(scene)
+    return found
 
 
 def _fail_if_different(scenes: Sequence[Scene]) -> None:
@@ -110,10 +116,6 @@ def try_model(
     chosen = make_drafter(drafter, tokenizer, loaded)
     view = View(tokenizer, drafter)
     view.explain()
-    scenes: list[Scene] = []
-    turns = three_turns(prompt)
-    for scene in side_by_side(loaded, tokenizer, chosen, turns, max_new_tokens, view.watch, view.begin):
-        scenes.append(scene)
-        view.finish(scene)
+    scenes = _shown(side_by_side(loaded, tokenizer, chosen, three_turns(prompt), max_new_tokens, view), view)
     view.verdict(scenes)
     _fail_if_different(scenes)

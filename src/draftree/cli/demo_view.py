@@ -25,7 +25,7 @@ TABLE_CAPTION = "tokens a step: the acceptance length, 1 + accepted / steps"
 
 
 class View:
-    """Display a `Showcase` while it runs.
+    """Display `side_by_side` while it runs.
 
     Args:
         tokenizer: of the model.
