@@ -60,7 +60,7 @@ def test_demo_in_a_pipe_is_plain_text(short_demo):
     assert done.exit_code == 0, done.output
     assert "\x1b" not in done.output
     assert "All answers are equal" in done.output
-    assert done.output.rstrip().splitlines()[-3].startswith("Next: draftree generate")
+    assert done.output.rstrip().splitlines()[-3].startswith("Next: draftree try")
 
 
 def test_demo_fails_and_names_the_place_where_answers_part(short_demo, monkeypatch):

@@ -131,9 +131,9 @@ class View:
             f": plain, {self._drafter} and Hugging Face's generate. {seconds:.0f} s in all.", style="not bold default"
         )
         self.console.print(verdict)
-        self.console.print('Next: draftree generate --stats "Write a haiku about the sea."', markup=False)
-        self.console.print("      draftree chat              a dialogue")
-        self.console.print("      draftree bench quick       all methods on the embedded model")
+        self.console.print("Next: draftree try MODEL     your own model: a folder, a GGUF file or a hub name")
+        self.console.print("      draftree chat          a dialogue")
+        self.console.print("      draftree bench quick   all methods on the embedded model")
 
 
 def speed_table(rows: Sequence[dict[str, Any]], total: dict[str, Any], drafter: str) -> Table:
