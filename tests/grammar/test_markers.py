@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from drafters_for_tests import RandomTree
 from grammar_cases import EOS, ascii_tokenizer
 from real_tokenizers import real_tokenizer
-from zoo import VOCABULARY, build
+from zoo import build
 
 import draftree
-from draftree import Grammar, GrammarDrafter
-from draftree.drafting import Drafter
+from draftree import Grammar, GrammarDrafter, Merge
 from draftree.grammar import GrammarError, lark_text
 
 REAL = ["qwen3", "llama3_1", "gemma3", "deepseek_v3", "llama2"]
@@ -98,13 +98,22 @@ def test_special_tokens_are_written_by_id(demo: Any) -> None:
         Grammar.ebnf(f"start: {PLAIN}").compile(tokenizer, 5000, [2])
 
 
-@pytest.mark.parametrize("drafter", [None, GrammarDrafter()])
-def test_a_model_spells_a_special_token_of_its_grammar(drafter: Drafter | None) -> None:
+@pytest.mark.parametrize("sample", [False, True])
+def test_a_model_spells_a_special_token_of_its_grammar(sample: bool) -> None:
     tokenizer = copy.deepcopy(ascii_tokenizer())
     tokenizer.backend_tokenizer.add_special_tokens(["ab"])  # A token of the model's vocabulary.
-    options: dict[str, Any] = {"tokenizer": tokenizer, "eos_token_id": EOS, "max_new_tokens": 20}
-    for grammar in (Grammar.ebnf('root ::= "xabx" [c-e]{2}'), Grammar.choice(["xabx"]), Grammar.regex("ab|abab")):
-        out = draftree.generate(build("llama"), torch.tensor([[5, 6]]), drafter=drafter, grammar=grammar, **options)
-        text = tokenizer.decode(out.sequences[0, 2:], skip_special_tokens=True)
-        assert re.fullmatch("xabx([c-e]{2})?|(ab){1,2}", text)
-        assert out.sequences.max() < VOCABULARY
+    options: dict[str, Any] = {"tokenizer": tokenizer, "eos_token_id": EOS, "max_new_tokens": 20, "do_sample": sample}
+    for grammar in (
+        Grammar.ebnf('root ::= "xabx" [c-e]{2}'),
+        Grammar.choice(["xabx"]),
+        Grammar.regex("ab|abab"),
+        Grammar.json_schema({"enum": ["ab", "xab"]}),
+    ):
+        found = []
+        for drafter in (None, GrammarDrafter(), Merge([RandomTree({}), GrammarDrafter()])):
+            torch.manual_seed(1)
+            out = draftree.generate(build("llama"), torch.tensor([[5, 6]]), drafter=drafter, grammar=grammar, **options)
+            found.append(out.sequences[0, 2:].tolist())
+        assert found[1:] == [found[0]] * 2
+        text = tokenizer.decode(found[0], skip_special_tokens=True)
+        assert re.fullmatch('xabx([c-e]{2})?|(ab){1,2}|"x?ab"', text)
