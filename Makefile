@@ -34,7 +34,7 @@ help:
 	@echo 'make test-all  all tests'
 	@echo 'make test-clients  the server against LangChain, LiteLLM, lm-evaluation-harness and GuideLLM'
 	@echo 'make test-ray  replicas and training data on Ray'
-	@echo 'make test-8bit  models with weights of 8 bits by torchao, Quanto and bitsandbytes'
+	@echo 'make test-8bit  models quantised by torchao, Quanto, bitsandbytes and compressed-tensors'
 	@echo 'make test-vllm  the proposer inside the CPU build of vLLM, and the server under its benchmark'
 	@echo 'make test-extras  each extra in a fresh environment, and the commands that it is for'
 	@echo 'make lint      ruff and mypy, no changes'
@@ -111,11 +111,11 @@ test-ray: .venv-ray/.made
 .venv-8bit/.made: $(VENV)/.torch $(INSTALL_INPUTS)
 	$(PYTHON) -m venv .venv-8bit
 	.venv-8bit/bin/python -m pip install --quiet $(TORCH_ARGS) '$(TORCH)'
-	.venv-8bit/bin/python -m pip install --quiet -e '.[dev,bench,serve,quantize]' optimum-quanto bitsandbytes
+	.venv-8bit/bin/python -m pip install --quiet -e '.[dev,bench,serve,quantize]' optimum-quanto bitsandbytes compressed-tensors
 	@touch $@
 
 test-8bit: .venv-8bit/.made
-	.venv-8bit/bin/python -m pytest tests/runner/test_model_states.py tests/runner/test_placement.py
+	.venv-8bit/bin/python -m pytest tests/models/test_quantised.py tests/runner/test_model_states.py tests/runner/test_placement.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

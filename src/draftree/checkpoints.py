@@ -195,7 +195,10 @@ def pretrained(source: str | os.PathLike[str], **options: Any) -> Any:
     name = os.fspath(source)
     check_packages(name)
     try:
-        kind = _auto_class(name, options.get("gguf_file"))
+        kind, config = _auto_class(name, options.get("gguf_file"))
+        if _packed_weights_alone(config):
+            config.quantization_config["dequantize"] = True  # Otherwise the first pass does it, behind hooks.
+            options["config"] = config
         model, found = kind.from_pretrained(source, output_loading_info=True, **options)
     except SafetensorError as error:
         raise ValueError(
@@ -213,6 +216,14 @@ def pretrained(source: str | os.PathLike[str], **options: Any) -> Any:
             "complete checkpoint."
         )
     return model
+
+
+def _packed_weights_alone(config: Any) -> bool:
+    """Return whether a checkpoint's weights are packed by compressed-tensors and its activations are not rounded."""
+    held = getattr(config, "quantization_config", None)
+    if not isinstance(held, dict) or held.get("quant_method") != "compressed-tensors":
+        return False
+    return all(group.get("input_activations") is None for group in held.get("config_groups", {}).values())
 
 
 def check_packages(name: str) -> None:
@@ -241,11 +252,11 @@ def _installed(package: str) -> bool:
         return False
 
 
-def _auto_class(source: str, gguf_file: str | None) -> Any:
-    """Return transformers' class for a checkpoint: a decoder, an encoder-decoder, or one with more inputs than text.
+def _auto_class(source: str, gguf_file: str | None) -> tuple[Any, Any]:
+    """Return transformers' auto class for a checkpoint, and its configuration.
 
-    The configuration decides, because many encoder-decoders also have a class for their decoder alone, whose embeddings
-    their checkpoints lack.
+    The class is of decoders, of encoder-decoders, or of models with more inputs than text. The configuration decides,
+    because many encoder-decoders also have a class for their decoder alone, whose embeddings their checkpoints lack.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, AutoModelForSeq2SeqLM
     from transformers.utils import find_adapter_config_file
@@ -256,7 +267,7 @@ def _auto_class(source: str, gguf_file: str | None) -> Any:
     config = AutoConfig.from_pretrained(source, gguf_file=gguf_file)
     kinds: list[Any] = [AutoModelForCausalLM, AutoModelForMultimodalLM]
     kinds.insert(0 if getattr(config, "is_encoder_decoder", False) else 2, AutoModelForSeq2SeqLM)
-    return next((kind for kind in kinds if type(config) in kind._model_mapping), AutoModelForCausalLM)
+    return next((kind for kind in kinds if type(config) in kind._model_mapping), AutoModelForCausalLM), config
 
 
 def known_folder(name: str) -> str:

@@ -9,8 +9,10 @@ from safetensors.torch import load_file, save_file
 from zoo import MEMBERS, build, construct
 
 import draftree
-from draftree.drafting.folder import CONFIG, WEIGHTS, base_of, load_drafter, method_class, model_hash
+from draftree.by_name import check_drafter
+from draftree.drafting.folder import CONFIG, WEIGHTS, base_of, load_drafter, method_class, model_hash, named_drafter
 from draftree.pruning.early import EarlyHead
+from draftree.published import kind_of
 
 SETTINGS = {
     "medusa": {"heads": 2, "layers": 2, "own_head": True},
@@ -310,3 +312,41 @@ def test_shipped_drafters_are_small_and_say_how_they_were_made(demo):
     assert EarlyHead.from_pretrained(str(root / "early-head"), demo.model).layer == 4
     with pytest.raises(ValueError, match="choose medusa, bita, hidden-transfer"):
         draftree.demo_drafter("early-head", demo.model)
+
+
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
+PUBLISHED = {  # Kind: its config.json, its tensors, and the file of them.
+    "EAGLE-3 of yuhuili": ("EAGLE-3", LLAMA | {"draft_vocab_size": 32000}, "fc.weight", "pytorch_model.bin"),
+    "EAGLE-3 of SpecForge": ("EAGLE-3", LLAMA | {"architectures": ["LlamaForCausalLMEagle3"]}, "d2t", "x.safetensors"),
+    "EAGLE-3 by its tensors": ("EAGLE-3", LLAMA, "midlayer.input_layernorm.weight", "model.safetensors"),
+    "EAGLE": ("EAGLE", LLAMA | {"bias": True}, "fc.weight", "pytorch_model.bin"),
+    "DFlash": ("DFlash", {"model_type": "qwen3", "architectures": ["DFlashDraftModel"]}, "fc.weight", "x.safetensors"),
+    "P-EAGLE of speculators": ("P-EAGLE", {"speculators_model_type": "peagle"}, "fc.weight", "model.safetensors"),
+    "MTP of speculators": ("MTP", {"speculators_model_type": "mtp", "architectures": ["MTPDraftModel"]}, "x", "x.bin"),
+    "Medusa": ("Medusa", {"medusa_num_heads": 3, "base_model_name_or_path": "x"}, "0.0.linear.weight", "x.bin"),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_drafters_are_recognised(tmp_path, name):
+    kind, config, tensor, file = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = {tensor: torch.zeros(2)}
+    torch.save(tensors, tmp_path / file) if file.endswith("bin") else save_file(tensors, tmp_path / file)
+    model, sentence = build("llama"), rf"holds a published drafter \({kind}\), which draftree does not run yet"
+    uses = (
+        lambda: load_drafter(tmp_path, model),
+        lambda: check_drafter(str(tmp_path)),
+        lambda: named_drafter(str(tmp_path), model, None),
+        lambda: draftree.DraftModel.from_pretrained(tmp_path),
+    )
+    for use in uses:
+        with pytest.raises(ValueError, match=sentence):
+            use()
+
+
+def test_models_are_no_published_drafters(tmp_path):
+    for family in ("llama", "gpt2", "bart", "gemma3"):
+        build(family).save_pretrained(tmp_path / family)
+        assert kind_of(tmp_path / family) is None
+    assert kind_of(tmp_path) is None

@@ -123,7 +123,7 @@ def test_every_family_that_reads_more_than_text_has_a_class(tmp_path: Path) -> N
     for family, loads in (("florence2", "Florence2"), ("qwen2_audio", "Qwen2Audio"), ("idefics2", "Idefics2")):
         config = CONFIG_MAPPING[family]()
         config.save_pretrained(tmp_path)
-        kind = _auto_class(str(tmp_path), None)
+        kind, _ = _auto_class(str(tmp_path), None)
         assert kind._model_mapping[type(config)].__name__ == f"{loads}ForConditionalGeneration"
 
 

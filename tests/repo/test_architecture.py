@@ -26,6 +26,7 @@ FLOORS = {
     "tree": 0,
     "runner": 1,
     "grammar": 1,
+    "published": 0,
     "registry": 2,
     "by_name": 2,
     "tuned": 2,

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from draftree.errors import brief, did_you_mean
+from draftree.published import refuse_published
 from draftree.registry import IN_MODEL, REGISTRY, SMALL, TRAINED, UNTRAINED
 from draftree.runner.target import inspect_model
 from draftree.runner.weights.blocks import PackedEmbedding
@@ -289,7 +290,7 @@ def _fetch(folder_or_repo: str | Path) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS]))
+        return Path(snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS, "config.json"]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ValueError(
             f"{name!r} is no drafter folder, and the hub gave no such repository ({type(error).__name__}): check the "
@@ -298,6 +299,8 @@ def _fetch(folder_or_repo: str | Path) -> Path:
 
 
 def _read_config(folder: Path) -> tuple[dict[str, Any], Base]:
+    if not (folder / CONFIG).is_file():
+        refuse_published(folder)
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise ValueError(f"The folder {str(folder)!r} has no {name}: give a folder that save_pretrained wrote.")

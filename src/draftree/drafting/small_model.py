@@ -24,6 +24,7 @@ from torch import Tensor
 
 from draftree.checkpoints import pretrained
 from draftree.drafting.base import ByRequest, Drafter, RequestState
+from draftree.published import refuse_published
 from draftree.runner import Runner, Target, open_runner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.plan import PassResult, Plan
@@ -77,10 +78,11 @@ class SecondModel(Drafter):
             options: of the constructor; `dtype` and `device_map` go to Hugging Face.
 
         Raises:
-            ValueError: the folder lacks weights, or the small model has another tokenizer.
+            ValueError: the folder lacks weights or holds a published drafter, or the small model has another tokenizer.
         """
         from transformers import AutoTokenizer
 
+        refuse_published(os.fspath(name))
         loading = {key: options.pop(key) for key in ("dtype", "device_map") if key in options}
         model = pretrained(name, **loading).eval()
         if tokenizer is not None:

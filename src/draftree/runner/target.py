@@ -166,8 +166,8 @@ def _without_trees(model: Any, config: Any) -> str | None:
         )
     if any("quantized.dynamic" in type(m).__module__ for m in model.modules()):
         return (
-            "The model quantises activations per tensor, so a row's output depends on its neighbours and "
-            "no draft can be lossless: use weight-only quantisation."
+            "The model rounds activations by one scale for all rows of a pass, so a row's output depends on its "
+            "neighbours and no draft can be lossless: use weight-only quantisation."
         )
     if attention not in MASK_4D:
         return (

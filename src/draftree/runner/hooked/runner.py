@@ -28,6 +28,7 @@ from draftree.runner.hooked.one_pass import HookedPass, StockModel
 from draftree.runner.kv.cache import GradientCache, SlotCache
 from draftree.runner.plan import PassResult, Plan
 from draftree.runner.target import Target, rows_of
+from draftree.runner.weights.stock import rounding_linear
 
 OneRow = Callable[[SlotCache, tuple[int, ...]], PassResult]  # passes one row, and taps these layers
 
@@ -258,11 +259,7 @@ def check_trees(runner: Runner) -> float:
     # In 16 bits a near-tie of a router sends single rows to another expert, which says nothing about masks.
     figure = float(rows.median() if in_16_bits else rows.max())
     if not figure <= (TOLERANCE_16_BIT if in_16_bits else TOLERANCE):  # NaN fails as well
-        raise ValueError(
-            f"The logits that '{target.model_type}' gives for a tree are not those of its branches (they differ by "
-            f"{figure:.1%} of their spread), so drafts would change its text: use Hugging Face's own generate, and "
-            "please report this architecture if the model is as its class makes it."
-        )
+        raise _differing(target, f"differ by {figure:.1%} of their spread")
     return figure
 
 
@@ -280,6 +277,22 @@ def _tokens(vocabulary: int, count: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     low = vocabulary // 4
     return torch.randint(low, max(vocabulary // 2, low + 1), (count,), generator=generator, device="cpu")
+
+
+def _differing(target: Target, how: str) -> ValueError:
+    """Return the error for a model whose tree has not the logits of its branches."""
+    name = rounding_linear(target.model)
+    if name is not None:
+        return ValueError(
+            f"This model rounds activations ({type(target.model.get_submodule(name)).__name__} {name!r}), so a token's "
+            f"logits depend on the rows beside it (they {how}) and drafts would change its text: quantise the weights "
+            "alone, as GGUF files, GPTQ, AWQ, quantize='q8_0' and quantize='int8' do."
+        )
+    return ValueError(
+        f"The logits that '{target.model_type}' gives for a tree are not those of its branches (they {how}), so drafts "
+        "would change its text: use Hugging Face's own generate, and please report this architecture if the model is "
+        "as its class makes it."
+    )
 
 
 def _failed(target: Target, error: Exception) -> ValueError:

@@ -49,6 +49,27 @@ def weight_bytes(weight: Tensor) -> int:
     return weight.nbytes if found is None else sum(part.nbytes for part in found)
 
 
+@torch.no_grad()
+def rounding_linear(model: nn.Module) -> str | None:
+    """Return the name of a linear that rounds its input, as products of 8 bits do; None if none does.
+
+    Such a product is not affine: f(x + y) + f(x - y) - 2 f(x) is larger than the rounding of its own type.
+    """
+    tried = set()
+    for name, module in model.named_modules():
+        inputs, kind = getattr(module, "in_features", None), (type(module), type(getattr(module, "weight", None)))
+        if not isinstance(inputs, int) or kind in tried:
+            continue
+        tried.add(kind)
+        dtype: torch.dtype = getattr(model, "dtype", torch.float32)
+        device = next((p.device for p in module.parameters() if not p.is_meta), torch.device("cpu"))
+        x, y = torch.randn(2, 2, inputs, generator=torch.Generator().manual_seed(0), device="cpu").to(device, dtype)
+        up, down, middle = (module(each).cpu().double() for each in (x + y, x - y, x))
+        if float((up + down - 2 * middle).norm() / middle.norm()) > (1e-3 if dtype.itemsize == 4 else 0.015):
+            return name
+    return None
+
+
 PACKAGES = ("torch", "transformers", "draftree")
 # Modules that quantisers put in the place of linears, whose weights are no numbers of the model.
 REPLACED = "transformers.integrations."

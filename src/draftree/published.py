@@ -1,0 +1,87 @@
+"""Recognise published drafters by their files: EAGLE, DFlash, MTP and others that other engines run.
+
+Their configuration is often that of a small llama, whose missing layers would be random. No file is unpickled, and
+torch is not imported.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+# Kind, by a part of `architectures` or `speculators_model_type`, in small letters. The first one counts.
+CLASSES = {
+    "peagle": "P-EAGLE",
+    "eagle3": "EAGLE-3",
+    "eaglellama": "EAGLE",
+    "eaglemodel": "EAGLE",
+    "dflash2": "DFlash2",
+    "dflash": "DFlash",
+    "dspark": "DSpark",
+    "jetspec": "JetSpec",
+    "domino": "Domino",
+    "mtpdraft": "MTP",
+    "mlpspeculator": "MLP speculator",
+    "medusa": "Medusa",
+    "hydra": "Hydra",
+    "gemma4assistant": "Gemma 4 assistant",
+    "museglimmerassistant": "DFlash",
+}
+# By a key of config.json.
+KEYS = {
+    "eagle_config": "EAGLE-3",
+    "dflash_config": "DFlash",
+    "markov_rank": "DSpark",
+    "draft_vocab_size": "EAGLE-3",
+    "medusa_num_heads": "Medusa",
+    "hydra_num_heads": "Hydra",
+}
+# By a tensor, where the configuration is that of a plain llama.
+TENSORS = {"midlayer.input_layernorm.weight": "EAGLE-3", "d2t": "EAGLE-3", "fc.weight": "EAGLE"}
+
+
+def kind_of(folder: str | Path) -> str | None:
+    """Return the kind of published drafter in a folder, such as "EAGLE-3"; None for anything else."""
+    config: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        config = json.loads((Path(folder) / "config.json").read_text("utf-8"))
+    if not isinstance(config, dict) or not config:
+        return None
+    speculator = str(config.get("speculators_model_type") or "")
+    named = " ".join([*(config.get("architectures") or ()), speculator]).lower()
+    found = [kind for part, kind in CLASSES.items() if part in named] + [KEYS[key] for key in KEYS if key in config]
+    if found or speculator:
+        return (*found, speculator)[0]
+    names = set(_tensor_names(Path(folder)))
+    return next((kind for name, kind in TENSORS.items() if name in names), None)
+
+
+def refuse_published(folder: str | Path) -> None:
+    """Refuse a folder with a published drafter.
+
+    Raises:
+        ValueError: the kind of drafter, and what to use.
+    """
+    kind = kind_of(folder)
+    if kind is not None:
+        raise ValueError(
+            f"{str(folder)!r} holds a published drafter ({kind}), which draftree does not run yet: use lookahead, a "
+            "small model with the same tokenizer, or a drafter that draftree train made."
+        )
+
+
+def _tensor_names(folder: Path) -> Iterator[str]:
+    """Yield the tensors' names in safetensors files, and those of `TENSORS` in .bin files."""
+    for file in folder.glob("*.safetensors"):
+        with suppress(OSError, ValueError, struct.error), file.open("rb") as opened:
+            yield from json.loads(opened.read(*struct.unpack("<Q", opened.read(8))))
+    for file in folder.glob("*.bin"):
+        with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(file) as archive:
+            pickled = b"".join(archive.read(name) for name in archive.namelist() if name.endswith("data.pkl"))
+            # A pickle has the length of a text before it.
+            yield from (name for name in TENSORS if struct.pack("<I", len(name)) + name.encode() in pickled)
