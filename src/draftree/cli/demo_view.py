@@ -14,7 +14,7 @@ from rich.text import Text
 
 from draftree.bench.methods import Answer
 from draftree.bench.report import Table as FigureTable
-from draftree.cli.screen import PIPED_WIDTH, ColouredText, legend, source_style
+from draftree.cli.screen import PIPED_WIDTH, ColouredText, source_style
 from draftree.engine import Request
 from draftree.showcase import Question, Scene
 
@@ -48,8 +48,7 @@ class View:
         """Print the model size and the number of questions."""
         said = f": a model of {parameters / 1e6:.0f}M parameters answers {questions} questions, plainly and with "
         self.console.print(Text.assemble(("draftree demo", "bold"), f"{said}drafter {self._drafter}."))
-        if self.console.is_terminal:
-            self.console.print(legend())
+        self.explain()
 
     def explain(self) -> None:
         """Print the meaning of the colour on a terminal."""
@@ -106,15 +105,11 @@ class View:
         """Print one sentence about a dialogue: whether the texts are equal, and how much faster they were."""
         tokens = sum(len(scene.drafted.ids) for scene in scenes)
         plain, drafted = (sum(getattr(scene, way).seconds for scene in scenes) for way in ("plain", "drafted"))
-        faster = plain >= drafted
-        speed = f"{plain / drafted if faster else drafted / plain:.1f} times as {'fast' if faster else 'slow'}"
+        speed = f"{plain / drafted:.1f} times as fast"
+        said = Text(f"The same {tokens} tokens, {speed}.", style="bold green")
         if any(scene.differences for scene in scenes):
             said = Text(f"The texts DIFFER (where: below); {self._drafter} was {speed}.", style="bold red")
-        elif speed.startswith("1.0 "):
-            said = Text(f"The same {tokens} tokens in the same time: on this text drafting does not pay.", style="bold")
-        elif faster:
-            said = Text(f"The same {tokens} tokens, {speed}.", style="bold green")
-        else:
+        elif plain < 1.05 * drafted:
             said = Text(f"The same {tokens} tokens, {speed}: on this text drafting does not pay.", style="bold")
         self.console.print()
         self.console.print(said, soft_wrap=True)
