@@ -127,6 +127,7 @@ class InModel(RandomTree):
 
     def bind(self, target: Target, *, eos_token_ids: Sequence[int] = ()) -> None:
         self.layers = len(target.layers)
+        self.prefixed = target.recurrence is None
         generator = torch.Generator().manual_seed(7)
         place = target.device, target.dtype
         self.embeddings = torch.randn(self.masks, target.hidden_size, generator=generator).to(*place)
@@ -136,7 +137,9 @@ class InModel(RandomTree):
         self.own_predictions: dict[int, list[int]] = {}
         self.passes: Counter[bool] = Counter()
 
-    def deep_prefix(self, target: Target) -> list[tuple[Tensor, Tensor]]:
+    def deep_prefix(self, target: Target) -> list[tuple[Tensor, Tensor]] | None:
+        if target.recurrence is not None:  # A recurrent layer has no keys and values.
+            return None
         runner, generator = HookedRunner(target), torch.Generator().manual_seed(8)
         cache = runner.new_cache(1)
         runner.run(Plan.causal(torch.tensor([[3]], device=target.device)), cache)
@@ -172,7 +175,7 @@ class InModel(RandomTree):
             self.embeddings.expand(batch, -1, -1),
             torch.arange(1, m + 1, device=device).expand(batch, -1),
             visible,
-            prefix_rows,
+            prefix_rows if self.prefixed else None,
             (surgery,),
             (*self.taps, self.layers),
         )

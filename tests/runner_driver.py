@@ -120,7 +120,7 @@ class Run:
         begin = 0
         for size in chunks:
             pieces = [p[begin : begin + size] for p in self.prompts]
-            if together:
+            if together and self.runner.target.recurrence is None:  # Recurrent layers see padding.
                 self._feed(pieces, begin, 0)
             else:
                 for b, piece in enumerate(pieces):
@@ -138,6 +138,7 @@ class Run:
             causal.expand(len(pieces), -1, -1),
             first_logit_row=width - 1,
             prompt_lengths=self._prompt_lengths(b, len(pieces)),
+            prompt=len(pieces) == 1,
         )
         result = self.runner.run(plan.to(self.runner.plan_device), self.cache, self.first + b, self.encoder)
         assert result.logits.shape == (len(pieces), 1, VOCABULARY)

@@ -267,6 +267,102 @@ CAUSAL: tuple[Member, ...] = (
     ),
 )
 
+_DELTA = {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+}
+_MAMBA2 = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
+_SHARED = _MOE | {"shared_expert_intermediate_size": 32}
+_KIMI = {"head_dim": 16, "num_heads": 4, "short_conv_kernel_size": 4, "kda_layers": [1, 2, 4], "full_attn_layers": [3]}
+_CONV = {"layer_types": ["conv", "conv", "full_attention", "conv"], "conv_L_cache": 3}
+_PURE = IDS | {"hidden_size": 64, "num_hidden_layers": 4, "state_size": 16}
+# Recurrent layers beside attention, or alone.
+RECURRENT: tuple[Member, ...] = (
+    _llama("qwen3_5", "qwen3_5_text", "gated delta rule", **_DELTA),
+    _llama("qwen3_5_moe", "qwen3_5_moe_text", "gated delta rule, experts", **_DELTA, **_SHARED),
+    _llama("qwen3_next", note="gated delta rule, experts", **_DELTA, **_SHARED),
+    _llama("olmo_hybrid", note="gated delta rule", **_DELTA),
+    _llama(
+        "kimi_linear",
+        note="Kimi Delta Attention, latent attention, experts",
+        **{key: value for key, value in _MLA.items() if key not in ("q_lora_rank", "n_routed_experts", "n_group")},
+        head_dim=16,
+        num_local_experts=4,
+        linear_attn_config=_KIMI,
+    ),
+    _llama(
+        "granitemoehybrid",
+        note="Mamba-2",
+        **_MAMBA2,
+        layer_types=["mamba", "mamba", "attention", "mamba"],
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        shared_intermediate_size=96,
+        position_embedding_type="rope",
+    ),
+    _llama("bamba", note="Mamba-2", **_MAMBA2, attn_layer_indices=[2]),
+    _llama("falcon_h1", note="Mamba-2 beside attention in each layer", **_MAMBA2, head_dim=16, mamba_d_ssm=128),
+    _llama(
+        "nemotron_h",
+        note="Mamba-2",
+        layers_block_type=["mamba", "attention", "mamba", "mlp"],
+        head_dim=16,
+        mamba_num_heads=8,
+        mamba_head_dim=16,
+        ssm_state_size=16,
+        n_groups=1,
+        conv_kernel=4,
+        expand=2,
+        chunk_size=16,
+    ),
+    _llama(
+        "zamba2",
+        note="Mamba-2, shared attention",
+        layers_block_type=["mamba", "hybrid", "mamba", "hybrid"],
+        mamba_d_state=16,
+        mamba_d_conv=4,
+        mamba_expand=2,
+        mamba_headdim=16,
+        n_mamba_heads=8,
+        mamba_ngroups=1,
+        chunk_size=16,
+        attention_head_dim=32,
+        num_mem_blocks=1,
+        adapter_rank=4,
+    ),
+    _llama(
+        "jamba",
+        note="Mamba, experts",
+        attn_layer_period=4,
+        attn_layer_offset=2,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        num_experts=4,
+        num_experts_per_tok=2,
+        mamba_d_state=16,
+        mamba_d_conv=4,
+        mamba_expand=2,
+        mamba_dt_rank=8,
+    ),
+    _llama("lfm2", note="short convolutions", **_CONV, block_auto_adjust_ff_dim=False),
+    _llama("lfm2_moe", note="short convolutions, experts", **_CONV, **_MOE, num_dense_layers=1),
+    Member("mamba2", "mamba2", _PURE | {"num_heads": 8, "head_dim": 16, "n_groups": 1, "chunk_size": 16}, "no attention", "eager"),
+    Member("falcon_mamba", "falcon_mamba", _PURE, "no attention", "eager"),
+    Member("mamba", "mamba", _PURE, "no attention", "eager"),
+)
+
 LEFT = "a left-padded source as alone"  # and not as in Hugging Face's padded batch
 ENCODER_DECODER: tuple[Member, ...] = (
     _seq2seq("t5", T5_LIKE),
@@ -289,25 +385,13 @@ MORE_TOKENS: tuple[Member, ...] = tuple(
     if m.id in POSITIONED
 )
 
-# Families that keep a recurrent state: draftree refuses them.
+# Families that keep a recurrent state of another kind: draftree refuses them.
 RNN_LIKE = {"vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 4}
-RECURRENT: tuple[Member, ...] = (
-    Member("mamba", "mamba", RNN_LIKE | {"state_size": 8}, attention="eager"),
+REFUSED: tuple[Member, ...] = (
     Member("rwkv", "rwkv", RNN_LIKE | {"attention_hidden_size": 64, "intermediate_size": 112}, attention="eager"),
-    _llama(
-        "qwen3_next",
-        head_dim=16,
-        shared_expert_intermediate_size=32,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        **_MOE,
-    ),
-    _llama("lfm2", full_attn_idxs=[1]),
 )
 
-MEMBERS: dict[str, Member] = {m.id: m for m in CAUSAL + ENCODER_DECODER + MORE_TOKENS + RECURRENT}
+MEMBERS: dict[str, Member] = {m.id: m for m in CAUSAL + ENCODER_DECODER + MORE_TOKENS + RECURRENT + REFUSED}
 BUILT: dict[str, Any] = {}  # what `build` holds
 # Cheap families that between them use every code path; the checks of the default test run.
 CORE = (
@@ -349,18 +433,20 @@ def draw_weights(model: Any) -> None:
     # A tied table is also the head: at scale 1 rows would merely predict themselves (T5 scales its tied head down).
     small = head is not None and id(head.weight) in tables and model.config.model_type not in ("t5", "umt5")
     for name, weight in model.named_parameters():
-        if weight.dim() >= 2:
+        if weight.dim() >= 2 and not name.endswith("A_log"):
             scale = 1.0 if id(weight) in tables and not small else 1.4 / math.sqrt(weight.shape[-1])
             if name.endswith("Attention.q.weight"):  # T5 does not scale its scores: keep them from saturating
                 scale /= 4
             weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
+        elif name.endswith("A_log"):  # A slow decay, so that the state matters.
+            weight.copy_(torch.rand(weight.shape, generator=generator) * 2 - 3)
         elif "bias" in name or "sink" in name:
             weight.copy_(torch.randn(weight.shape, generator=generator) * 0.1)
 
 
-def families(*, recurrent: bool = False) -> set[str]:
-    """Hugging Face family names in the zoo: those that can hold trees, or the recurrent ones."""
-    return {m.model_type for m in (RECURRENT if recurrent else CAUSAL + ENCODER_DECODER)}
+def families(*, refused: bool = False) -> set[str]:
+    """Hugging Face family names in the zoo: those that can hold trees, or the refused ones."""
+    return {m.model_type for m in (REFUSED if refused else CAUSAL + ENCODER_DECODER + RECURRENT)}
 
 
 def table() -> str:
@@ -371,7 +457,7 @@ def table() -> str:
     from draftree.runner.target import inspect_model
 
     found: dict[str, list[str]] = {}
-    for member in CAUSAL + ENCODER_DECODER:
+    for member in CAUSAL + ENCODER_DECODER + RECURRENT:
         target = inspect_model(build(member.id))
         eager, cpu = EagerRunner.qualifies(target), T5Runner.qualifies(target)
         runners = "hooked" + ", eager" * eager + ", cpu" * (eager or cpu)

@@ -41,7 +41,7 @@ def _message(model: Any, kind: type[Exception]) -> str:
     return message
 
 
-@pytest.mark.parametrize("member", [m.id for m in zoo.RECURRENT])
+@pytest.mark.parametrize("member", [m.id for m in zoo.REFUSED])
 def test_recurrent_families(member: str) -> None:
     message = _message(zoo.build(member), ValueError)
     assert "recurrent state" in message

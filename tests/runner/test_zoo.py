@@ -251,11 +251,12 @@ def taps(runner: Runner, model: Any) -> float:
     stock = out.decoder_hidden_states if run.sources[0] is not None else out.hidden_states
     expected = [*stock[:layers], last[0]]
     result = run.step([chain], taps=tuple(range(layers + 1)))
-    worst = max(difference(result.hidden[i][0], expected[i][0, -4:]) for i in range(layers + 1))
+    large = [max(1.0, float(states.abs().max())) for states in expected]  # Falcon H1's reach a thousand.
+    worst = max(difference(result.hidden[i][0], expected[i][0, -4:]) / large[i] for i in range(layers + 1))
     cut = run.step([chain], taps=(1, 2, layers), surgeries=prune(2, torch.tensor([[0, 1]])))
-    worst = max(worst, difference(cut.hidden[1][0], expected[1][0, -4:]))
-    worst = max(worst, difference(cut.hidden[2][0], expected[2][0, -4:-2]))
-    return max(worst, difference(cut.hidden[layers][0], expected[layers][0, -4:-2]))
+    worst = max(worst, difference(cut.hidden[1][0], expected[1][0, -4:]) / large[1])
+    worst = max(worst, difference(cut.hidden[2][0], expected[2][0, -4:-2]) / large[2])
+    return max(worst, difference(cut.hidden[layers][0], expected[layers][0, -4:-2]) / large[layers])
 
 
 @check
@@ -266,7 +267,7 @@ def control(runner: Runner, model: Any) -> float:
     causal, counted = run.plan([bushy]), run.plan([bushy])
     causal.visible = torch.ones_like(causal.visible).tril()
     counted.positions = 21 + torch.arange(bushy.size)[None]
-    for plan in (causal, counted):
+    for plan in (causal, counted) if _positioned(runner) else (causal,):
         wrong = runner.run(plan, run.cache, 0, run.encoder)
         assert difference(wrong.logits[0], stock) > 100 * TOLERANCE
     if any(kind.window for kind in runner.target.kinds):
@@ -274,6 +275,12 @@ def control(runner: Runner, model: Any) -> float:
         wide = type(runner)(replace(runner.target, kinds=kinds))
         assert difference(Run(wide).prefill().step([bushy]).logits[0], stock) > 10 * TOLERANCE
     return run.error([bushy], run.step([bushy]))
+
+
+def _positioned(runner: Runner) -> bool:
+    """Return whether positions matter: some hybrid models leave them to their recurrent layers."""
+    attends = runner.target.model_type not in ("mamba", "mamba2", "falcon_mamba", "jamba", "kimi_linear", "nemotron_h")
+    return attends and runner.target.model_type != "zamba2"
 
 
 @check
@@ -304,8 +311,19 @@ def _instance_state(model: Any) -> list[tuple[list[str], list[int]]]:
 
 # ---------------------------------------------------------------- the matrix
 
-MEMBERS = [m.id for m in (*zoo.CAUSAL, *zoo.ENCODER_DECODER)]
+MEMBERS = [m.id for m in (*zoo.CAUSAL, *zoo.ENCODER_DECODER, *zoo.RECURRENT)]
 # Of families whose code paths others have as well, every day one check in three, each of another family.
+# Zamba 2's layers also read the embeddings of the rows that entered.
+ROWS_STAY = {("zamba2", check) for check in ("pruned", "pruned_by_states", "pruned_batch", "appended", "taps")}
+# These models report other states than those that enter their layers.
+ROWS_STAY |= {(member, "taps") for member in ("mamba", "mamba2", "falcon_mamba")}
+WHOLE_PROMPTS = {(member, "chunks") for member in ("jamba", "mamba", "falcon_mamba")}
+CASES = [
+    case
+    for case in product(MEMBERS, CHECKS)
+    if case not in ROWS_STAY | WHOLE_PROMPTS
+    and not (case[1] == "deep_prefix" and case[0] in {member.id for member in zoo.RECURRENT})
+]
 DAILY = [
     (member, check)
     for i, member in enumerate(MEMBERS)
@@ -326,7 +344,7 @@ def table() -> Iterator[None]:
         print(f"{member:18s} {runner:7s}", " ".join("   -   " if f is None else f"{f:7.0e}" for f in figures))
 
 
-@pytest.mark.parametrize(("member", "name"), few(product(MEMBERS, CHECKS), DAILY))
+@pytest.mark.parametrize(("member", "name"), few(CASES, [case for case in DAILY if case in CASES]))
 def test_zoo(member: str, name: str) -> None:
     model = zoo.build(member)
     for runner in runners_for(model):
@@ -348,5 +366,5 @@ def test_zoo_is_what_the_library_calls_tested() -> None:
 def test_the_docs_show_the_zoo() -> None:
     page = (Path(__file__).parents[2] / "docs" / "runners.md").read_text()
     assert zoo.table() in page, "docs/runners.md: replace the table by what `python tests/zoo.py` prints"
-    for family in zoo.families(recurrent=True):
+    for family in zoo.families(refused=True):
         assert family in page

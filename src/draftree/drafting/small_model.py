@@ -226,6 +226,7 @@ class SmallModel:
         self._cache = runner.new_cache(1)
         self._encoder = runner.new_encoder(1) if runner.target.encoder_decoder else None
         self._stores: list[SlotCache] = [self._cache] if self._encoder is None else [self._cache, self._encoder]
+        self._recurrent = runner.target.recurrence is not None
         self._slots: list[int] = []  # request by slot; the order is the engine's, so its requests stand side by side
         self._read: dict[int, Branches] = {}
 
@@ -307,6 +308,8 @@ class SmallModel:
             self._settle(slot, request, text)
             for slot, (request, text) in enumerate(zip(requests, texts, strict=True), first)
         ]
+        if self._recurrent:
+            unread = [self._read_alone(slot, *one) for slot, one in enumerate(zip(requests, unread, strict=True), first)]
         while (longest := max(map(len, unread))) > CLOSE and (len(unread) > 1 or longest > CHUNK):
             parts = [tokens[:-1][:CHUNK] for tokens in unread]  # the last one's logits are wanted
             self._read_certain(first, requests, parts, CHUNK)
@@ -323,13 +326,32 @@ class SmallModel:
             return []
         read = self._read[request]
         # The newest token is read in any case, for what follows it.
-        path = read.path_of(text[read.certain : -1])
+        path = [] if self._recurrent else read.path_of(text[read.certain : -1])
         self._cache.keep(slot, min(read.certain, len(text) - 1), path)
         read = self._read[request] = Branches(self._cache.lengths[slot])
         return list(text[read.certain :])
 
+    def _read_alone(self, slot: int, request: int, tokens: list[int]) -> list[int]:
+        """Read all but the last token of a long or first piece of text; return the unread tokens.
+
+        Models with recurrent layers read it as a prompt, which has a pass of its own.
+        """
+        recurrence = self.runner.target.recurrence
+        assert recurrence is not None
+        while len(tokens) > (CLOSE if self._read[request].certain else 1):
+            part = tokens[:-1][: recurrence.prompt_rows(CHUNK)]
+            self._read_certain(slot, [request], [part], len(part), prompt=True)
+            tokens = tokens[len(part) :]
+        return tokens
+
     def _read_certain(
-        self, first: int, requests: Sequence[int], tokens: Sequence[Sequence[int]], logits_from: int
+        self,
+        first: int,
+        requests: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        logits_from: int,
+        *,
+        prompt: bool = False,
     ) -> PassResult:
         width = max(1, *map(len, tokens))
         ids = np.zeros((len(tokens), width), dtype=np.int64)
@@ -338,7 +360,8 @@ class SmallModel:
         certain = np.array([self._read[request].certain for request in requests])
         visible = np.tri(width, dtype=bool)[None].repeat(len(tokens), 0)
         positions = certain[:, None] + np.arange(width)
-        result = self._pass(first, ids, positions, visible, tokens, min(logits_from, width - 1))
+        result = self._pass(first, ids, positions, visible, min(logits_from, width - 1), prompt=prompt)
+        self._cache.commit([list(range(len(own))) for own in tokens], result.segments)
         for request, own in zip(requests, tokens, strict=True):
             self._read[request].certain += len(own)
         return result
@@ -357,25 +380,35 @@ class SmallModel:
         Returns:
             logits [B, n, V] behind the new nodes, n those of the request with most of them.
         """
-        batch, width = len(tokens), max(map(len, tokens))
         held = [self._read[request] for request in requests]
         before = max(len(read.tokens) for read in held)
-        ids = np.zeros((batch, width), dtype=np.int64)
-        visible = np.zeros((batch, width, before + width), dtype=bool)
-        visible[:, :, before:] = np.eye(width, dtype=bool)
+        batch, width = len(tokens), max(map(len, tokens))
+        # Rows are the earlier nodes of each request, before a column, and the new ones behind it.
+        ids = np.zeros((batch, before + width), dtype=np.int64)
+        depths = np.full((batch, before + width), depth)
+        seen = np.eye(before + width, dtype=bool)[None].repeat(batch, 0)
         for b, read in enumerate(held):
-            nodes = len(read.tokens)
-            visible[b, :, : before - nodes] = True  # these positions are still text
-            ids[b, : len(tokens[b])] = tokens[b]
-            for i, above in enumerate(parents[b]):
+            begin, rows = before - len(read.tokens), before + len(tokens[b])
+            ids[b, begin:rows] = [*read.tokens, *tokens[b]]
+            for i, own in enumerate(read.seen, begin):
+                seen[b, i, begin : begin + len(own)] = own
+                depths[b, i] = own.sum()
+            for i, above in enumerate(parents[b], before):
                 if above >= 0:
-                    seen = read.seen[above]
-                    visible[b, i, before - nodes : before - nodes + len(seen)] = seen
-        positions = np.array([[read.certain + depth - 1] * width for read in held])
-        result = self._pass(self.first_slot(requests), ids, positions, visible, tokens, 0)
+                    seen[b, i, begin : begin + len(read.seen[above])] = read.seen[above]
+        positions = depths + np.array([[read.certain - 1] for read in held])
+        first = self.first_slot(requests)
+        if self._recurrent:  # States of nodes are not kept, so the whole tree passes again.
+            result = self._pass(first, ids, positions, seen, before)
+        else:
+            visible = seen[:, before:]
+            for b, read in enumerate(held):
+                visible[b, :, : before - len(read.tokens)] = True  # These positions are still text.
+            result = self._pass(first, ids[:, before:], positions[:, before:], visible, 0)
+            self._cache.commit([list(range(len(own))) for own in tokens], result.segments)
         for b, read in enumerate(held):
-            nodes = len(read.tokens)
-            read.seen += [visible[b, i, before - nodes : before + i + 1] for i in range(len(tokens[b]))]
+            begin = before - len(read.tokens)
+            read.seen += [seen[b, before + i, begin : before + i + 1].copy() for i in range(len(tokens[b]))]
             read.tokens += tokens[b]
             read.parents += parents[b]
         return result.logits
@@ -386,14 +419,14 @@ class SmallModel:
         ids: np.ndarray,
         positions: np.ndarray,
         visible: np.ndarray,
-        tokens: Sequence[Sequence[int]],
         begin: int,
+        *,
+        prompt: bool = False,
     ) -> PassResult:
-        """Run a pass and commit the rows of `tokens`; ids and positions [B, M] are padded, visible [B, M, N]."""
+        """Run a pass with logits from row `begin` on; ids and positions [B, M] are padded, visible [B, M, N]."""
         device, limit = self.runner.plan_device, self.runner.target.max_positions
         if limit is not None:  # rows of padding may lie beyond
             positions = positions.clip(max=limit - 1)
         rows, places, seen = (torch.from_numpy(array).to(device) for array in (ids, positions, visible))
-        result = self.runner.run(Plan(rows, places, seen, first_logit_row=begin), self._cache, first, self._encoder)
-        self._cache.commit([list(range(len(own))) for own in tokens], result.segments)
-        return result
+        plan = Plan(rows, places, seen, first_logit_row=begin, prompt=prompt)
+        return self.runner.run(plan, self._cache, first, self._encoder)

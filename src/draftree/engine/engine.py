@@ -310,18 +310,24 @@ class Engine:
     def _read(self, decoding: int) -> None:
         """Read prompts; decoding requests wait for one chunk per step, not for whole prompts."""
         scheduler, loop = self.scheduler, self.loop
-        strict = self.config.strict  # Each prompt then passes alone, in chunks of one size.
-        shared = decoding and not strict
-        shares = scheduler.shares(PREFILL_CHUNK, LEAST_CHUNK) if shared else [PREFILL_CHUNK] * scheduler.reading
+        alone, recurrence = loop.reads_alone, self.target.recurrence
+        if decoding and not alone:
+            shares = scheduler.shares(PREFILL_CHUNK, LEAST_CHUNK)
+        else:
+            chunk = PREFILL_CHUNK if recurrence is None else recurrence.prompt_rows(PREFILL_CHUNK)
+            shares = [chunk] * scheduler.reading
         count, shares = scheduler.order(shares)
         reading = self.running[decoding:]
         some = [share for share in shares[count:] if share]  # Those without a share are the last.
-        for begin, end in reading_groups(some, alone=strict):
+        for begin, end in reading_groups(some, alone=alone):
             chunked = slice(count + begin, count + end)
             loop.read(decoding + chunked.start, reading[chunked], shares[chunked])
+        if scheduler.keeps:
+            for slot, request in enumerate(reading[:count], decoding):
+                loop.mark(slot, request)
         unread = [len(scheduler.unread(request)) for request in reading[:count]]
         scheduler.begin(count)
-        for begin, end in reading_groups(unread, alone=strict):
+        for begin, end in reading_groups(unread, alone=alone):
             loop.advance(decoding + begin, reading[begin:end])
 
     def _join(self, request: Request) -> None:

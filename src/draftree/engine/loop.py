@@ -23,6 +23,7 @@ from draftree.runner.base import preparations
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import PassResult
+from draftree.runner.recurrent.cache import RecurrentCache
 from draftree.shaping.base import Outcome, Sizer
 from draftree.tree import TokenTree
 
@@ -59,6 +60,8 @@ class Loop:
         self.acceptance = Acceptance(config.rule, config.drafter)
         self.can = Capabilities() if config.drafter is None else config.drafter.capabilities
         self.sizer, self.pruner = sizer, pruner
+        # A prompt then passes alone and without drafts, in chunks of one size, as in plain decoding.
+        self.reads_alone = config.strict or runner.target.recurrence is not None
         self.track = track
         # Attached rows are computed on the model's device, so the trees must be there too.
         within = self.can.attaches or pruner is not None
@@ -72,8 +75,8 @@ class Loop:
             requests: in the order of their slots.
         """
         clock = self.config.clock
-        # In strict mode a prompt passes as in plain decoding.
-        alone = self.config.strict and any(not r.output for r in requests)
+        reads = any(not request.output for request in requests)
+        alone = reads and self.reads_alone
         marks, prepared = [clock()], preparations()
         plan = self._draft(requests, alone=alone)
         trees = _trees_of(plan)
@@ -83,7 +86,7 @@ class Loop:
         if None not in ends and all(request.params.logprobs is None for request in requests):
             self._account(requests, trees, self.acceptance.close(requests, trees, ends), None, marks)
             return
-        turn, result = self._verify(first, plan, self._unread(first, plan.requests), bare=alone)
+        turn, result = self._verify(first, plan, self._unread(first, plan.requests), bare=alone, prompt=reads)
         marks.append(clock())
         paths = self.acceptance.walk(requests, turn, result, ends)
         marks.append(clock())
@@ -160,9 +163,12 @@ class Loop:
         return [context.tokens[start:-1] for context, start in zip(contexts, starts, strict=True)]
 
     def _verify(
-        self, first: int, plan: StepPlan, prefill: list[list[int]], *, bare: bool
+        self, first: int, plan: StepPlan, prefill: list[list[int]], *, bare: bool, prompt: bool
     ) -> tuple[TreePass, PassResult]:
-        """Run one pass over the `prefill` tokens, the trees, and the drafter's own rows, which `bare` leaves out."""
+        """Run one pass over the `prefill` tokens, the trees, and the drafter's own rows, which `bare` leaves out.
+
+        `prompt` says that the prefill tokens and the root belong to a prompt.
+        """
         trees = _trees_of(plan)
         attachment = None
         if self.can.attaches:
@@ -174,7 +180,8 @@ class Loop:
         lengths = [context.prompt_length for context in plan.requests]
         row_by_row = self.config.strict and not any(prefill)
         limit = self.target.max_positions
-        turn = tree_pass(prefill, trees, starts, attachment, lengths, limit, row_by_row=row_by_row)
+        prompt = prompt and trees.width == 1
+        turn = tree_pass(prefill, trees, starts, attachment, lengths, limit, row_by_row=row_by_row, prompt=prompt)
         if self.config.reject_drafts and trees.width > 1:  # their -1 needs an embedding all the same
             turn.plan.tokens = turn.plan.tokens.clamp(min=0)
         if self.pruner is not None and turn.offset == 0 and trees.width > 1:
@@ -195,13 +202,23 @@ class Loop:
         unread = self._unread(first, contexts)
         chunks = [tokens[:count] for tokens, count in zip(unread, counts, strict=True)]
         plan = self._undrafted(contexts, [chunk[-1] for chunk in chunks])  # The last token of the chunk is the root.
-        turn, result = self._verify(first, plan, [chunk[:-1] for chunk in chunks], bare=True)
+        turn, result = self._verify(first, plan, [chunk[:-1] for chunk in chunks], bare=True, prompt=True)
         paths = [AcceptedPath(nodes=[0]) for _ in chunks]
         self.cache.commit(turn.committed([path.nodes for path in paths]), result.segments)
         share = (self.config.clock() - began) / len(requests)
         for request in requests:
             request.stats.seconds["verify"] += share
         self._observe(plan, turn, result, paths, own_rows=False)
+
+    def mark(self, slot: int, request: Request) -> None:
+        """Read a prompt up to its last chunk, and keep the recurrent states there for texts with the same beginning."""
+        recurrence = self.target.recurrence
+        if isinstance(self.cache, RecurrentCache) and recurrence is not None and recurrence.chunk is not None:
+            start, end = self.cache.lengths[slot], len(request.context.tokens) - 1
+            end -= end % recurrence.chunk
+            if end > start:
+                self.read(slot, [request], [end - start])
+                self.cache.mark(slot)
 
     def _observe(
         self,

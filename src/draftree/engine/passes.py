@@ -70,6 +70,7 @@ def tree_pass(
     limit: int | None = None,
     *,
     row_by_row: bool = False,
+    prompt: bool = False,
 ) -> TreePass:
     """Lay out one pass.
 
@@ -80,7 +81,7 @@ def tree_pass(
         attachment: a drafter's own rows.
         prompt_lengths: see `Plan`.
         limit: the model's context; draft tokens beyond it are moved back to its last position.
-        row_by_row: see `Plan`.
+        row_by_row, prompt: see `Plan`.
     """
     device = trees.tokens.device
     prefill_rows = [len(tokens) for tokens in prefill]
@@ -110,7 +111,7 @@ def tree_pass(
         )
     plan.last_logit_row = offset + width
     plan.prompt_lengths = tuple(prompt_lengths)
-    plan.row_by_row = row_by_row
+    plan.row_by_row, plan.prompt = row_by_row, prompt
     if attachment is not None:
         _attach(plan, attachment, begin, prefill_rows)
     if limit is not None and max(s + t for s, t in zip(starts, prefill_rows, strict=True)) + REACH >= limit:
@@ -197,7 +198,12 @@ def score_prompt(runner: Runner, prompt: Sequence[int], count: int, cache: SlotC
         with runner.guard(), runner.lock:
             root = TokenTree.roots(torch.tensor(chunk[-1:], dtype=torch.long, device=runner.plan_device))
             turn = tree_pass(
-                [chunk[:-1]], root, [begin], prompt_lengths=[len(prompt)], limit=runner.target.max_positions
+                [chunk[:-1]],
+                root,
+                [begin],
+                prompt_lengths=[len(prompt)],
+                limit=runner.target.max_positions,
+                prompt=True,
             )
             result = runner.run(replace(turn.plan, first_logit_row=0), cache)
             cache.commit(turn.committed([[0]]), result.segments)

@@ -197,7 +197,7 @@ class Scheduler:
             if running.params.cache_salt == cache_salt
         }
         held |= {i: kept.tokens for i, kept in self._kept.items() if kept.cache_salt == cache_salt}
-        common = {i: _common(tokens, prompt) for i, tokens in held.items()}
+        common = {i: self.cache.reusable(i, _common(tokens, prompt)) for i, tokens in held.items()}
         left = {i: kept.left for i, kept in self._kept.items()}
         source = max(common, key=lambda i: (common[i], common[i] == len(held[i]), -left.get(i, -1)), default=slot)
         length = common.get(source, 0)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from draftree.runner.kv.cache import BLOCK, SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import PassResult, Plan
+from draftree.runner.recurrent.cache import RecurrentCache
 from draftree.runner.target import Target
 from draftree.runner.weights.stock import fingerprint
 
@@ -80,6 +81,9 @@ class Runner(ABC):
         self, slots: int, capacity: int = BLOCK, prefix: list[tuple[Tensor, Tensor]] | None = None
     ) -> SlotCache:
         """Return an empty cache for `slots` requests, with `capacity` KV positions to begin with."""
+        recurrence = self.target.recurrence
+        if recurrence is not None:
+            return RecurrentCache(recurrence, len(self.target.layers), slots, capacity, prefix)
         return SlotCache(len(self.target.layers), slots, capacity, prefix)
 
     def new_encoder(self, slots: int) -> EncoderState:

@@ -75,6 +75,8 @@ class Plan:
         row_by_row: in recorded passes each row attends over its context and its branch alone, as it would in a pass
             of its own. Slower; makes 16-bit results independent of the other rows. The runner `cpu` does so always.
         sizes: real rows of each request, the first ones, where nothing but these matters; None where all are.
+        prompt: the rows are the next ones of a prompt, and all of them are committed. Recurrent layers read prompts
+            by the model's functions for many tokens.
     """
 
     tokens: Tensor
@@ -89,6 +91,7 @@ class Plan:
     row_by_row: bool = False
     last_logit_row: int | None = None
     sizes: tuple[int, ...] | None = None
+    prompt: bool = False
 
     @classmethod
     def causal(cls, tokens: Tensor, first: int = 0, **more: Any) -> Plan:

@@ -150,6 +150,10 @@ def _measure(runner: Runner, clock: Callable[[], float]) -> StepCost:
         encoder = runner.new_encoder(1)
         encoder.admit(0, torch.zeros(rows[0], dtype=torch.long, device=device))
 
+    if target.recurrence is not None:  # Trees grow behind a state.
+        read = Plan.causal(torch.zeros(1, 1, dtype=torch.long, device=device), prompt=True)
+        cache.commit([[0]], runner.run(read, cache).segments)
+
     def run(count: int) -> float:
         plan = Plan.causal(torch.zeros(1, count, dtype=torch.long, device=device))
         while True:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.runner.positions import LayerKind
+from draftree.runner.recurrent.families import FAMILIES, Recurrence, recurrence_of
 from draftree.runner.weights.blocks import PackedEmbedding
 from draftree.runner.weights.stock import alteration
 
@@ -48,6 +49,7 @@ class Target:
     encoder_decoder: bool  # whether trees grow in the decoder of an encoder-decoder
     alteration: str | None  # a difference from its class, see `stock.alteration`; None for a stock model
     cache_argument: str  # name of the KV cache among the arguments of its `forward`
+    recurrence: Recurrence | None = None  # how its recurrent layers are driven; None without any
 
     @property
     def model(self) -> Any:
@@ -142,6 +144,7 @@ def inspect_model(model: Any) -> Target:
         encoder_decoder=encoder_decoder,
         alteration=alteration(model),
         cache_argument=next((name for name in arguments_of(type(model)) if name in CACHES), CACHES[1]),
+        recurrence=recurrence_of(model, config),
     )
 
 
@@ -154,12 +157,13 @@ def _without_trees(model: Any, config: Any) -> str | None:
             "device_map='meta') before generating."
         )
     unknown = sorted(set(getattr(config, "layer_types", None) or ()) - set(KINDS))
-    if getattr(model, "_is_stateful", False) or any(word in kind for kind in unknown for word in RECURRENT):
+    recurrent = getattr(model, "_is_stateful", False) or any(word in kind for kind in unknown for word in RECURRENT)
+    if recurrent and name not in FAMILIES:
         return (
-            f"'{name}' models carry a recurrent state, which cannot branch into a tree: use a model with "
-            "attention in every layer, or Hugging Face's own generate."
+            f"'{name}' models carry a recurrent state that draftree does not know how to branch into a tree: use "
+            f"Hugging Face's own generate, or a model of the families {', '.join(sorted(FAMILIES))}."
         )
-    if unknown:
+    if unknown and not recurrent:
         return (
             f"'{name}' has layers of type '{unknown[0]}', whose mask draftree does not know: use Hugging "
             "Face's own generate, and please report this architecture."

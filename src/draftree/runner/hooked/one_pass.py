@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from draftree.runner.hooked.families import family_of, replaced
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.plan import PassResult, Plan, Segment, Surgery, logit_slice, operate
-from draftree.runner.positions import PassMasks, is_length_dependent, per_row_angles
+from draftree.runner.positions import LayerKind, PassMasks, is_length_dependent, per_row_angles
+from draftree.runner.recurrent.cache import RecurrentCache
 from draftree.runner.target import Target, arguments_of
 
 MASK_ARGUMENTS = ("attention_mask", "causal_mask")
@@ -102,16 +103,26 @@ class HookedPass:
         return PassResult(logits, self.segments, self.hidden)
 
     def _forward_mask(self) -> Any:
+        if self.target.recurrence is not None:
+            mask = self.masks.additive(LayerKind())
+            return {"full_attention": mask, "linear_attention": None, "conv": None} if self._attends else None
         if self.stock.family.layer_arguments_needed:
             return None  # some of these families take no 4D mask in `forward`; every layer gets its own
         if len(set(self.target.kinds)) == 1:
             return self.masks.additive(self.target.kinds[0])
         return {kind.name: self.masks.additive(kind) for kind in set(self.target.kinds)}
 
+    @property
+    def _attends(self) -> bool:
+        """True if any layer of a model with recurrent layers attends."""
+        return any(kind.name != "linear_attention" for kind in self.target.kinds)
+
     # ---------------------------------------------------------------- hooks
 
     def _hook(self, stack: ExitStack) -> None:
         plan, target = self.plan, self.target
+        if isinstance(self.cache, RecurrentCache):
+            stack.enter_context(self.cache.begin(plan, self.segments))
         stack.enter_context(self.stock.family.patched(lambda: self.masks))
         if plan.embeddings is not None:
             module = target.decoder.get_input_embeddings() or target.model.get_input_embeddings()
@@ -209,7 +220,8 @@ class HookedPass:
         kind = self.target.kinds[index]
         mask = self.masks.additive(kind)
         for name in MASK_ARGUMENTS:
-            if name in named or name in known:
+            recurrent = self.target.recurrence is not None and named.get(name) is None
+            if (name in named or name in known) and not recurrent:
                 named[name] = mask
         cross = named.get("encoder_attention_mask")
         if cross is not None:  # the same for every row, but spelt out for the entering ones

@@ -74,18 +74,18 @@ class ModelLayout:
 
 
 @torch.no_grad()
-def layout_of(target: Target, one_row: OneRow) -> ModelLayout:
+def layout_of(target: Target, cache: SlotCache, one_row: OneRow) -> ModelLayout:
     """Return the facts of a model.
 
     Args:
         target: the model.
+        cache: an empty one, of one slot.
         one_row: passes a row through the stock model's own `forward`.
 
     Raises:
         ValueError: layers differ in the shape of their keys, or the modules before the head are not understood.
     """
     with lock_of(target.model):
-        cache = SlotCache(len(target.layers), 1)
         calls: list[nn.Module] = []  # behind the last layer, in order
         read: list[Tensor] = []
         outputs: list[Tensor] = []
@@ -170,7 +170,7 @@ class HookedRunner(Runner):
             encoder = self.new_encoder(1)
             encoder.admit(0, one[0].repeat(2))
         row = torch.ones(1, 1, 1, dtype=torch.bool, device=target.device)
-        return self.run(Plan(one, torch.zeros_like(one), row, taps=taps), cache, encoder=encoder)
+        return self.run(Plan(one, torch.zeros_like(one), row, taps=taps, prompt=True), cache, encoder=encoder)
 
     @torch.no_grad()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
@@ -192,7 +192,7 @@ class HookedRunner(Runner):
     @cached_property
     def layout(self) -> ModelLayout:
         """The facts of the model that one pass of a row shows; see `layout_of`."""
-        return layout_of(self.target, self._one_row)
+        return layout_of(self.target, self.new_cache(1), self._one_row)
 
     def run_with_gradients(
         self,
@@ -321,7 +321,7 @@ def _tree_logits(runner: Runner, texts: list[Tensor], tree: Tensor, source: Tens
     for b, text in enumerate(texts):
         if encoder is not None:
             encoder.admit(b, source)
-        plan = Plan.causal(text[None].to(device), prompt_lengths=lengths[b : b + 1])
+        plan = Plan.causal(text[None].to(device), prompt_lengths=lengths[b : b + 1], prompt=True)
         cache.commit([list(range(len(text)))], runner.run(plan, cache, b, encoder).segments)
     visible = torch.zeros(len(BRANCHES), len(BRANCHES), dtype=torch.bool, device=device)
     for node, branch in enumerate(BRANCHES):

@@ -295,6 +295,10 @@ class SlotCache(Cache):
             held[other] = kept
         self.lengths[one], self.lengths[other] = self.lengths[other], self.lengths[one]
 
+    def reusable(self, slot: int, common: int) -> int:
+        """Return how many of a slot's first `common` tokens another text may begin with."""
+        return common
+
     def clear(self, slot: int) -> None:
         """Forget a slot's context."""
         self.lengths[slot] = 0
