@@ -141,7 +141,7 @@ def test_meta_device() -> None:
 
 def test_recurrent_models() -> None:
     with pytest.raises(ValueError, match="recurrent state"):
-        generate(build("mamba"), IDS)
+        generate(build("rwkv"), IDS)
 
 
 @pytest.mark.parametrize(

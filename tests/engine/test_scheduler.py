@@ -81,7 +81,7 @@ def test_prompts_are_padded_together_only_where_that_is_cheap() -> None:
 @pytest.mark.parametrize(
     ("family", "keep", "drafter"),
     crossed(
-        ["llama", "gemma2", "gpt2", "t5", "phi3-longrope"],
+        ["llama", "gemma2", "gpt2", "t5", "phi3-longrope", "nemotron_h"],
         [False, True],
         ["none", "lookahead", "prompt-lookup"],
     ),

@@ -95,7 +95,9 @@ class Machine:
     def __init__(self, seconds: Any, max_positions: int | None = None) -> None:
         self.seconds, self.now = seconds, 0.0
         self.passes: list[int] = []
-        self.target = SimpleNamespace(device=torch.device("cpu"), max_positions=max_positions, encoder_decoder=False)
+        self.target = SimpleNamespace(
+            device=torch.device("cpu"), max_positions=max_positions, encoder_decoder=False, recurrence=None
+        )
         self.lock = self.guard()
 
     def guard(self) -> Any:

@@ -240,7 +240,16 @@ def checked_shapes(shapes: Mapping[str, int]) -> dict[str, int]:
 
 
 def shapes_of(target: Target) -> dict[str, int]:
-    """Return the shapes that a drafter and its model share."""
+    """Return the shapes that a drafter and its model share.
+
+    Raises:
+        ValueError: a model with recurrent layers, whose inputs drafters inside the model were not made for.
+    """
+    if target.recurrence is not None:
+        raise ValueError(
+            f"'{target.model_type}' models have recurrent layers, and drafters inside the model need attention in each "
+            "layer: use Lookahead, PromptLookup or DraftModel."
+        )
     layout = layout_of(target.model)
     return {
         "hidden_size": target.hidden_size,

@@ -309,7 +309,9 @@ class SmallModel:
             for slot, (request, text) in enumerate(zip(requests, texts, strict=True), first)
         ]
         if self._recurrent:
-            unread = [self._read_alone(slot, *one) for slot, one in enumerate(zip(requests, unread, strict=True), first)]
+            unread = [
+                self._read_alone(slot, *one) for slot, one in enumerate(zip(requests, unread, strict=True), first)
+            ]
         while (longest := max(map(len, unread))) > CLOSE and (len(unread) > 1 or longest > CHUNK):
             parts = [tokens[:-1][:CHUNK] for tokens in unread]  # the last one's logits are wanted
             self._read_certain(first, requests, parts, CHUNK)

@@ -20,6 +20,7 @@ import torch
 from draftree.runner.base import Runner, preparations
 from draftree.runner.plan import Plan
 
+DEPTH = 8  # rows of a branch, in models whose time depends on depth
 FIRST_ROWS: tuple[int, ...] = (1, 4, 8, 16, 32, 64, 128)  # measured in this order, as long as they are cheap
 SPARSE = 3  # only every third is measured where each row count is prepared (captured), which takes a dozen passes
 DEAR = 2.0  # times a plain step at which measuring stops
@@ -156,6 +157,8 @@ def _measure(runner: Runner, clock: Callable[[], float]) -> StepCost:
 
     def run(count: int) -> float:
         plan = Plan.causal(torch.zeros(1, count, dtype=torch.long, device=device))
+        if target.recurrence is not None:  # A recurrence takes its time by the depth of a tree.
+            plan.visible = plan.visible & branches(count).to(device)
         while True:
             before, begin = preparations(), clock()
             result = runner.run(plan, cache, encoder=encoder)  # nothing is committed: the next pass writes over it
@@ -183,6 +186,12 @@ def _measure(runner: Runner, clock: Callable[[], float]) -> StepCost:
         found[2 * rows[0]] = found[rows[0]]
     known = sorted(found)
     return StepCost(known, [max(found[n], 1e-9) for n in known])
+
+
+def branches(count: int) -> torch.Tensor:
+    """Return BoolTensor [1, count, count]: True within branches of `DEPTH` rows behind a common root."""
+    branch = (torch.arange(count, device="cpu") - 1).div(DEPTH, rounding_mode="floor")
+    return ((branch[:, None] == branch) | (branch < 0))[None]
 
 
 def cached_cost(runner: Runner, clock: Callable[[], float] = time.perf_counter) -> StepCost:

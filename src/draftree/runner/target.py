@@ -160,8 +160,8 @@ def _without_trees(model: Any, config: Any) -> str | None:
     recurrent = getattr(model, "_is_stateful", False) or any(word in kind for kind in unknown for word in RECURRENT)
     if recurrent and name not in FAMILIES:
         return (
-            f"'{name}' models carry a recurrent state that draftree does not know how to branch into a tree: use "
-            f"Hugging Face's own generate, or a model of the families {', '.join(sorted(FAMILIES))}."
+            f"'{name}' models carry a recurrent state of a kind that draftree cannot branch into a tree: use Hugging "
+            "Face's own generate; docs/hybrid.md lists the families that it can."
         )
     if unknown and not recurrent:
         return (

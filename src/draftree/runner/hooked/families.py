@@ -18,35 +18,24 @@ import torch
 from torch import Tensor, nn
 
 from draftree.runner.positions import LayerKind, PassMasks
+from draftree.runner.recurrent.operators import replaced
 from draftree.runner.target import Target
 
 # Families that the zoo of the test suite holds, by Hugging Face's `model_type`. Other families
 # run too, after `check_trees` has tried them once.
 TESTED_FAMILIES = frozenset(
     (
-        "bart", "biogpt", "bloom", "codegen", "cohere", "cohere2", "deepseek_v3", "exaone4", "falcon", "gemma",
-        "gemma2", "gemma3_text", "glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj",
-        "granite", "internlm3", "llama", "llama4_text", "m2m_100", "marian", "mbart", "mistral", "mixtral", "mpt",
-        "mt5", "nemotron", "olmo", "olmo2", "olmo3", "opt", "pegasus", "persimmon", "phi", "phi3", "qwen2",
-        "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2", "t5", "umt5", "xglm",
+        "bamba", "bart", "biogpt", "bloom", "codegen", "cohere", "cohere2", "deepseek_v3", "exaone4", "falcon",
+        "falcon_h1", "falcon_mamba", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt2", "gpt_bigcode",
+        "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoehybrid", "internlm3", "jamba", "kimi_linear",
+        "lfm2", "lfm2_moe", "llama", "llama4_text", "m2m_100", "mamba", "mamba2", "marian", "mbart", "minimax",
+        "mistral", "mixtral", "mpt", "mt5", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmo_hybrid", "opt",
+        "pegasus", "persimmon", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text",
+        "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm", "starcoder2", "t5", "umt5", "xglm", "zamba2",
     )
 )  # fmt: skip
 
 POSITIONS = 1 << 30  # more KV positions than any cache has
-
-
-@contextmanager
-def replaced(module: nn.Module, name: str, value: Any) -> Iterator[None]:
-    """Replace the attribute `module.name` inside this context."""
-    held = module.__dict__.get(name)  # an instance's own, such as accelerate's `forward`
-    module.__dict__[name] = value
-    try:
-        yield
-    finally:
-        if held is None:
-            del module.__dict__[name]
-        else:
-            module.__dict__[name] = held
 
 
 class Family:

@@ -20,11 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftree.runner.hooked.families import family_of, replaced
+from draftree.runner.hooked.families import family_of
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.plan import PassResult, Plan, Segment, Surgery, logit_slice, operate
 from draftree.runner.positions import LayerKind, PassMasks, is_length_dependent, per_row_angles
 from draftree.runner.recurrent.cache import RecurrentCache
+from draftree.runner.recurrent.operators import replaced
 from draftree.runner.target import Target, arguments_of
 
 MASK_ARGUMENTS = ("attention_mask", "causal_mask")
@@ -86,7 +87,9 @@ class HookedPass:
         """Pass the rows through the model."""
         plan, target = self.plan, self.target
         ids_name = "decoder_input_ids" if target.encoder_decoder else "input_ids"
-        arguments: dict[str, Any] = {ids_name: plan.tokens, "use_cache": True, "return_dict": True}
+        arguments: dict[str, Any] = {ids_name: plan.tokens, "return_dict": True}
+        # MiniMax refuses caches that are not its own where `use_cache` is set; its layers use them all the same.
+        arguments["use_cache"] = target.recurrence is None or not target.recurrence.modules
         if target.encoder_decoder:
             arguments |= self.encoder.arguments(self.cache, self.first, plan.batch)
             arguments["decoder_attention_mask"] = self._forward_mask()

@@ -32,6 +32,7 @@ from draftree.runner.weights.stock import rounding_linear
 
 OneRow = Callable[[SlotCache, tuple[int, ...]], PassResult]  # passes one row, and taps these layers
 
+ROWS_STAY = ("zamba2",)
 INSTEAD = "use a drafter outside the model, such as draftree.Lookahead(), and no pruner"
 CLOSE = 1e-2  # relative difference, wide enough for 16-bit types
 
@@ -212,6 +213,11 @@ class HookedRunner(Runner):
     def _run(self, plan: Plan, cache: SlotCache, first: int, encoder: Any) -> PassResult:
         if self.target.model.training:
             self.target.refuse_training()
+        if self.target.model_type in ROWS_STAY and plan.surgeries:
+            raise ValueError(
+                f"Rows cannot leave or join in mid-stack of a '{self.target.model_type}' model, whose layers also read "
+                "the embeddings: leave the pruner out."
+            )
         with self.lock:  # else another thread could take a pass's hooks for the user's
             cache.open(first, plan.batch, plan.width + plan.appended, bare=plan.bare)
             result = HookedPass(self._stock, plan, cache, first, encoder).run()

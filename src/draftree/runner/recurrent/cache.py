@@ -11,9 +11,10 @@ A commit puts the states of a prompt or of single tokens into the slots, and rep
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,15 @@ from torch import Tensor
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.plan import Plan, Segment
 from draftree.runner.recurrent.families import Recurrence
-from draftree.runner.recurrent.operators import Forest, Scan, convolve_tree, replaced_operators, scan_tree
+from draftree.runner.recurrent.operators import (
+    Forest,
+    Scan,
+    convolve_tree,
+    lightning,
+    replaced,
+    replaced_operators,
+    scan_tree,
+)
 
 Store = dict[tuple[int, int], Tensor]  # by layer and number of the state
 
@@ -87,7 +96,19 @@ class RecurrentCache(SlotCache):
         self._segments, self._forests, self._sizes = segments, [], plan.sizes
         for slot in range(self._pass.slots.start, self._pass.slots.stop):
             self._restore(slot)
-        return replaced_operators(self.recurrence.files, self) if trees else nullcontext()
+        return self._in_trees() if trees else nullcontext()
+
+    @contextmanager
+    def _in_trees(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(replaced_operators(self.recurrence.files, self))
+            for module in self.recurrence.modules:
+                stack.enter_context(replaced(module, "forward", partial(self._lightning, module)))
+            yield
+
+    def _lightning(self, module: Any, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+        self._layer_index = module.layer_idx
+        return lightning(module, hidden_states, self.scan)
 
     def _restore(self, slot: int) -> None:
         """Bring the states of a slot to its length."""
@@ -130,13 +151,19 @@ class RecurrentCache(SlotCache):
         now.conv[key] = torch.nn.functional.pad(inputs, (missing, 0))[:, :, -conv_kernel_size:]
         return inputs if before is not None or not missing else now.conv[key]
 
-    def update_recurrent_state(
-        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any
-    ) -> Tensor:
+    def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
         """Note the next states [B, ...]; those of trees follow at the commit."""
         if not self._recurrent.trees:
             self._recurrent.states[layer_idx, state_idx] = recurrent_states
         return recurrent_states
+
+    def get_linear_cache(self, layer_idx: int) -> Tensor | None:
+        """Return the states of MiniMax's lightning attention, see `get_recurrent_state`."""
+        return self.get_recurrent_state(layer_idx)
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
+        """Note the next states of MiniMax's lightning attention."""
+        self.update_recurrent_state(linear_cache, layer_idx)
 
     def is_recording_past(self, layer_idx: int) -> bool:
         """Return False: nothing is recorded for a crop."""

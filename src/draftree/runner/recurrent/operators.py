@@ -25,7 +25,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Step = Callable[..., Any]
 CONV, CONV_STEP = "causal_conv1d_fn", "causal_conv1d_update"
@@ -128,6 +128,28 @@ SCANS: dict[str, tuple[str, Callable[..., Scan]]] = {
 }
 
 
+def lightning(module: Any, hidden: Tensor, scan: Callable[[Scan], Tensor]) -> tuple[Tensor, None]:
+    """Run MiniMax's lightning attention, whose recurrence is a part of its `forward`.
+
+    Args:
+        module: the stock module.
+        hidden: its input, [B, n, d].
+        scan: computes the outputs [B, n, heads, width].
+    """
+    heads, width = module.num_attention_heads, module.head_dim
+    mixed = module.act_fn(module.qkv_proj(hidden)).unflatten(2, (heads, 3 * width))
+    ratio = torch.exp(-module.slope_rate)
+
+    def step(states: Tensor, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+        query, key, value = rows
+        states = ratio * states + key[..., None] * value[..., None, :]
+        return (query[..., None, :] @ states)[..., 0, :], states
+
+    output = scan(Scan(list(mixed.split(width, 3)), step, lambda output, state: output))
+    output = module.norm(output.flatten(2))
+    return module.out_proj(module.output_gate(hidden).sigmoid() * output), None
+
+
 class Forest:
     """The ancestry of the rows of a pass.
 
@@ -137,8 +159,8 @@ class Forest:
     """
 
     def __init__(self, visible: Tensor, sizes: tuple[int, ...] | None) -> None:
-        self.shape = batch, count = visible.shape[:2]
-        self.device = visible.device
+        self.shape, self.device = visible.shape[:2], visible.device
+        count = visible.shape[1]
         seen = visible.cpu()
         depth = seen.sum(2) - 1
         above = seen & ~torch.eye(count, dtype=torch.bool)
@@ -217,6 +239,20 @@ _local = threading.local()
 _users: Counter[str] = Counter()  # passes under way by modelling file
 _held: dict[str, dict[str, Any]] = {}
 _changing = threading.Lock()
+
+
+@contextmanager
+def replaced(module: nn.Module, name: str, value: Any) -> Iterator[None]:
+    """Replace the attribute `module.name` inside this context."""
+    held = module.__dict__.get(name)  # an instance's own, such as accelerate's `forward`
+    module.__dict__[name] = value
+    try:
+        yield
+    finally:
+        if held is None:
+            del module.__dict__[name]
+        else:
+            module.__dict__[name] = held
 
 
 @contextmanager
