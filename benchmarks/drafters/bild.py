@@ -39,7 +39,7 @@ from draftree.bench.measure import ready
 from draftree.checkpoints import known_folder
 from draftree.drafting import DraftModel
 from draftree.drafting.folder import demo_drafter, model_hash
-from draftree.drafting.small_model import check_pair
+from draftree.drafting.second_model import check_pair
 from draftree.prompts import Prompt, take_per_set
 from draftree.runner import inspect_model
 from draftree.trace.file import pieces

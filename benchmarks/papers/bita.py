@@ -24,7 +24,7 @@ from benchmarks.papers.ways import COLUMNS, HF, QUICK, compared, hf_way, sized
 from draftree.checkpoints import known_folder
 from draftree.drafting import DraftModel
 from draftree.drafting.in_model import InModelDrafter
-from draftree.drafting.small_model import check_pair
+from draftree.drafting.second_model import check_pair
 from draftree.runner import inspect_model
 from draftree.tree.static import best_choices, chain, efficient, full
 

@@ -17,7 +17,7 @@ from zoo import MEMBERS, VOCABULARY, build, construct
 
 from draftree.acceptance import LossyTypical
 from draftree.drafting import Drafter, DraftModel, Lookahead, Merge, PromptLookup
-from draftree.drafting.small_model import check_pair
+from draftree.drafting.second_model import check_pair
 from draftree.engine import Recorder, generate
 from draftree.pruning import EarlyHead, EarlyPruning
 from draftree.shaping import DynamicTree, Fixed

@@ -11,7 +11,7 @@ from in_model_driver import make
 from runner_driver import BUSHY, Run, Tree, difference, runners_for
 from torch import Tensor
 from transformers import AutoConfig, Gemma3Config, Gemma3ForConditionalGeneration
-from zoo import CAUSAL, ENCODER_DECODER, MEMBERS, _draw_weights, build, construct
+from zoo import CAUSAL, ENCODER_DECODER, MEMBERS, build, construct, draw_weights
 
 from draftree.engine import Engine, SamplingParams
 from draftree.runner import EagerRunner, HookedRunner, inspect_model
@@ -92,7 +92,7 @@ def test_logits_are_capped_where_the_models_class_does_it(name: str) -> None:
         vision = {**sizes, "image_size": 28, "patch_size": 14}
         config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=95)
         model = Gemma3ForConditionalGeneration(config).eval()
-        _draw_weights(model)
+        draw_weights(model)
     for runner in runners_for(model):
         last, run = len(runner.target.layers), Run(runner).prefill()
         result = run.step([Tree(BUSHY, 2)], taps=(last,))

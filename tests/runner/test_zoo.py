@@ -314,7 +314,9 @@ def _instance_state(model: Any) -> list[tuple[list[str], list[int]]]:
 MEMBERS = [m.id for m in (*zoo.CAUSAL, *zoo.ENCODER_DECODER, *zoo.RECURRENT)]
 # Of families whose code paths others have as well, every day one check in three, each of another family.
 # Zamba 2's layers also read the embeddings of the rows that entered.
-ROWS_STAY = {("zamba2", check) for check in ("pruned", "pruned_by_states", "pruned_batch", "appended", "taps")}
+ROWS_STAY = {
+    ("zamba2", check) for check in ("pruned", "pruned_by_states", "pruned_batch", "appended", "taps", "restored")
+}
 # These models report other states than those that enter their layers.
 ROWS_STAY |= {(member, "taps") for member in ("mamba", "mamba2", "falcon_mamba")}
 WHOLE_PROMPTS = {(member, "chunks") for member in ("jamba", "mamba", "falcon_mamba")}

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from draftree.acceptance.lossy import DISTANCES, LossyBiLD
 from draftree.drafting.base import ByRequest, RequestState
-from draftree.drafting.small_model import SecondModel
+from draftree.drafting.second_model import SecondModel
 from draftree.errors import check_kind, check_least
 from draftree.runner.base import top_tokens
 from draftree.tree import Draft, TokenTree

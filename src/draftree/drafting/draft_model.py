@@ -18,7 +18,7 @@ import torch
 from draftree.demo_model import embedded
 from draftree.drafting.base import RequestState
 from draftree.drafting.folder import model_hash
-from draftree.drafting.small_model import SecondModel
+from draftree.drafting.second_model import SecondModel
 from draftree.errors import check_least
 from draftree.runner import inspect_model
 from draftree.runner.base import top_tokens

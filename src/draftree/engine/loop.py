@@ -60,12 +60,15 @@ class Loop:
         self.acceptance = Acceptance(config.rule, config.drafter)
         self.can = Capabilities() if config.drafter is None else config.drafter.capabilities
         self.sizer, self.pruner = sizer, pruner
-        # A prompt then passes alone and without drafts, in chunks of one size, as in plain decoding.
-        self.reads_alone = config.strict or runner.target.recurrence is not None
         self.track = track
         # Attached rows are computed on the model's device, so the trees must be there too.
         within = self.can.attaches or pruner is not None
         self.device = runner.target.device if within else runner.plan_device
+
+    @property
+    def reads_alone(self) -> bool:
+        """Return whether a prompt passes alone and without drafts, in chunks of one size, as in plain decoding."""
+        return self.config.strict or self.target.recurrence is not None
 
     def advance(self, first: int, requests: list[Request]) -> None:
         """Run one pass of the target over requests in slots [first, first + len(requests)).

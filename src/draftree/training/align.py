@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from draftree.drafting.folder import base_of
-from draftree.drafting.small_model import check_pair, warn_of_size
+from draftree.drafting.second_model import check_pair, warn_of_size
 from draftree.errors import brief
 from draftree.runner.target import inspect_model
 from draftree.runner.weights.packed import is_packed

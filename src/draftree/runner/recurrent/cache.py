@@ -237,7 +237,7 @@ class RecurrentCache(SlotCache):
             store = self.states[layer, 0]
             for depth in range(max(map(len, own))):
                 going = [b for b, path in enumerate(own) if len(path) > depth]
-                index = torch.tensor([own[b][depth] for b in going], device=store.device)
+                index = torch.tensor([own[b][depth] for b in going], dtype=torch.long, device=store.device)
                 picked = [tensor[going, index] for tensor in scan.rows]
                 slots = [self._pass.first + b for b in going]
                 store[slots] = scan.step(store[slots], picked)[1].to(store.dtype)

@@ -163,11 +163,12 @@ class Forest:
         count = visible.shape[1]
         seen = visible.cpu()
         depth = seen.sum(2) - 1
-        above = seen & ~torch.eye(count, dtype=torch.bool)
+        above = seen & ~torch.eye(count, dtype=torch.bool, device="cpu")
         parent = (above * (depth[:, None] + 1)).argmax(2)
         parent = torch.where(depth > 0, parent, -1)
         if sizes is not None:
-            depth = depth.masked_fill(torch.arange(count) >= torch.tensor(sizes)[:, None], -1)
+            real = torch.arange(count, device="cpu") < torch.tensor(sizes, dtype=torch.long, device="cpu")[:, None]
+            depth = depth.masked_fill(~real, -1)
         self._depth, self._parent = depth, parent
 
     @cached_property
@@ -177,11 +178,11 @@ class Forest:
         The places of the first level are the requests.
         """
         batch, count = self.shape
-        found, place = [], torch.zeros(batch, count, dtype=torch.long)
+        found, place = [], torch.zeros(batch, count, dtype=torch.long, device="cpu")
         for level in range(int(self._depth.max()) + 1):
             request, row = (self._depth == level).nonzero(as_tuple=True)
             above = request if level == 0 else place[request, self._parent[request, row]]
-            place[request, row] = torch.arange(len(row))
+            place[request, row] = torch.arange(len(row), device="cpu")
             found.append(((request * count + row).to(self.device), above.to(self.device)))
         return found
 
@@ -191,7 +192,7 @@ class Forest:
         Inputs are numbered from 0 for the `kernel` inputs kept of the context, then by row.
         """
         batch, count = self.shape
-        windows = torch.arange(kernel).expand(batch, count, kernel).clone()
+        windows = torch.arange(kernel, device="cpu").expand(batch, count, kernel).clone()
         for level in range(1, int(self._depth.max()) + 1):
             request, row = (self._depth == level).nonzero(as_tuple=True)
             parent = self._parent[request, row]
