@@ -202,7 +202,9 @@ def test_grammars_of_calls_and_text(demo: Any, opening: Any) -> None:
     assert not says(tokenizer, f"Let me look. {call(WRONG)}", **auto)
     assert not says(tokenizer, f"Cut off. {call(SEA)[:-3]}", **auto)
     single = {"parallel_tool_calls": False}
-    assert says(tokenizer, f"Let me look. {call(SEA)} Well.", **single)
+    assert says(tokenizer, "Well.", **single)
+    assert says(tokenizer, f"Let me look. {call(SEA)}", **single)
+    assert not says(tokenizer, f"{call(SEA)} Well.", **single)
     assert not says(tokenizer, f"{call(SEA)}{call(SEA)}", **single)
     forced = {"tool_choice": "required"}
     assert says(tokenizer, f"{call(SEA)}\n{call(SUM)}", **forced)

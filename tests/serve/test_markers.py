@@ -40,7 +40,11 @@ def tokenizer(request: Any, demo: Any) -> Any:
 
 ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "strict": (f"Sure.\n{CALL}", {"tools": TOOLS}, {"content": "Sure.", "calls": 1}),
-    "one call": (f"Sure.\n{CALL}\n{CALL}", {"tools": TOOLS, "parallel_tool_calls": False}, {"calls": 1}),
+    "one call": (
+        f"Sure.\n{CALL}\n{CALL}",
+        {"tools": TOOLS, "parallel_tool_calls": False},
+        {"content": "Sure.", "calls": 1},
+    ),
     "required": (CALL, {"tools": TOOLS, "tool_choice": "required"}, {"content": None, "calls": 1}),
     "required, after reasoning": (
         f"<think>\nThe sea.\n</think>\n\n{CALL}",

@@ -154,10 +154,10 @@ def _calls(body: Chat, tools: Sequence[dict[str, Any]], tokenizer: Any, form: _R
         others = {} if forced or form is None else form.parts
         rules = call, f"calls: {_lark(tokenizer, written.first)} {calls}"
         return _Rules("@content | calls" if others else "calls", rules, parts | others, "tools")
-    if written.alone:
+    if written.alone or single:  # Text after the only call would be a second call that the model is kept from.
         begun = _lark(tokenizer, written.first.rpartition(written.mark)[2])
         return _Rules(f"before_rest | before {begun} {calls}", (call, *opening), parts, "tools")
-    return _Rules(f"(before call){'?' if single else '*'} before_rest", (call, *opening), parts, "tools")
+    return _Rules("(before call)* before_rest", (call, *opening), parts, "tools")
 
 
 def _call_rule(
