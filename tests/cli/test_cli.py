@@ -221,7 +221,7 @@ def test_generate_answers_a_file_of_prompts(tmp_path):
     options = ["--max-new-tokens", "16", "--sample", "--seed", "3"]
     done = run("generate", "--prompts", str(file), "--slots", "2", "--out", str(out), "--stats", "--json", *options)
     assert done.exit_code == 0, done.output
-    assert "4 request(s)" in done.output
+    assert "4 requests" in done.output
     told = [json.loads(line) for line in out.read_text().splitlines()]
     assert [one["id"] for one in told] == [row["id"] for row in rows]
     for i, one in enumerate(told):

@@ -163,7 +163,11 @@ class RunStats:
         from rich.table import Table
 
         total = self.total
-        table = Table(title=f"{len(self.requests)} request(s)", show_header=False, title_justify="left")
+        table = Table(
+            title=f"{len(self.requests)} request{'s' * (len(self.requests) != 1)}",
+            show_header=False,
+            title_justify="left",
+        )
         rows: dict[str, object] = {} if self.runner is None else {"runner": self.runner}
         rows |= {
             "tokens": total.emitted,
