@@ -42,11 +42,11 @@ def test_large_integers_are_exact(schema: dict[str, Any], values: list[int]) -> 
     [
         (INTEGER | {"minimum": 9007199254740993, "maximum": 9007199254740993}, "minimum of 'x' has 9007199254740993"),
         (INTEGER | {"minimum": 0, "maximum": 2**64 - 1}, "maximum of 'x' has 18446744073709551615"),
-        (INTEGER | {"minimum": -(2**63)}, "minimum of 'x' has -9223372036854775808"),
+        (INTEGER | {"minimum": -(2**53) - 1}, "minimum of 'x' has -9007199254740993"),
         (INTEGER | {"maximum": 1e19}, r"maximum of 'x' has 1e\+19"),
         (INTEGER | {"exclusiveMaximum": 2**60}, "exclusiveMaximum of 'x'"),
         ({"type": "number", "maximum": 2**63 - 1}, "maximum of 'x'"),
-        ({"const": -(2**63)}, "const of 'x' has -9223372036854775808"),  # It ends the process.
+        ({"const": 2**53 + 1}, "const of 'x' has 9007199254740993"),
         ({"enum": [1, {"id": [175928847299117063]}]}, "enum of 'x' has 175928847299117063"),
         ({"type": "array", "items": {"anyOf": [{"const": 2**64}, {"type": "null"}]}}, "const of 'x'"),
         ({"type": "object", "minProperties": 2, "additionalProperties": INTEGER}, "minProperties of 'x' is 2"),
