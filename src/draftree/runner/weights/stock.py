@@ -63,7 +63,8 @@ def rounding_linear(model: nn.Module) -> str | None:
         tried.add(kind)
         dtype: torch.dtype = getattr(model, "dtype", torch.float32)
         device = next((p.device for p in module.parameters() if not p.is_meta), torch.device("cpu"))
-        x, y = torch.randn(2, 2, inputs, generator=torch.Generator().manual_seed(0), device="cpu").to(device, dtype)
+        seeded = torch.Generator("cpu").manual_seed(0)
+        x, y = torch.randn(2, 2, inputs, generator=seeded, dtype=torch.float32, device="cpu").to(device, dtype)
         up, down, middle = (module(each).cpu().double() for each in (x + y, x - y, x))
         if float((up + down - 2 * middle).norm() / middle.norm()) > (1e-3 if dtype.itemsize == 4 else 0.015):
             return name
