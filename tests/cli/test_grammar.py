@@ -81,7 +81,8 @@ def test_what_is_wrong_is_said_before_a_model_loads(tmp_path: Path, verb: str, a
     (tmp_path / "TEXT").write_text("no { grammar", "utf-8")
     (tmp_path / "WRONG").write_text('{"type": "strin"}', "utf-8")
     places = [str(tmp_path / word) if word.isupper() else word for word in arguments.split()]
-    done = CliRunner().invoke(app, [verb, "--model", "./nowhere", *places, PROMPT])
+    (tmp_path / "config.json").touch()  # There is nothing to load beside it.
+    done = CliRunner().invoke(app, [verb, "--model", str(tmp_path), *places, PROMPT])
     assert done.exit_code != 0
     assert told in str(done.exception), done.output
 
