@@ -111,11 +111,11 @@ test-ray: .venv-ray/.made
 .venv-8bit/.made: $(VENV)/.torch $(INSTALL_INPUTS)
 	$(PYTHON) -m venv .venv-8bit
 	.venv-8bit/bin/python -m pip install --quiet $(TORCH_ARGS) '$(TORCH)'
-	.venv-8bit/bin/python -m pip install --quiet -e '.[dev,bench,serve,quantize]' optimum-quanto bitsandbytes compressed-tensors
+	.venv-8bit/bin/python -m pip install --quiet -e '.[dev,bench,serve,quantize]' optimum-quanto bitsandbytes compressed-tensors peft
 	@touch $@
 
 test-8bit: .venv-8bit/.made
-	.venv-8bit/bin/python -m pytest tests/models/test_quantised.py tests/runner/test_model_states.py tests/runner/test_placement.py
+	.venv-8bit/bin/python -m pytest tests/models tests/runner/test_model_states.py tests/runner/test_placement.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -48,12 +48,14 @@ class Placement:
         quantize: rounds weights to fewer bits, which makes another model; None for none. "q4_0" and "q8_0" put all
             weights into blocks of GGUF files, for float32 on a CPU (needs gguf). "int8" puts the layers' into 8 bits
             by torchao, for the model's type (needs torchao and accelerate).
+        merge: merges an adapter (LoRA) into the weights, so that fast runners drive the model; False keeps it apart.
     """
 
     device: str = "auto"
     dtype: str = "auto"
     device_map: str | None = None
     quantize: str | None = None
+    merge: bool = True
 
     @property
     def blocks(self) -> str | None:

@@ -102,11 +102,31 @@ def _loaded(
         from transformers import TorchAoConfig
 
         given["quantization_config"] = TorchAoConfig(Int8WeightOnlyConfig())
+    if placement.merge and not gguf and find_spec("peft") is not None:
+        from transformers.utils import find_adapter_config_file
+
+        if find_adapter_config_file(name) is not None:
+            return _merged(name, given, report)
     model = pretrained(Path(name).parent if gguf else name, **given)
     if gguf:  # The weights are ordinary tensors now.
         model.hf_quantizer, model.is_quantized = None, False
         del model.config.quantization_config
     return model
+
+
+def _merged(name: str, given: dict[str, Any], report: Callable[[str], None]) -> Any:
+    """Load an adapter's base model and merge the adapter, but for quantised weights, which would be rounded again."""
+    from peft import PeftConfig, PeftModel
+
+    config = PeftConfig.from_pretrained(name)
+    if config.is_prompt_learning:
+        return pretrained(name, **given)
+    base = pretrained(known_folder(str(config.base_model_name_or_path)), **given)
+    model: Any = PeftModel.from_pretrained(base, name)
+    if getattr(base, "hf_quantizer", None) is not None:
+        return model.get_base_model()
+    report("The adapter is merged into the weights, which makes it faster: --no-merge keeps it apart.")
+    return model.merge_and_unload()
 
 
 def _in_blocks(name: str, form: str, report: Callable[[str], None]) -> Any:

@@ -280,3 +280,9 @@ def test_options_that_do_not_fit_are_refused_before_torch_is_loaded(tmp_path: Pa
         [sys.executable, "-c", REFUSES], input=lines, capture_output=True, text=True, cwd=tmp_path, check=True
     )
     assert done.stdout.splitlines() == [f"{' '.join(command)} 2 []" for command in COMMANDS], done.stderr
+
+
+def test_warnings_are_sentences_without_lines_of_source() -> None:
+    code = "import warnings; from draftree import cli; cli.app = lambda: warnings.warn('Say this.'); cli.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "Say this.\n"

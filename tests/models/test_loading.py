@@ -151,6 +151,26 @@ def test_quantised_weights_name_the_missing_package(
             load(tmp_path)
 
 
+@pytest.mark.parametrize("merge", [True, False])
+def test_adapters_are_merged(merge: bool, demo: Any, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    saved("llama", tmp_path / "base", demo.tokenizer)
+    torch.manual_seed(0)
+    settings = peft.LoraConfig(target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), settings).eval()
+    adapted.save_pretrained(tmp_path / "adapter")
+    demo.tokenizer.save_pretrained(tmp_path / "adapter")
+    model, tokenizer = load_model(tmp_path / "adapter", Placement(merge=merge))
+    ids = tokenizer("a b", return_tensors="pt").input_ids
+    out = draftree.generate(model, ids, drafter=draftree.Lookahead(), max_new_tokens=16)
+    assert out.stats.runner == ("cpu" if merge and open_runner(construct(MEMBERS["llama"])).name == "cpu" else "hooked")
+    same(out.sequences, adapted.generate(input_ids=ids, max_new_tokens=16, do_sample=False))
+    told = ["generate", "--model", str(tmp_path / "adapter"), "--raw", "--json", "--max-new-tokens", "16", "a b"]
+    done = CliRunner().invoke(app, told if merge else [*told, "--no-merge"])
+    assert json.loads(done.stdout)["token_ids"] == out.sequences[0, ids.shape[1] :].tolist()
+    assert ("merged into the weights" in done.stderr) == merge
+
+
 def test_weights_of_other_shapes_are_one_sentence(demo: Any, tmp_path: Path) -> None:
     saved("llama", tmp_path, demo.tokenizer)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -21,7 +21,7 @@ from draftree.native import load_library
 from draftree.runner import open_runner, pack_weights, unpack_weights
 from draftree.runner.cpu import runner as packing
 from draftree.runner.eager import parts
-from draftree.runner.weights.packed import PackedLinear, is_packed
+from draftree.runner.weights.packed import PackedLinear, is_packed, parameter_count
 
 FAMILIES = ("llama", "llama-tied", "mistral", "qwen2", "qwen3", "phi3", "glm", "olmo2", "gemma3")
 pytestmark = pytest.mark.skipif(load_library() is None, reason="not built: python hatch_build.py")
@@ -178,7 +178,7 @@ def test_copies_of_weights_are_logged_in_one_line(name, choice, monkeypatch, cap
     model = copy.deepcopy(build(name))
     assert open_runner(copy.deepcopy(model), choice).copied_bytes > 50_000
     assert not caplog.messages  # too few bytes to report
-    monkeypatch.setattr(runners, "MUCH", 50_000)
+    monkeypatch.setattr(runners, "WORTH_A_WORD", 50_000)
     runner = open_runner(model, choice)
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith(f"The {choice} runner keeps a copy of 0.")
@@ -226,3 +226,24 @@ def test_a_model_of_our_own_is_packed_where_a_runner_would_copy_much(monkeypatch
     model = copy.deepcopy(build("llama"))
     packing.pack_own(model, "auto")
     assert not is_packed(model)
+
+
+def test_parameters_count_as_before_they_were_packed_or_quantised():
+    """A small model would be called no smaller than a large one whose packed weights are left out."""
+
+    class InFewBits(torch.nn.Module):  # as of gptqmodel, eight weights in a number of a buffer
+        def __init__(self, linear):
+            super().__init__()
+            self.in_features, self.out_features = linear.in_features, linear.out_features
+            self.register_buffer("qweight", torch.zeros(self.in_features // 8, self.out_features, dtype=torch.int32))
+
+    for name in ("llama", "llama-tied"):
+        model = copy.deepcopy(build(name))
+        count = sum(p.numel() for p in model.parameters())
+        assert parameter_count(model) == count
+        for layer in model.model.layers:
+            layer.mlp.up_proj = InFewBits(layer.mlp.up_proj)
+        assert parameter_count(model) == count
+        model = copy.deepcopy(build(name))
+        pack_weights(model)
+        assert parameter_count(model) == count

@@ -6,7 +6,8 @@ import atexit
 import gc
 import re
 import sys
-from typing import Annotated
+import warnings
+from typing import Annotated, Any
 
 import typer
 
@@ -48,6 +49,7 @@ def main() -> None:
     # Imports create many permanent objects. Collecting garbage among them takes two seconds on two cores.
     gc.set_threshold(50_000, 10, 10)
     atexit.register(gc.freeze)
+    usual, warnings.formatwarning = warnings.formatwarning, _warning
     try:
         app()
     except (ValueError, TypeError, OSError) as error:
@@ -61,6 +63,13 @@ def main() -> None:
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    finally:
+        warnings.formatwarning = usual
+
+
+def _warning(message: Warning | str, *about: Any, **more: Any) -> str:
+    """Return a warning without its line of source."""
+    return f"{brief(message)}.\n"
 
 
 def _sentence(error: Exception) -> str:

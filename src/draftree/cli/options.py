@@ -202,12 +202,16 @@ class Where:
         str | None,
         typer.Option(help="Weights in 4 or 8 bits: q4_0 or q8_0 (on a CPU), int8 by torchao.", show_default="no"),
     ] = None
+    merge: Annotated[
+        bool,
+        typer.Option("--merge/--no-merge", help="Merge an adapter (LoRA) into the weights; --no-merge is slower."),
+    ] = True
     threads: Threads = None
 
     @property
     def placement(self) -> Placement:
         """Return device and dtype for the loader."""
-        return Placement(self.device, self.dtype, self.device_map, self.quantize)
+        return Placement(self.device, self.dtype, self.device_map, self.quantize, self.merge)
 
     def check(self) -> None:
         """Set the number of threads; raise a ValueError for an unavailable device or dtype."""

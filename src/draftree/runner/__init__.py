@@ -22,8 +22,9 @@ from draftree.runner.eager.runner import EagerRunner, InPlaceRunner
 from draftree.runner.hooked.families import TESTED_FAMILIES
 from draftree.runner.hooked.runner import HookedRunner, ModelLayout, check_trees
 from draftree.runner.target import Target, inspect_model, offloaded, unwrapped
-from draftree.runner.weights.packed import MUCH, is_packed
+from draftree.runner.weights.packed import is_packed
 
+WORTH_A_WORD = 1_000_000_000  # Bytes of copied weights from which on a warning is logged.
 log = logging.getLogger("draftree.runner")
 
 # Building a runner inspects and may copy weights, so one serves all engines on a model for as long as the model stays
@@ -111,7 +112,7 @@ def choose(target: Target, choice: str = "auto") -> type[Runner]:
 
 def _open(target: Target, way: type[Runner]) -> Runner:
     runner = way(target)
-    if runner.copied_bytes >= MUCH:
+    if runner.copied_bytes >= WORTH_A_WORD:
         log.warning(_of_copies(runner))
     altered = target.alteration is not None and not offloaded(target.model)
     inside = not target.encoder_decoder and target.config is not target.model.config  # of a model for images, say

@@ -28,7 +28,7 @@ KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 3}  
 IN_WORD = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}  # weights of an output that lie together in four bytes
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # types of numbers that no cast changes
 SOME = 256  # outputs compared at a time
-MUCH = 100_000_000  # bytes of copied weights from which on a warning is logged
+MUCH = 100_000_000  # bytes of copied weights from which on the command line packs the model instead
 
 
 def in_16_bits(weight: Tensor) -> Tensor:
@@ -92,13 +92,17 @@ def scratch_for(rows: int, inputs: int) -> Tensor:
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Return how many weights a model has, packed ones included, and those of a tied head once."""
+    """Return how many weights a model has, packed and quantised ones included, and those of a tied head once."""
     held = [m for m in model.modules() if isinstance(m, PackedLinear | PackedEmbedding)]
     inside = {m.packed.data_ptr(): m for m in held}.values()
     sizes = [
         m.num_embeddings * m.embedding_dim if isinstance(m, PackedEmbedding) else m.in_features * m.out_features
         for m in inside
     ]
+    for m in model.modules():  # Linears of other packages hold several weights in a number, or none as a parameter.
+        inputs, outputs = getattr(m, "in_features", None), getattr(m, "out_features", None)
+        if isinstance(inputs, int) and isinstance(outputs, int) and m not in held and not list(m.children()):
+            sizes.append(max(0, inputs * outputs - sum(p.numel() for p in m.parameters(recurse=False) if p.dim() > 1)))
     return sum(p.numel() for p in model.parameters()) + sum(sizes)
 
 
