@@ -170,6 +170,7 @@ class Forest:
             real = torch.arange(count, device="cpu") < torch.tensor(sizes, dtype=torch.long, device="cpu")[:, None]
             depth = depth.masked_fill(~real, -1)
         self._depth, self._parent = depth, parent
+        self._windows: dict[int, Tensor] = {}
 
     @cached_property
     def levels(self) -> list[tuple[Tensor, Tensor]]:
@@ -191,6 +192,8 @@ class Forest:
 
         Inputs are numbered from 0 for the `kernel` inputs kept of the context, then by row.
         """
+        if kernel in self._windows:
+            return self._windows[kernel]
         batch, count = self.shape
         windows = torch.arange(kernel, device="cpu").expand(batch, count, kernel).clone()
         for level in range(1, int(self._depth.max()) + 1):
@@ -198,7 +201,8 @@ class Forest:
             parent = self._parent[request, row]
             windows[request, row, :-1] = windows[request, parent, 1:]
             windows[request, row, -1] = kernel + parent
-        return windows.to(self.device)
+        self._windows[kernel] = windows.to(self.device)
+        return self._windows[kernel]
 
 
 def scan_tree(scan: Scan, states: Tensor, forest: Forest) -> Any:
