@@ -65,7 +65,7 @@ def test_the_command_line_checks_the_folder_first(verb, tmp_path):
     (tmp_path / "o").mkdir()
     (tmp_path / "o" / "recipe.json").write_text("{}")
     own = ["--small", "nowhere"] if verb == "align" else []
-    arguments = ["train", verb, "--data", "nowhere", "--model", "./nowhere", "--out", str(tmp_path / "o"), *own]
+    arguments = ["train", verb, "--data", "nowhere", "--out", str(tmp_path / "o"), *own]
     done = CliRunner().invoke(app, arguments)
     assert isinstance(done.exception, ValueError)
     assert "holds a finished result: give another folder, or --force to replace it" in str(done.exception)
