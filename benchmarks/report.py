@@ -245,11 +245,13 @@ def tables(text: str, place: Path) -> str:
 
 
 def manual(text: str) -> str:
-    """Return the manual's page with a new list of experiments; those that run the same share a line."""
+    """Return the manual's page with a new list of experiments; the tables and figures of a paper share a line."""
     begin, end = "<!-- experiments -->", "<!-- /experiments -->"
     names: dict[str, list[str]] = {}
     for name, experiment in experiments().items():
-        names.setdefault(experiment.says, []).append(f"`{name}`")
+        paper = experiment.source.partition(",")[0]
+        says = f"The tables and figures of {paper}." if re.search(r"-(table|figure)\d+$", name) else experiment.says
+        names.setdefault(says, []).append(f"`{name}`")
     rows = [{"names": ", ".join(own), "what runs": says} for says, own in names.items()]
     made = "\n".join(markdown(Table("", rows, ("names", "what runs"))))
     before, rest = text.split(begin)

@@ -150,6 +150,8 @@ def test_how_far_we_are_ahead_is_what_was_measured() -> None:
         ("400M | 8-bit weights, bfloat16", "400m-int8-bfloat16"),
         ("400M | 8-bit weights, float32", "400m-int8"),
         ("60M | float32", "60m"),
+        ("60M | float32, batches of four", "60m-batch-4"),
+        ("60M | float32, batches of eight", "60m-batch-8"),
     ):
         assert f"| {row} | {' | '.join(ahead(results))} |" in table
 
