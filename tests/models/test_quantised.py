@@ -38,6 +38,7 @@ FORMATS: dict[str, dict[str, Any]] = {
         "ignore": ["lm_head"],
         "config_groups": GROUPS,
     },
+    "fp8": {"weight_block_size": [128, 128], "activation_scheme": "dynamic", "fmt": "e4m3"},
 }
 
 
@@ -49,8 +50,13 @@ def eights(numbers: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
 
 
 def packed(name: str, weight: Tensor, method: str) -> dict[str, Tensor]:
-    """The tensors of a weight [outputs, inputs] in four bits, as each format stores them."""
+    """The tensors of a weight [outputs, inputs] in four bits, or in eight for "fp8", as each format stores them."""
     outputs, inputs = weight.shape
+    if method == "fp8":
+        blocks = weight.unflatten(1, (-1, 128)).unflatten(0, (-1, 128))
+        inverse = blocks.abs().amax((1, 3)) / 448
+        held = (blocks / inverse[:, None, :, None]).reshape(outputs, inputs).to(torch.float8_e4m3fn)
+        return {f"{name}.weight": held, f"{name}.weight_scale_inv": inverse}
     grouped = weight.unflatten(1, (-1, GROUP))
     scales = grouped.abs().amax(-1) / 7
     numbers = ((grouped / scales[..., None]).round() + 8).flatten(1)
@@ -94,13 +100,14 @@ def drafted_as_by_hugging_face(model: Any, theirs: Any) -> None:
         ("gptq", "gptqmodel", "hooked"),
         ("awq", "gptqmodel", "hooked"),
         ("compressed-tensors", "compressed_tensors", "cpu"),  # Unpacked to ordinary weights.
+        ("fp8", "accelerate", "cpu"),  # The same.
     ],
 )
-def test_weights_of_4_bits_in_folders(method: str, package: str, runner: str, tmp_path: Path) -> None:
+def test_quantised_folders(method: str, package: str, runner: str, tmp_path: Path) -> None:
     pytest.importorskip(package)
     quantised_folder(method, tmp_path)
     model = pretrained(tmp_path, dtype=torch.float32).eval()
-    assert open_runner(model).name == runner
+    assert open_runner(model).name == (open_runner(construct(MEMBERS["llama"])).name if runner == "cpu" else runner)
     drafted_as_by_hugging_face(model, AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval())
 
 
