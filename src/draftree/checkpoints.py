@@ -19,17 +19,12 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 BLOCKS = ("q4_0", "q8_0")
 QUANTIZED = (*BLOCKS, "int8")
 SMALL = 2_000_000_000  # Parameters below which a CPU computes 16-bit models in float32.
-# Packages of PyPI by which transformers reads quantised checkpoints, by `quant_method`.
+# Packages of PyPI by which transformers reads the usual quantised checkpoints, by `quant_method`.
 READERS = {
-    "aqlm": ("aqlm", "accelerate"),
-    "auto-round": ("auto-round",),
     "awq": ("gptqmodel", "accelerate"),
-    "bitnet": ("accelerate",),
     "bitsandbytes": ("bitsandbytes", "accelerate"),
     "compressed-tensors": ("compressed-tensors",),
-    "fp8": ("accelerate",),
     "gptq": ("gptqmodel", "optimum"),
-    "mxfp4": ("accelerate",),
     "quanto": ("optimum-quanto", "accelerate"),
     "torchao": ("torchao",),
 }

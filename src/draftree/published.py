@@ -14,24 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# Kind, by a part of `architectures` or `speculators_model_type`, in small letters. The first one counts.
-CLASSES = {
-    "peagle": "P-EAGLE",
-    "eagle3": "EAGLE-3",
-    "eaglellama": "EAGLE",
-    "eaglemodel": "EAGLE",
-    "dflash2": "DFlash2",
-    "dflash": "DFlash",
-    "dspark": "DSpark",
-    "jetspec": "JetSpec",
-    "domino": "Domino",
-    "mtpdraft": "MTP",
-    "mlpspeculator": "MLP speculator",
-    "medusa": "Medusa",
-    "hydra": "Hydra",
-    "gemma4assistant": "Gemma 4 assistant",
-    "museglimmerassistant": "DFlash",
-}
+# Kinds that `architectures` or `speculators_model_type` name, perhaps without hyphens. The first one counts.
+NAMED = (
+    *("P-EAGLE", "EAGLE-3", "EAGLE-Llama", "DFlash2", "DFlash", "DSpark", "JetSpec", "Domino", "MTP-Draft"),
+    *("MLP-Speculator", "Medusa", "Hydra", "Gemma4-Assistant", "MuseGlimmer-Assistant"),
+)
 # By a key of config.json.
 KEYS = {
     "eagle_config": "EAGLE-3",
@@ -53,8 +40,9 @@ def kind_of(folder: str | Path) -> str | None:
     if not isinstance(config, dict) or not config:
         return None
     speculator = str(config.get("speculators_model_type") or "")
-    named = " ".join([*(config.get("architectures") or ()), speculator]).lower()
-    found = [kind for part, kind in CLASSES.items() if part in named] + [KEYS[key] for key in KEYS if key in config]
+    text = " ".join([*(config.get("architectures") or ()), speculator]).lower()
+    found = [kind for kind in NAMED if kind.lower().replace("-", "") in text]
+    found += [kind for key, kind in KEYS.items() if key in config]
     if found or speculator:
         return (*found, speculator)[0]
     names = set(_tensor_names(Path(folder)))

@@ -322,7 +322,12 @@ PUBLISHED = {  # Kind: its config.json, its tensors, and the file of them.
     "EAGLE": ("EAGLE", LLAMA | {"bias": True}, "fc.weight", "pytorch_model.bin"),
     "DFlash": ("DFlash", {"model_type": "qwen3", "architectures": ["DFlashDraftModel"]}, "fc.weight", "x.safetensors"),
     "P-EAGLE of speculators": ("P-EAGLE", {"speculators_model_type": "peagle"}, "fc.weight", "model.safetensors"),
-    "MTP of speculators": ("MTP", {"speculators_model_type": "mtp", "architectures": ["MTPDraftModel"]}, "x", "x.bin"),
+    "MTP of speculators": (
+        "MTP-Draft",
+        {"speculators_model_type": "mtp", "architectures": ["MTPDraftModel"]},
+        "x",
+        "x.bin",
+    ),
     "Medusa": ("Medusa", {"medusa_num_heads": 3, "base_model_name_or_path": "x"}, "0.0.linear.weight", "x.bin"),
 }
 
