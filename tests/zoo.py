@@ -85,6 +85,7 @@ def families(*, refused: bool = False) -> set[str]:
 
 def table() -> str:
     """The table of families in docs/runners.md, one line for each set of runners; `python tests/zoo.py` prints it."""
+    from draftree.runner.cpu.runner import CpuRunner
     from draftree.runner.cpu.t5 import T5Runner
     from draftree.runner.cuda_graphs.runner import CudaGraphRunner
     from draftree.runner.eager.runner import EagerRunner
@@ -93,8 +94,8 @@ def table() -> str:
     found: dict[str, list[str]] = {}
     for member in CAUSAL + ENCODER_DECODER + RECURRENT:
         target = inspect_model(build(member.id))
-        eager, cpu = EagerRunner.qualifies(target), T5Runner.qualifies(target)
-        runners = "hooked" + ", eager" * eager + ", cpu" * (eager or cpu)
+        eager, cpu = EagerRunner.qualifies(target), CpuRunner.qualifies(target) or T5Runner.qualifies(target)
+        runners = "hooked" + ", eager" * eager + ", cpu" * cpu
         runners += ", cuda_graphs" * CudaGraphRunner.qualifies(target)
         note = f" ({member.note})" if member.note else ""
         found.setdefault(runners, []).append(f"`{member.model_type}`{note}")

@@ -29,7 +29,7 @@ from zoo import CAUSAL, RECURRENT, build
 from draftree.drafting import Lookahead
 from draftree.engine import Engine, SamplingParams, generate
 from draftree.integrations import custom_generate
-from draftree.runner import EagerRunner, inspect_model
+from draftree.runner import CpuRunner, inspect_model
 from draftree.shaping import Fixed
 
 DEFAULT = ("llama", "qwen3", "gpt2", "gemma3", "bloom", "opt", "deepseek_v3", "qwen3_5", "lfm2", "nemotron_h")
@@ -43,7 +43,7 @@ ROWS_STAY = ("mamba", "mamba2", "falcon_mamba", "zamba2")
 
 
 def runners(name: str) -> list[str]:
-    return ["cpu", "hooked"] if EagerRunner.qualifies(inspect_model(build(name))) else ["hooked"]
+    return ["cpu", "hooked"] if CpuRunner.qualifies(inspect_model(build(name))) else ["hooked"]
 
 
 def check_all(name: str, ids: Tensor, mask: Tensor | None, expected: Tensor, every: bool, **options: object) -> None:

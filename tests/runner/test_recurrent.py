@@ -136,7 +136,7 @@ def test_a_long_text(name: str) -> None:
 def test_a_pass_keeps_little_of_each_node() -> None:
     """What a tree leaves behind until its commit is a few numbers of each head and node, not a state."""
     model = zoo.construct(zoo.MEMBERS["qwen3_5"], linear_key_head_dim=64, linear_value_head_dim=64)
-    run = Run(open_runner(model), [100]).prefill()
+    run = Run(open_runner(model, "hooked"), [100]).prefill()
     assert isinstance(run.cache, RecurrentCache)
     run.step([Tree.random(8, 1)])
     kept = sum(row.numel() for scan in run.cache._recurrent.scans.values() for row in scan.rows)

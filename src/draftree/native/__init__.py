@@ -12,10 +12,10 @@ from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
 
-from draftree.native.structures import Matrix, Pass, T5Decoder
+from draftree.native.structures import Matrix, Moving, Pass, T5Decoder
 
 LIBRARY = Path(__file__).with_name("_draftree.so")
-ABI = 27  # of layers.c
+ABI = 28  # of layers.c
 WIDEST = 256  # floats of the widest registers that it is compiled for: 16 of a vector, 256 of a matrix
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
@@ -62,7 +62,8 @@ def started(found: ctypes.CDLL, widest: int) -> ctypes.CDLL | None:
     found.blocks_floats.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_void_p]
     found.blocks_pack.restype = found.blocks_floats.restype = None
     found.blocks_group.argtypes, found.blocks_group.restype = [c_int64, c_int64], c_int64
-    found.layer_run.argtypes = [c_void_p, c_int64, POINTER(Pass), c_int64, c_void_p, c_void_p, c_void_p]
+    found.layer_run.argtypes = [c_void_p, c_int64, POINTER(Pass), c_int64, *[c_void_p] * 4]
+    found.states_move.argtypes, found.states_move.restype = [POINTER(Moving), c_int64, c_int64], None
     found.t5_pass.argtypes = [POINTER(T5Decoder), POINTER(Pass), *[c_void_p] * 3, *[c_int64] * 3, *[c_void_p] * 3]
     for name in ("norm", "product", "run"):
         getattr(found, f"layer_{name}").restype = None

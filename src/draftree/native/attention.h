@@ -19,6 +19,7 @@ typedef struct {
     int64_t window;                           /* positions that a row sees back, its own included; 0 for all */
     float scaling, cap;                       /* cap: scores are bent to stay within -cap .. cap; 0 where they are not */
     int rounding;                             /* whether the result is rounded to bfloat16 */
+    const float *gates;                       /* where `out` has its elements, logistic gates of these; NULL for none */
     float *out;                               /* element (row, group, d) at out[row * stride + group * dim + d] */
     int64_t stride;
 } Attention;
@@ -151,7 +152,11 @@ INLINE void attend_lanes(const Attention *a, int64_t first, int vector, float *s
         r += rows;
     }
     for (int64_t l = 0; l < live; l++) {
-        float *out = a->out + (first + l) % a->rows * a->stride + (first + l) / a->rows * dim, scale = a->rounding && a->cap != 0 ? 1.0f : sum[l];
+        int64_t at = (first + l) % a->rows * a->stride + (first + l) / a->rows * dim;
+        float *out = a->out + at, scale = a->rounding && a->cap != 0 ? 1.0f : sum[l];
         for (int64_t d = 0; d < dim; d++) out[d] = rounded(mixed[l * dim + d] * scale, a->rounding);
+        if (a->gates)
+            for (int64_t d = 0; d < dim; d++)
+                out[d] = rounded(out[d] * rounded(1.0f / (1.0f + exponential(-a->gates[at + d])), a->rounding), a->rounding);
     }
 }

@@ -19,6 +19,16 @@
 #define NORMS_ROUND_TWICE 2 /* also before they are multiplied by the weight */
 #define TURNS_ROUND_ONCE 4 /* only the sum of a turn's two products, not these themselves: where angles are float32 */
 
+/* What a layer with Gated DeltaNet has in the place of attention, see recurrent.h; all in float32. Its `qkv` makes the channels of
+ * the convolution (queries, keys, values), gates of the result, and two gates of each value head. */
+#define MOST_KERNEL 8
+typedef struct {
+    const float *conv;                /* [kernel, channels] */
+    const float *decay, *bias, *norm; /* [value heads], [value heads], [dim] */
+    float epsilon;
+    int32_t kernel, width, channels;  /* inputs of the convolution; width of a key; of the convolution */
+} Delta;
+
 /* The weights of one decoder layer; all but matrices in float32. */
 typedef struct {
     Matrix qkv, output, gate, up, down;
@@ -33,6 +43,8 @@ typedef struct {
     int32_t window; /* positions that a row sees back, its own included; 0 for all */
     float scaling; /* of attention scores */
     float cap; /* scores are bent to stay within -cap .. cap; 0 where they are not */
+    int32_t gated; /* behind each head's query comes its gate, which multiplies the attention's result */
+    const Delta *delta; /* of a layer without attention: kv_heads are key heads, dim is the width of a value; else NULL */
 } Layer;
 
 /* What is the same for all layers of a pass. */
@@ -54,6 +66,38 @@ typedef struct {
     float *laid;                   /* scratch of products: batch * rows * (the most inputs of a matrix) * 3 / 2 floats */
     const int64_t *positions;      /* [batch, rows] */
 } Pass;
+
+/* What one recurrent layer knows of the context, and keeps of a pass's rows. */
+typedef struct {
+    float *conv, *states;          /* [slots, kernel - 1, channels], [slots, value heads, width, dim] */
+    int64_t rows;                  /* of the pass */
+    float *inputs;                 /* [rows, stride of qkv], whose first are the convolution's; NULL for prompts, as the next three */
+    float *keys, *deltas, *paths;  /* [key heads, rows, width], [value heads, rows, dim], [value heads, rows] */
+    float *next_conv, *next;       /* of the one request of a prompt, behind its rows; else NULL */
+} States;
+
+/* Floats of a thread's scratch for so many rows of a recurrence; Python has the same. */
+static inline int64_t recurrent_floats(int64_t rows, int64_t width, int64_t dim) { return 4 * (rows + LANES) * (width + dim + LANES); }
+
+/* The recurrence of one layer. */
+typedef struct {
+    const Layer *l;
+    const Pass *p;
+    const States *states;
+    const float *projected;        /* [rows, stride of qkv] */
+    float *out;                    /* [rows, value heads * dim] */
+    int64_t block, scratch;        /* rows at once; floats of scratch a thread */
+} Recurring;
+
+/* A commit: the states of requests move along the rows that were accepted. */
+typedef struct {
+    const Layer *const *layers;
+    const States *const *states;
+    int64_t batch, first;          /* requests; first slot */
+    const int64_t *begins, *paths; /* [batch + 1]; rows of the pass, those of request b from begins[b] on */
+    float *scratch;
+    int64_t floats;                /* of scratch a thread */
+} Moving;
 
 /* Rows of a request, and where they begin. */
 static inline int64_t rows_of(const Pass *p, int64_t b) { return p->counts ? p->counts[b] : p->rows; }
@@ -129,7 +173,7 @@ typedef void (*Share)(const void *task, int64_t first, int64_t last); /* panels 
 
 /* The functions for one kind of processor. */
 typedef struct {
-    Share laying, product, gating, attending, attending_t5;
+    Share laying, product, gating, attending, attending_t5, recurring, moving;
     /* As laying, for DOTS, BYTES, TILES and FLOAT_TILES, BYTE_TILES, BLOCKS; or NULL. */
     Share in_pairs, in_bytes, in_halves, in_parts, in_blocks;
     int64_t most; /* rows of a tile */

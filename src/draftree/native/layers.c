@@ -5,10 +5,11 @@
 
 #include "kernels.h"
 
-#define ABI 27 /* raised when a signature changes; draftree.native refuses a library of another number */
+#define ABI 28 /* raised when a signature changes; draftree.native refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define HELD_UP 1000000 /* nanoseconds; a share on several threads that takes so much longer than one thread would has waited */
 #define A_PASS 64 /* shares, about */
+#define PROMPT_ROWS 32 /* of a prompt, behind which a recurrence's state moves */
 
 /* ---------------------------------------------------------------- threads: those of OpenMP that torch already has */
 
@@ -208,17 +209,46 @@ static void leave(const Layer *l, const Pass *p, int64_t first, float *x) {
     add_product(l, p, rows, &l->down, gathered, l->behind_mlp, normed, x);
 }
 
+/* A layer's recurrence in the place of attention. */
+static void layer_recur(const Layer *l, const Pass *p, const States *s, const float *x) {
+    int64_t rows = offset_of(p, p->batch), heads = (int64_t)l->kv_heads * l->groups, width = l->delta->width;
+    float *normed = p->scratch, *out = normed + rows * l->hidden, *projected = s->inputs ? s->inputs : out + rows * heads * l->dim;
+    layer_norm(x, l->input_norm, l->input_epsilon, rows, l->hidden, l->rounding, normed);
+    layer_product(&l->qkv, normed, rows, p->threads, 0, p->laid, projected);
+    int64_t block = s->next && p->rows > PROMPT_ROWS ? PROMPT_ROWS : p->rows;
+    Recurring t = {l, p, s, projected, out, block, recurrent_floats(block, width, l->dim)};
+    spread(kernels.recurring, &t, p->batch * heads, p->threads, 2 * rows * heads * width * l->dim);
+    if (!s->next) return;
+    int64_t before = l->delta->kernel - 1, channels = l->delta->channels, first = before > rows ? before - rows : 0;
+    const float *kept = s->conv + p->first * before * channels;
+    for (int64_t i = 0; i < before; i++)
+        memcpy(s->next_conv + i * channels, i < first ? kept + (i + rows) * channels : projected + (i + rows - before) * l->qkv.stride,
+               channels * sizeof *kept);
+}
+
+/* Moves the states of recurrent layers of one shape, see Moving. */
+void states_move(const Moving *t, int64_t count, int64_t threads) {
+    const Layer *l = t->layers[0];
+    int64_t heads = (int64_t)l->kv_heads * l->groups, rows = t->begins[t->batch];
+    spread(kernels.moving, t, count * t->batch * heads, threads, count * heads * rows * l->delta->width * l->dim);
+}
+
 /* `count` layers one after the other on x [batch * rows, hidden], in place. The last one makes no more than keys and values of
- * the first `unread` rows of a batch of one. */
+ * the first `unread` rows of a batch of one. A recurrent layer has `states` and no keys and values. */
 void layer_run(const Layer *const *layers, int64_t count, const Pass *p, int64_t unread, float *x, float *const *keys,
-               float *const *values) {
+               float *const *values, const States *const *states) {
     int64_t rows = offset_of(p, p->batch), longest = 0;
     for (int64_t b = 0; b < p->batch; b++) longest = p->starts[b] > longest ? p->starts[b] : longest;
     for (int64_t i = 0; i < count; i++) {
         const Layer *l = layers[i];
         int64_t heads = (int64_t)l->kv_heads * l->groups, tiles = (l->groups * p->rows + LANES - 1) / LANES;
         int64_t first = i == count - 1 ? unread : 0;
-        float *gathered = p->scratch + rows * l->hidden, *query = gathered + rows * (heads + 2 * l->kv_heads) * l->dim;
+        if (l->delta) {
+            layer_recur(l, p, states[i], x);
+            leave(l, p, first, x);
+            continue;
+        }
+        float *gathered = p->scratch + rows * l->hidden, *query = gathered + rows * l->qkv.stride;
         layer_enter(l, p, x, query, keys[i], values[i]);
         Attending t = {l, p, query, keys[i], values[i], gathered, first, tiles, (2 * l->dim + longest + p->rows) * LANES};
         int64_t work = rows * heads * (longest + p->rows) * l->dim;

@@ -64,14 +64,15 @@ INLINE void rotate_head(const float *x, const float *weight, float scale, const 
 }
 
 /* qkv [batch, rows, queries | keys | values] to query [batch, kv heads, groups, rows, dim], and to keys and values
- * [slots, kv heads, capacity, dim] behind each slot's context. */
+ * [slots, kv heads, capacity, dim] behind each slot's context. Gates go behind the queries, [batch, rows, heads, dim]. */
 INLINE void rotate_rows(const Layer *l, const Pass *p, const float *qkv, float *query, float *keys, float *values) {
-    int64_t dim = l->dim, kv_heads = l->kv_heads, heads = kv_heads * l->groups;
+    int64_t dim = l->dim, kv_heads = l->kv_heads, heads = kv_heads * l->groups, step = l->gated ? 2 * dim : dim;
+    float *gates = query + offset_of(p, p->batch) * heads * dim;
     int rounding = l->rounding | (p->exact_angles ? TURNS_ROUND_ONCE : 0);
     for (int64_t b = 0; b < p->batch; b++)
-        for (int64_t i = 0, n = rows_of(p, b), at = offset_of(p, b); i < n; i++, qkv += (heads + 2 * kv_heads) * dim) {
+        for (int64_t i = 0, n = rows_of(p, b), at = offset_of(p, b); i < n; i++, qkv += heads * step + 2 * kv_heads * dim) {
             const float *cosine = p->cosine + (at + i) * dim, *sine = p->sine + (at + i) * dim;
-            const float *key = qkv + heads * dim;
+            const float *key = qkv + heads * step;
             float of_query = 0, of_key = 0;
             if (l->query_norm && l->wide) {
                 of_query = inverse_root_mean_square(qkv, heads * dim, l->head_epsilon);
@@ -79,21 +80,24 @@ INLINE void rotate_rows(const Layer *l, const Pass *p, const float *qkv, float *
             }
             for (int64_t h = 0; h < heads; h++) {
                 const float *weight = l->query_norm ? l->query_norm + (l->wide ? h * dim : 0) : 0;
-                if (weight && !l->wide) of_query = inverse_root_mean_square(qkv + h * dim, dim, l->head_epsilon);
-                rotate_head(qkv + h * dim, weight, of_query, l->partner, cosine, sine, dim, rounding,
+                if (weight && !l->wide) of_query = inverse_root_mean_square(qkv + h * step, dim, l->head_epsilon);
+                rotate_head(qkv + h * step, weight, of_query, l->partner, cosine, sine, dim, rounding,
                             query + (at * heads + h * n + i) * dim);
+                if (l->gated) memcpy(gates + ((at + i) * heads + h) * dim, qkv + h * step + dim, dim * sizeof *gates);
             }
             for (int64_t h = 0; h < kv_heads; h++) {
                 int64_t to = (((p->first + b) * kv_heads + h) * p->capacity + p->starts[b] + i) * dim;
                 const float *weight = l->key_norm ? l->key_norm + (l->wide ? h * dim : 0) : 0;
                 if (weight && !l->wide) of_key = inverse_root_mean_square(key + h * dim, dim, l->head_epsilon);
                 rotate_head(key + h * dim, weight, of_key, l->partner, cosine, sine, dim, rounding, keys + to);
-                memcpy(values + to, qkv + (heads + kv_heads + h) * dim, dim * sizeof *values);
+                memcpy(values + to, key + (kv_heads + h) * dim, dim * sizeof *values);
                 only_finite(keys + to, dim);
                 only_finite(values + to, dim);
             }
         }
 }
+
+#include "recurrent.h"
 
 /* ---------------------------------------------------------------- shares of work that threads take */
 
@@ -125,6 +129,7 @@ INLINE void attending_share(const Attending *t, int64_t first, int64_t last, int
             .scaling = l->scaling,
             .cap = l->cap,
             .rounding = l->rounding,
+            .gates = l->gated ? t->query + (offset_of(p, p->batch) + at) * l->kv_heads * l->groups * dim + head * l->groups * dim : 0,
             .out = t->out + (at * l->kv_heads + head) * l->groups * dim,
             .stride = (int64_t)l->kv_heads * l->groups * dim,
         };
@@ -253,12 +258,24 @@ INLINE void t5_attending_share(const T5Attending *t, int64_t first, int64_t last
     target static void attending_t5_##name(const void *task, int64_t first, int64_t last) {                       \
         t5_attending_share(task, first, last);                                                                    \
     }                                                                                                             \
+    target NOINLINE static void sums_##name(const float *weights, const float *values, int64_t columns, int64_t dim, \
+                                            int64_t live, float *sums) {                                           \
+        sum_lanes(weights, values, columns, dim, live, vector, sums);                                             \
+    }                                                                                                             \
+    target static void recurring_##name(const void *task, int64_t first, int64_t last) {                          \
+        recurring_share(task, sums_##name, first, last);                                                          \
+    }                                                                                                             \
+    target static void moving_##name(const void *task, int64_t first, int64_t last) {                             \
+        moving_share(task, sums_##name, first, last);                                                             \
+    }                                                                                                             \
     static const Kernels all_##name = {                                                                           \
         .laying = laying_##name,                                                                                  \
         .product = any,                                                                                           \
         .gating = gating_##name,                                                                                  \
         .attending = attending_##name,                                                                            \
         .attending_t5 = attending_t5_##name,                                                                      \
+        .recurring = recurring_##name,                                                                            \
+        .moving = moving_##name,                                                                                  \
         .most = MOST_ROWS(vector),                                                                                \
         .norm = norm_##name,                                                                                      \
         .rotate = rotate_##name,                                                                                  \

@@ -46,6 +46,39 @@ class Layer(Structure):
         *((name, c_int32) for name in ("hidden", "kv_heads", "groups", "dim", "wide", "gelu", "rounding")),
         ("window", c_int32),
         *((name, c_float) for name in ("scaling", "cap")),
+        ("gated", c_int32),
+        ("delta", c_void_p),
+    )
+
+
+class Delta(Structure):
+    """What a layer has in the place of attention (`kernels.h`)."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("conv", "decay", "bias", "norm")),
+        ("epsilon", c_float),
+        *((name, c_int32) for name in ("kernel", "width", "channels")),
+    )
+
+
+class States(Structure):
+    """A recurrent layer's states, and what it keeps of a pass (`kernels.h`)."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("conv", "states")),
+        ("rows", c_int64),
+        *((name, c_void_p) for name in ("inputs", "keys", "deltas", "paths", "next_conv", "next")),
+    )
+
+
+class Moving(Structure):
+    """A commit of recurrent states (`kernels.h`)."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("layers", "states")),
+        *((name, c_int64) for name in ("batch", "first")),
+        *((name, c_void_p) for name in ("begins", "paths", "scratch")),
+        ("floats", c_int64),
     )
 
 
@@ -110,10 +143,10 @@ def optional_address(tensor: Tensor | None, dtype: torch.dtype) -> int | None:
     return None if tensor is None else address(tensor, dtype)
 
 
-def store_addresses(stores: Sequence[tuple[Tensor, Tensor]]) -> tuple[Any, Any]:
+def store_addresses(stores: Sequence[tuple[Tensor | None, Tensor | None]]) -> tuple[Any, Any]:
     """Return an array of the addresses of several layers' float32 keys, and one of their values."""
     at = c_void_p * len(stores)
-    keys, values = ([address(store, torch.float32) for store in own] for own in zip(*stores, strict=True))
+    keys, values = ([optional_address(store, torch.float32) for store in own] for own in zip(*stores, strict=True))
     return at(*keys), at(*values)
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from draftree.native.structures import Layer, Pass, address, optional_address, store_addresses
+from draftree.runner.cpu.states import CompiledDelta, recurrent_floats
 from draftree.runner.eager.parts import Norm, Parts
 from draftree.runner.eager.runner import Angles
 from draftree.runner.kv.cache import SlotCache
@@ -55,17 +56,19 @@ class CompiledLayer:
         # Copies, as C keeps their addresses.
         self._weights = [None if norm is None else norm.weight.to(torch.float32, copy=True) for norm in norms]
         self._partner = None if rotation.plain else rotation.partner.int()
+        self.delta = None if parts.delta is None else CompiledDelta(parts.delta)
         matrices = [packed.described for packed in self._packed]
         hidden = matrices[0].inputs
-        self._described = Layer(
+        self.described = Layer(
             *matrices,
             *(optional_address(weight, torch.float32) for weight in self._weights),
             optional_address(self._partner, torch.int32),
             *(0.0 if norm is None else norm.epsilon for norm in (*norms[:3], norms[4])),
             *(hidden, kv, groups, dim, parts.wide, parts.activation != "silu", rounding_of(norms, dtype)),
             *(window or 0, parts.scaling, parts.cap or 0.0),
+            *(parts.gated, None if self.delta is None else ctypes.addressof(self.delta.described)),
         )
-        queries = kv * groups * dim
+        queries = kv * groups * dim * (2 if parts.gated else 1)
         self.scratch = hidden + max(matrices[0].stride + queries, 2 * matrices[2].stride)  # floats a row
         self.widest = max(matrix.inputs for matrix in matrices)
         self.weights = sum(matrix.inputs * matrix.stride for matrix in matrices)  # in a row's products
@@ -81,6 +84,7 @@ class CompiledStack:
         self.widest = max(layer.widest for layer in layers)
         self.dim = max(layer.parts.heads.dim for layer in layers)
         self.weights = sum(layer.weights for layer in layers)
+        self.deltas = [layer.delta for layer in layers if layer.delta is not None]
 
     def run(self, first: int, last: int, x: Tensor, angles: CompiledAngles, unread: int = 0) -> None:
         """Run layers [first, last) on x [B, n, d], in place.
@@ -88,16 +92,20 @@ class CompiledStack:
         In a batch of one, the first `unread` rows of the result are not read, so their values are undefined.
         """
         keys, values = self.stores(angles.cache, x, first, last)
-        some = [ctypes.addressof(layer._described) for layer in self.layers[first:last]]
+        some = [ctypes.addressof(layer.described) for layer in self.layers[first:last]]
         layers = (c_void_p * len(some))(*some)
-        self._run(layers, len(some), angles.described, unread, address(x, torch.float32), keys, values)
+        states = (c_void_p * len(some))()
+        for number, layer in enumerate(self.layers[first:last]):
+            if layer.delta is not None:
+                states[number] = ctypes.addressof(angles.cache.describe(first + number, angles.offsets))
+        self._run(layers, len(some), angles.described, unread, address(x, torch.float32), keys, values, states)
 
     def stores(self, cache: SlotCache, like: Tensor, first: int = 0, last: int | None = None) -> tuple[Any, Any]:
         """Return the addresses of a cache's keys and values for layers [first, last), by default for all."""
-        found = []
+        found: list[tuple[Tensor | None, Tensor | None]] = []
         for number, layer in enumerate(self.layers[first:last], first):
             kv, _, dim = layer.parts.heads
-            found.append(cache.stores(number, kv, (dim, dim), like))
+            found.append((None, None) if layer.delta else cache.stores(number, kv, (dim, dim), like))
         return store_addresses(found)
 
 
@@ -120,6 +128,8 @@ class CompiledAngles:
         starts = angles.cache.starts
         total = batch * n if sizes is None else sum(sizes)
         threads = threads_for(total * stack.weights)
+        scores = (2 * stack.dim + max(starts) + n) * LANES
+        scores = max([scores, *(recurrent_floats(n, delta.width, delta.dim) for delta in stack.deltas)])
         prefix_rows = segment.prefix_rows
         f32 = torch.float32  # the default type may be another one, and C reads floats
         tensors = [
@@ -128,20 +138,21 @@ class CompiledAngles:
             torch.empty(total * stack.scratch, dtype=f32, device="cpu"),
             segment.visible.contiguous(),
             None if prefix_rows is None else prefix_rows.contiguous(),
-            torch.empty(threads * (2 * stack.dim + max(starts) + n) * LANES, dtype=f32, device="cpu"),
+            torch.empty(threads * scores, dtype=f32, device="cpu"),
             scratch_for(total, stack.widest),
             segment.positions.contiguous(),
         ]
         kinds = f32, f32, f32, torch.bool, torch.bool, f32, f32, torch.long
-        cosine, sine, scratch, visible, prefix, scores, laid, positions = map(optional_address, tensors, kinds)
+        cosine, sine, scratch, visible, prefix, room, laid, positions = map(optional_address, tensors, kinds)
+        self.offsets = [0, *accumulate(sizes or [n] * batch)]  # of each request's rows
         counts = offsets = None
         if sizes is not None:
-            counts, offsets = (c_int64 * batch)(*sizes), (c_int64 * (batch + 1))(0, *accumulate(sizes))
+            counts, offsets = (c_int64 * batch)(*sizes), (c_int64 * (batch + 1))(*self.offsets)
         self._kept = tensors, (c_int64 * batch)(*starts), counts, offsets
         self.described = Pass(
             *(batch, n, angles.cache.first, angles.cache.capacity, self._kept[1]),
             *(cosine, sine, scratch, threads, angles.cache.prefix_length, segment.visible.shape[2] - n),
-            *(visible, prefix, scores),
+            *(visible, prefix, room),
             *(None if part is None else ctypes.addressof(part) for part in (counts, offsets)),
             *(angles.cosine.dtype == torch.float32, laid, positions),
         )

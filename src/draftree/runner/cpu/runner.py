@@ -18,12 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from draftree.native import ABI, load_library
-from draftree.runner.cpu.layers import CompiledAngles, CompiledHead, CompiledLayer, CompiledStack
-from draftree.runner.eager.parts import Parts, may_copy, products_of
+from draftree.runner.cpu.layers import CompiledAngles, CompiledHead, CompiledLayer, CompiledStack, threads_for
+from draftree.runner.cpu.states import CompiledStates
+from draftree.runner.eager.parts import FAMILIES, HYBRIDS, Parts, known_shape, may_copy, products_of
 from draftree.runner.eager.runner import EagerRunner, SegmentRows
-from draftree.runner.kv.cache import SlotCache
+from draftree.runner.kv.cache import BLOCK, SlotCache
 from draftree.runner.plan import PassResult, Plan, Segment, logit_slice
 from draftree.runner.positions import LayerKind
+from draftree.runner.recurrent.cache import RecurrentCache
 from draftree.runner.target import Target, inspect_model
 from draftree.runner.weights.blocks import PackedEmbedding
 from draftree.runner.weights.packed import (
@@ -37,6 +39,7 @@ from draftree.runner.weights.packed import (
     side_by_side,
     to_packed,
 )
+from draftree.runner.weights.stock import has_eight_bits
 
 
 @torch.no_grad()
@@ -51,7 +54,8 @@ def pack_weights(model: Any) -> None:
             cannot be laid so, or no compiled library.
     """
     target = inspect_model(model)
-    if not EagerRunner.qualifies(target):
+    hybrid = known_shape(target, HYBRIDS) and target.alteration is None and not has_eight_bits(model)
+    if not hybrid and not EagerRunner.qualifies(target):
         raise ValueError(
             f"This '{target.model_type}' model does not qualify for the eager runner, and nothing else reads packed "
             "weights: leave it as it is."
@@ -148,6 +152,7 @@ class CpuRunner(EagerRunner):
     packs = True
     independent_rows = True
     reads_8_bits = True
+    families = (*FAMILIES, *HYBRIDS)
 
     @classmethod
     def refusal(cls, target: Target) -> str | None:
@@ -172,6 +177,17 @@ class CpuRunner(EagerRunner):
     def __init__(self, target: Target) -> None:
         super().__init__(target)
         self.form = f"{self.name} {ABI}"
+        # A recurrent state rounds by the number of tokens that a commit moves it over.
+        self.independent_rows = target.recurrence is None
+
+    def new_cache(
+        self, slots: int, capacity: int = BLOCK, prefix: list[tuple[Tensor, Tensor]] | None = None
+    ) -> SlotCache:
+        recurrence, layers = self.target.recurrence, self._layers
+        if recurrence is None:
+            return super().new_cache(slots, capacity, prefix)
+        given = recurrence, len(layers), slots, capacity, prefix
+        return CompiledStates(self._library, layers, threads_for, *given)
 
     def _load(self, parts: list[Parts], head: nn.Module, cap: float | None) -> None:
         library = load_library()
@@ -188,6 +204,9 @@ class CpuRunner(EagerRunner):
 
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
+        if isinstance(cache, RecurrentCache):
+            cache.open(first, plan.batch, plan.width + plan.appended, bare=plan.bare)
+            cache.begin(plan, [])
         ragged = plan.sizes is not None and plan.plain and min(plan.sizes) < plan.width
         if not ragged or len(self.tables.tables) > 1 or self.tables.by_length:
             return super().run(plan, cache, first)

@@ -12,6 +12,7 @@ The eager runner's families differ here and nowhere else:
 | gemma | both, 1 + w | | | GELU | halves |
 | gemma2 | both, 1 + w | both | | GELU | halves; scores are capped |
 | gemma3 | both, 1 + w | both | each head | GELU | halves, other angles in sliding layers |
+| qwen3_5_text | both, 1 + w | | each head | SiLU | the first entries; gated attention, or Gated DeltaNet |
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ FAMILIES = (
     *("llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "glm4"),
     *("olmo2", "olmo3", "gemma", "gemma2", "gemma3_text"),
 )
+HYBRIDS = ("qwen3_5_text",)  # with recurrent layers, for the compiled form alone
 TURN_NEIGHBOURS = ("glm", "glm4")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -43,7 +45,7 @@ OF_CLASS = {
     **dict.fromkeys(("SiLU", "SiLUActivation"), "silu"),
     **dict.fromkeys(("GELUTanh", "PytorchGELUTanh"), "gelu_pytorch_tanh"),
 }
-WEIGHT_FROM_ONE = ("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm")
+WEIGHT_FROM_ONE = ("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm", "Qwen3_5RMSNorm")
 ROUNDED_ONCE = (*WEIGHT_FROM_ONE, "Olmo2RMSNorm", "Olmo3RMSNorm")
 
 CAP_LOGITS = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "PaliGemmaForConditionalGeneration")
@@ -104,10 +106,14 @@ class Parts(NamedTuple):
     output: Any
     gate_up: list[Any]
     down: Any
+    gated: bool = False  # whether each head's query is followed by a gate of its result
+    delta: Any = None  # Gated DeltaNet in the place of attention: `heads` are key heads, value heads to each, its width
 
     @classmethod
     def of(cls, layer: Any, config: Any) -> Parts:
         """Read the parts of a stock decoder layer."""
+        if hasattr(layer, "linear_attn"):
+            return cls._recurrent(layer)
         attention, mlp = layer.self_attn, layer.mlp
         kv = int(config.num_key_value_heads)
         heads = Heads(kv, int(config.num_attention_heads) // kv, int(attention.head_dim))
@@ -128,6 +134,18 @@ class Parts(NamedTuple):
             attention.o_proj,
             [mlp.gate_proj, mlp.up_proj] if fused_mlp is None else [fused_mlp],
             mlp.down_proj,
+            config.model_type in HYBRIDS,
+        )
+
+    @classmethod
+    def _recurrent(cls, layer: Any) -> Parts:
+        delta, mlp = layer.linear_attn, layer.mlp
+        return cls(
+            Heads(delta.num_k_heads, delta.num_v_heads // delta.num_k_heads, delta.head_v_dim),
+            *(1.0, None, *_norms(layer), None, False, str(_activation(layer))),
+            [delta.in_proj_qkv, delta.in_proj_z, delta.in_proj_b, delta.in_proj_a],
+            *(delta.out_proj, [mlp.gate_proj, mlp.up_proj], mlp.down_proj),
+            delta=delta,
         )
 
     def linears(self) -> list[list[Any]]:
@@ -180,16 +198,28 @@ def logit_cap(target: Target) -> float | None:
     return getattr(target.config, "final_logit_softcapping", None) if caps else None
 
 
-def known_shape(target: Target) -> bool:
-    """Return whether the layers of a model are made of parts known here."""
+def known_shape(target: Target, families: tuple[str, ...] = FAMILIES) -> bool:
+    """Return whether the layers of a model of these families are made of parts known here."""
     config = target.config
-    if target.model_type not in FAMILIES or target.encoder_decoder:
+    if target.model_type not in families or target.encoder_decoder:
+        return False
+    if target.recurrence is not None and not _compiled_recurrence(target.layers):
         return False
     if getattr(config, "use_bidirectional_attention", False) or None in map(_activation, target.layers):
         return False
     # Angles that differ by layer, and by length or in width as well, are left to the hooked runner.
     kinds = getattr(target.decoder.rotary_emb, "rope_type", None)
     return not isinstance(kinds, dict) or {*kinds.values()} <= {"default", "linear"}
+
+
+MOST_KERNEL = 8  # inputs of a convolution that C can read (`kernels.h`)
+
+
+def _compiled_recurrence(layers: list[Any]) -> bool:
+    """Return whether C has the recurrent layers of a hybrid, which must have attention in some layer."""
+    mixers = [layer.linear_attn for layer in layers if hasattr(layer, "linear_attn")]
+    small = all(mixer.conv_kernel_size <= MOST_KERNEL and mixer.activation == "silu" for mixer in mixers)
+    return small and len(mixers) < len(layers)
 
 
 COPY_LIMIT = 1024**3  # bytes of weights that may always be copied

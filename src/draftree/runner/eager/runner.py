@@ -253,6 +253,7 @@ class EagerRunner(Runner):
 
     name = "eager"
     fuses = True  # linears that read the same rows, into one product with copies of their weights
+    families: tuple[str, ...] = FAMILIES
     reads_8_bits = False  # weights that torchao keeps so, see `eight_bits`
     inference = True  # a tenth faster; safe since no stock module runs that could keep a tensor
 
@@ -260,8 +261,8 @@ class EagerRunner(Runner):
     def refusal(cls, target: Target) -> str | None:
         """See `Runner.refusal`: other families, models that were altered, weights on several devices."""
         reason = target.alteration
-        if not known_shape(target):
-            reason = f"only of the families {', '.join(FAMILIES)}"
+        if not known_shape(target, cls.families):
+            reason = f"only of the families {', '.join(cls.families)}"
         elif reason is None and len({p.device for p in target.model.parameters()}) > 1:
             reason = "its weights lie on several devices"
         elif reason is None and not cls.reads_8_bits and has_eight_bits(target.model):
@@ -279,8 +280,9 @@ class EagerRunner(Runner):
             raise ValueError(refusal)
         super().__init__(target)
         parts = [Parts.of(layer, target.config) for layer in target.layers]
-        self.tables = AngleTables(target, parts[0].heads.dim)
-        self._cap = parts[0].cap  # of attention scores
+        attention = next(part for part in parts if part.delta is None)
+        self.tables = AngleTables(target, attention.heads.dim)
+        self._cap = attention.cap  # of attention scores
         self._norm, self._embedding = Norm.of(target.decoder.norm), target.model.get_input_embeddings()
         self._layers: list[Any]
         self._head: Any

@@ -221,12 +221,7 @@ class RecurrentCache(SlotCache):
     def _replay(self, rows: list[list[int]], segments: list[Segment]) -> None:
         """Move the states along the accepted paths, without reading any weight."""
         now, starts = self._recurrent, [segment.start for segment in segments]
-        paths: dict[int, list[list[int]]] = {}  # local rows by segment
-        for number, segment in enumerate(segments):
-            paths[number] = rows
-            if segment.rows is not None:
-                wheres = [{row: i for i, row in enumerate(of_one)} for of_one in segment.rows.tolist()]
-                paths[number] = [[where[row] for row in of_one] for where, of_one in zip(wheres, rows, strict=False)]
+        paths = self._paths(rows, segments)
         for (layer, state), inputs in now.inputs.items():
             own = paths[max(i for i, start in enumerate(starts) if start <= layer)]
             store = self.conv[layer, state]
@@ -241,6 +236,18 @@ class RecurrentCache(SlotCache):
                 picked = [tensor[going, index] for tensor in scan.rows]
                 slots = [self._pass.first + b for b in going]
                 store[slots] = scan.step(store[slots], picked)[1].to(store.dtype)
+
+    @staticmethod
+    def _paths(rows: list[list[int]], segments: list[Segment]) -> list[list[list[int]]]:
+        """Return the accepted rows as numbers within each segment."""
+        paths = []
+        for segment in segments:
+            local = rows
+            if segment.rows is not None:
+                wheres = [{row: i for i, row in enumerate(of_one)} for of_one in segment.rows.tolist()]
+                local = [[where[row] for row in of_one] for where, of_one in zip(wheres, rows, strict=False)]
+            paths.append(local)
+        return paths
 
     # ---------------------------------------------------------------- slots
 
