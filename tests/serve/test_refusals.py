@@ -69,7 +69,12 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     (CHAT, {"messages": []}, "messages", "at least 1 item"),
     (CHAT, {"messages": [{"role": "robot", "content": "Hi"}]}, "messages.0.role", "'system'"),
     (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "a valid string or a valid array"),
-    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type", "'text'"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages.0.content.0.type",
+        "reads text alone",
+    ),
     (CHAT, {"messages": [*SAID, {"role": "assistant", "refusal": "No."}]}, "messages.1.refusal", "leave it out"),
     (CHAT, {"messages": [{"role": "user", "content": "sea " * 3000}]}, "messages", "shorten it"),
     (CHAT, {"messages": CALLED}, "messages", "The arguments of a tool call in the messages are no JSON"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -114,6 +115,10 @@ def _as_sentence(error: ValidationError, text: bytes) -> ApiError:
         return ApiError(f"There is no field {place!r}, or it is not supported here: leave it out.", place)
     if found[0]["type"] == "missing":
         return ApiError(f"The field {place!r} is missing.", place)
+    if re.fullmatch(r"(messages|input)\.\d+\.content\.\d+\.type", place):
+        return ApiError(
+            f"The field {place!r} is not of a text, and the server reads text alone: leave this part out.", place
+        )
     if not place:
         return ApiError("The body is no JSON object: send one with the fields of the request.")
     first, *others = dict.fromkeys(one["msg"] for one in found)
