@@ -256,15 +256,20 @@ def _auto_class(source: str, gguf_file: str | None) -> tuple[Any, Any]:
     because many encoder-decoders also have a class for their decoder alone, whose embeddings their checkpoints lack.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, AutoModelForSeq2SeqLM
-    from transformers.utils import find_adapter_config_file
 
-    adapter = None if gguf_file else find_adapter_config_file(source)
-    if adapter is not None:
-        source = json.loads(Path(adapter).read_text("utf-8"))["base_model_name_or_path"]
-    config = AutoConfig.from_pretrained(source, gguf_file=gguf_file)
+    base = None if gguf_file else adapted_model(source)
+    config = AutoConfig.from_pretrained(base or source, gguf_file=gguf_file)
     kinds: list[Any] = [AutoModelForCausalLM, AutoModelForMultimodalLM]
     kinds.insert(0 if getattr(config, "is_encoder_decoder", False) else 2, AutoModelForSeq2SeqLM)
     return next((kind for kind in kinds if type(config) in kind._model_mapping), AutoModelForCausalLM), config
+
+
+def adapted_model(source: str) -> str | None:
+    """Return the name of an adapter's base model; None for what is no adapter."""
+    from transformers.utils import find_adapter_config_file
+
+    adapter = find_adapter_config_file(source)
+    return None if adapter is None else str(json.loads(Path(adapter).read_text("utf-8"))["base_model_name_or_path"])
 
 
 def known_folder(name: str) -> str:
@@ -273,11 +278,14 @@ def known_folder(name: str) -> str:
     A GGUF file on the hub, `owner/name:file.gguf`, is downloaded if the cache does not have it.
 
     Raises:
-        ValueError: no such folder, file or model on the hub, a folder without a model, or a missing package.
+        ValueError: no such folder, file or model on the hub, a folder or file without a model, or a missing package.
     """
     folder = Path(name).expanduser()
     if is_gguf(name):
         if folder.is_file():
+            with folder.open("rb") as opened:
+                if opened.read(4) != b"GGUF":
+                    raise ValueError(f"{name!r} does not begin as a GGUF file: copy or download it again.")
             return str(folder)
         repository, colon, file = name.rpartition(":")
         if not colon or "/" not in repository:

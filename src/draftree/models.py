@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from draftree.checkpoints import Placement, is_gguf, known_folder, pretrained
+from draftree.checkpoints import Placement, adapted_model, is_gguf, known_folder, pretrained
 from draftree.encoding import as_parts as as_parts
 from draftree.encoding import as_text as as_text
 from draftree.encoding import encode_messages as encode_messages
@@ -73,14 +73,11 @@ def _gguf_options(path: str, placement: Placement) -> dict[str, str]:
     """Return the loading options of a GGUF file; none for other models.
 
     Raises:
-        ValueError: another file, no reader installed, or `quantize` beside the file's own quantisation.
+        ValueError: no reader installed, or `quantize` beside the file's own quantisation.
     """
     file = Path(path)
     if not is_gguf(path):
         return {}
-    with file.open("rb") as opened:
-        if opened.read(4) != b"GGUF":
-            raise ValueError(f"{path!r} does not begin as a GGUF file: copy or download it again.")
     if find_spec("gguf") is None or find_spec("accelerate") is None:
         raise ValueError(f"GGUF files need the packages gguf and accelerate: {install('gguf')}.")
     if placement.quantize is not None:
@@ -148,6 +145,9 @@ def _tokenizer(path: str, name: str, gguf: dict[str, str]) -> Any:
     try:
         return AutoTokenizer.from_pretrained(Path(path).parent if gguf else path, **gguf)
     except (ImportError, OSError, ValueError) as error:  # Its message has several paragraphs.
+        base = None if gguf else adapted_model(path)
+        if base is not None:  # PEFT saves an adapter without the tokenizer.
+            return _tokenizer(known_folder(base), base, {})
         if Path(path).is_dir() and not isinstance(error, ImportError):
             advice = "save the model's tokenizer there too"
         else:

@@ -260,6 +260,7 @@ COMMANDS = (
     ("train", "medusa", "./no-such-model", "--data", "d", "--out", "o"),
     ("trace", "--replay", "no-such.jsonl"),
     ("bench", "quick", "--prompts", "no-such.jsonl"),
+    ("generate", "page.gguf", "hi"),
 )
 REFUSES = """
 import sys
@@ -275,6 +276,7 @@ for line in sys.stdin.read().splitlines():
 
 
 def test_options_that_do_not_fit_are_refused_before_torch_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "page.gguf").write_text("<!doctype html>")
     lines = "\n".join("\t".join(command) for command in COMMANDS)
     done = subprocess.run(
         [sys.executable, "-c", REFUSES], input=lines, capture_output=True, text=True, cwd=tmp_path, check=True

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import draftree
-from draftree import checkpoints, models
+from draftree import checkpoints
 from draftree.checkpoints import Placement
 from draftree.cli import app
 from draftree.drafting import Medusa
@@ -155,7 +155,7 @@ def test_8_bits_without_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_adapter_without_peft(stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    monkeypatch.setattr(checkpoints, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"holds an adapter \(LoRA\): pip install peft"):
         load_model(str(tmp_path))
 
