@@ -21,11 +21,13 @@ from draftree.runner.cpu.states import CompiledStates
 pytestmark = pytest.mark.skipif(load_library() is None, reason="not built: python hatch_build.py")
 PROMPTS = (5, 97, 64)  # Rows of a prompt go in blocks of 32.
 # Heads as wide as a vector, wider and of no whole vector; one value head to a key head and several; other kernels.
-SHAPES: tuple[dict[str, int], ...] = (
-    {},
-    {"linear_num_key_heads": 3, "linear_num_value_heads": 3, "linear_key_head_dim": 24, "linear_value_head_dim": 40},
-    {"linear_num_key_heads": 1, "linear_key_head_dim": 8, "linear_value_head_dim": 80, "linear_conv_kernel_dim": 2},
+EVEN = {"linear_num_key_heads": 3, "linear_num_value_heads": 3, "linear_key_head_dim": 24, "linear_value_head_dim": 40}
+WIDE = {"linear_num_key_heads": 1, "linear_key_head_dim": 8, "linear_value_head_dim": 80, "linear_conv_kernel_dim": 2}
+SHAPES: tuple[tuple[str, dict[str, Any]], ...] = (
+    *(("qwen3_5", {}), ("qwen3_5", EVEN), ("qwen3_5", WIDE)),
+    *(("lfm2", {}), ("lfm2", {"conv_bias": True, "conv_L_cache": 5})),
 )
+FAMILIES = ("qwen3_5", "lfm2")
 
 
 def steps(runner: Runner, count: int = 4, seed: int = 4) -> tuple[Run, list[Tensor], float]:
@@ -43,7 +45,8 @@ def steps(runner: Runner, count: int = 4, seed: int = 4) -> tuple[Run, list[Tens
 
 @pytest.mark.parametrize(("widest", "shape", "threads"), crossed([4, 8, 16, WIDEST], range(len(SHAPES)), [2, 1]))
 def test_trees_and_their_commits(widest: int, shape: int, threads: int) -> None:
-    model = zoo.construct(zoo.MEMBERS["qwen3_5"], **SHAPES[shape])
+    name, settings = SHAPES[shape]
+    model = zoo.construct(zoo.MEMBERS[name], **settings)
     assert started(library(), widest) is not None
     torch.set_num_threads(threads)
     try:
@@ -61,15 +64,15 @@ def test_trees_and_their_commits(widest: int, shape: int, threads: int) -> None:
     other = Run(runner, [len(run.texts[1])])
     other.cache, other.prompts = again, [run.texts[1]]
     other.prefill()
-    for key, states in again.states.items():
-        torch.testing.assert_close(run.cache.states[key][1], states[0], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(run.cache.conv[key][1], again.conv[key][0], rtol=1e-4, atol=1e-5)
+    for held, anew in zip(run.cache._recurrent_stores, again._recurrent_stores, strict=True):
+        torch.testing.assert_close(held[1], anew[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_node_depends_on_its_path_alone(dtype: torch.dtype) -> None:
+def test_a_node_depends_on_its_path_alone(name: str, dtype: torch.dtype) -> None:
     """To the last bit: among other nodes, in a chain of its own, in a batch; and no pass leaves a trace."""
-    model = copy.deepcopy(zoo.build("qwen3_5")).to(dtype)
+    model = copy.deepcopy(zoo.build(name)).to(dtype)
     run = Run(open_runner(model), [40]).prefill()
     assert isinstance(run.cache, CompiledStates)
     tree = Tree.random(14, 3)
@@ -83,9 +86,10 @@ def test_a_node_depends_on_its_path_alone(dtype: torch.dtype) -> None:
         assert torch.equal(held, kept)
 
 
-def test_bfloat16_rounds_as_the_model() -> None:
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bfloat16_rounds_as_the_model(name: str) -> None:
     """Both runners differ from float32 by rounding, and less from each other."""
-    model = zoo.build("qwen3_5")
+    model = zoo.build(name)
     exact = torch.cat(steps(open_runner(model, "hooked"))[1])
     halves = copy.deepcopy(model).bfloat16()
     stock, ours = (torch.cat(steps(open_runner(halves, name))[1]) for name in ("hooked", "cpu"))
@@ -97,13 +101,15 @@ def test_bfloat16_rounds_as_the_model() -> None:
     assert far(ours, stock) < 0.5 * far(stock, exact)
 
 
-@pytest.mark.parametrize("value_heads", [4, 16])
-def test_packed_weights(value_heads: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "settings"), [("qwen3_5", {}), ("qwen3_5", {"linear_num_value_heads": 16}), ("lfm2", {})]
+)
+def test_packed_weights(name: str, settings: dict[str, Any]) -> None:
     """The same to the last bit, and the model itself computes with them as before."""
-    model: Any = zoo.construct(zoo.MEMBERS["qwen3_5"], linear_num_value_heads=value_heads)
+    model: Any = zoo.construct(zoo.MEMBERS[name], **settings)
     packed = copy.deepcopy(model)
     pack_weights(packed)
-    assert type(packed.model.layers[0].linear_attn.in_proj_qkv) is not torch.nn.Linear
+    assert not any(type(linear) is torch.nn.Linear for linear in packed.model.layers[0].modules())
     for ours, theirs in zip(steps(open_runner(packed))[1], steps(open_runner(model))[1], strict=True):
         assert torch.equal(ours, theirs)
     assert steps(open_runner(packed, "hooked"), 1)[2] < 5e-5

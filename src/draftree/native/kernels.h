@@ -20,10 +20,12 @@
 #define TURNS_ROUND_ONCE 4 /* only the sum of a turn's two products, not these themselves: where angles are float32 */
 
 /* What a layer with Gated DeltaNet has in the place of attention, see recurrent.h; all in float32. Its `qkv` makes the channels of
- * the convolution (queries, keys, values), gates of the result, and two gates of each value head. */
+ * the convolution (queries, keys, values), gates of the result, and two gates of each value head. A layer with a convolution alone
+ * has the width 0: its `qkv` makes gates of the inputs, gates of the result, and inputs. */
 #define MOST_KERNEL 8
 typedef struct {
     const float *conv;                /* [kernel, channels] */
+    const float *conv_bias;           /* [channels], or NULL */
     const float *decay, *bias, *norm; /* [value heads], [value heads], [dim] */
     float epsilon;
     int32_t kernel, width, channels;  /* inputs of the convolution; width of a key; of the convolution */
@@ -71,8 +73,8 @@ typedef struct {
 typedef struct {
     float *conv, *states;          /* [slots, kernel - 1, channels], [slots, value heads, width, dim] */
     int64_t rows;                  /* of the pass */
-    float *inputs;                 /* [rows, stride of qkv], whose first are the convolution's; NULL for prompts, as the next three */
-    float *keys, *deltas, *paths;  /* [key heads, rows, width], [value heads, rows, dim], [value heads, rows] */
+    float *inputs;                 /* [rows, stride of qkv], whose first are the convolution's; NULL for prompts */
+    float *keys, *deltas, *paths;  /* likewise, [key heads, rows, width], [value heads, rows, dim], [value heads, rows] */
     float *next_conv, *next;       /* of the one request of a prompt, behind its rows; else NULL */
 } States;
 
@@ -84,7 +86,7 @@ typedef struct {
     const Layer *l;
     const Pass *p;
     const States *states;
-    const float *projected;        /* [rows, stride of qkv] */
+    float *projected;              /* [rows, stride of qkv] */
     float *out;                    /* [rows, value heads * dim] */
     int64_t block, scratch;        /* rows at once; floats of scratch a thread */
 } Recurring;

@@ -5,7 +5,7 @@
 
 #include "kernels.h"
 
-#define ABI 28 /* raised when a signature changes; draftree.native refuses a library of another number */
+#define ABI 29 /* raised when a signature changes; draftree.native refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define HELD_UP 1000000 /* nanoseconds; a share on several threads that takes so much longer than one thread would has waited */
 #define A_PASS 64 /* shares, about */
@@ -215,10 +215,10 @@ static void layer_recur(const Layer *l, const Pass *p, const States *s, const fl
     float *normed = p->scratch, *out = normed + rows * l->hidden, *projected = s->inputs ? s->inputs : out + rows * heads * l->dim;
     layer_norm(x, l->input_norm, l->input_epsilon, rows, l->hidden, l->rounding, normed);
     layer_product(&l->qkv, normed, rows, p->threads, 0, p->laid, projected);
-    int64_t block = s->next && p->rows > PROMPT_ROWS ? PROMPT_ROWS : p->rows;
+    int64_t block = s->next_conv && p->rows > PROMPT_ROWS ? PROMPT_ROWS : p->rows;
     Recurring t = {l, p, s, projected, out, block, recurrent_floats(block, width, l->dim)};
-    spread(kernels.recurring, &t, p->batch * heads, p->threads, 2 * rows * heads * width * l->dim);
-    if (!s->next) return;
+    spread(kernels.recurring, &t, p->batch * heads, p->threads, 2 * rows * heads * (width + l->delta->kernel) * l->dim);
+    if (!s->next_conv) return;
     int64_t before = l->delta->kernel - 1, channels = l->delta->channels, first = before > rows ? before - rows : 0;
     const float *kept = s->conv + p->first * before * channels;
     for (int64_t i = 0; i < before; i++)
@@ -230,7 +230,7 @@ static void layer_recur(const Layer *l, const Pass *p, const States *s, const fl
 void states_move(const Moving *t, int64_t count, int64_t threads) {
     const Layer *l = t->layers[0];
     int64_t heads = (int64_t)l->kv_heads * l->groups, rows = t->begins[t->batch];
-    spread(kernels.moving, t, count * t->batch * heads, threads, count * heads * rows * l->delta->width * l->dim);
+    spread(kernels.moving, t, count * t->batch * heads, threads, count * heads * rows * (l->delta->width + 1) * l->dim);
 }
 
 /* `count` layers one after the other on x [batch * rows, hidden], in place. The last one makes no more than keys and values of

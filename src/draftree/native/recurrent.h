@@ -84,9 +84,38 @@ INLINE void convolve(const Delta *d, const float *const *window, int64_t channel
         for (int64_t c = 0; c < count; c++) out[c] += weights[c] * in[c];
     }
     int on = rounding & ROUNDS;
-    for (int64_t c = 0; c < count; c++) {
-        float sum = rounded(out[c], on);
-        out[c] = rounded(sum / (1.0f + exponential(-sum)), on);
+    if (d->conv_bias)
+        for (int64_t c = 0; c < count; c++) out[c] += d->conv_bias[channel + c];
+    for (int64_t c = 0; c < count; c++) out[c] = rounded(out[c], on);
+    for (int64_t c = 0; c < count && d->width; c++) out[c] = rounded(out[c] / (1.0f + exponential(-out[c])), on);
+}
+
+/* The last inputs up to row i of x, `stride` floats apart, behind those of `kept`. */
+INLINE void find_window(const Delta *d, const Pass *p, const uint8_t *visible, const float *x, int64_t stride, const float *kept,
+                        int64_t i, const float **window) {
+    int64_t before = d->kernel - 1, missing = 0;
+    for (int64_t tap = before; tap >= 0; tap--) {
+        window[tap] = i >= 0 ? x + i * stride : kept + (before - ++missing) * d->channels;
+        if (i >= 0) i = parent_of(visible, p->rows, i);
+    }
+}
+
+/* A convolution alone of the rows of request b, in channels [h * dim, (h + 1) * dim). */
+INLINE void recur_inputs(const Recurring *t, int64_t b, int64_t h) {
+    const Layer *l = t->l;
+    const Pass *p = t->p;
+    const Delta *d = l->delta;
+    int64_t at = offset_of(p, b), dim = l->dim, from = h * dim;
+    int on = l->rounding & ROUNDS;
+    const float *kept = t->states->conv + (p->first + b) * (d->kernel - 1) * d->channels, *window[MOST_KERNEL];
+    const uint8_t *visible = p->visible + b * p->rows * p->rows;
+    float *x = t->projected + at * l->qkv.stride;
+    for (int64_t i = 0; i < rows_of(p, b); i++) {
+        float *in = x + i * l->qkv.stride, *gate = in + d->channels, *out = t->out + (at + i) * d->channels;
+        for (int64_t c = from; c < from + dim; c++) in[c] = rounded(in[c] * gate[d->channels + c], on);
+        find_window(d, p, visible, x, l->qkv.stride, kept, i, window);
+        convolve(d, window, from, dim, l->rounding, out + from);
+        for (int64_t c = from; c < from + dim; c++) out[c] = rounded(out[c] * gate[c], on);
     }
 }
 
@@ -133,16 +162,12 @@ INLINE void recur_block(const Recurring *t, int64_t b, int64_t h, int64_t begin,
     const Delta *d = l->delta;
     const States *s = t->states;
     int64_t width = d->width, dim = l->dim, heads = (int64_t)l->kv_heads * l->groups, of_key = h / l->groups, keys = l->kv_heads * width;
-    int64_t at = offset_of(p, b), stride = l->qkv.stride, count = end - begin, before = d->kernel - 1;
-    const float *x = t->projected + at * stride, *kept = s->conv + (p->first + b) * before * d->channels;
+    int64_t at = offset_of(p, b), stride = l->qkv.stride, count = end - begin;
+    const float *x = t->projected + at * stride, *kept = s->conv + (p->first + b) * (d->kernel - 1) * d->channels;
     const uint8_t *visible = p->visible + b * p->rows * p->rows;
     for (int64_t i = begin; i < end; i++) {
         const float *window[MOST_KERNEL];
-        int64_t j = i, missing = 0;
-        for (int64_t tap = before; tap >= 0; tap--) {
-            window[tap] = j >= 0 ? x + j * stride : kept + (before - ++missing) * d->channels;
-            if (j >= 0) j = parent_of(visible, p->rows, j);
-        }
+        find_window(d, p, visible, x, stride, kept, i, window);
         float *query = m.query + (i - begin) * width, *key = m.key + (i - begin) * width;
         convolve(d, window, of_key * width, width, l->rounding, query);
         convolve(d, window, keys + of_key * width, width, l->rounding, key);
@@ -198,6 +223,10 @@ INLINE void recurring_share(const Recurring *t, Sums sums_of, int64_t first, int
     Room m = room_of(p->scores + thread_number() * t->scratch, t->block, width, dim);
     for (int64_t item = first; item < last; item++) {
         int64_t b = item / heads, h = item % heads, rows = rows_of(p, b);
+        if (!width) {
+            recur_inputs(t, b, h);
+            continue;
+        }
         const float *state = s->states + ((p->first + b) * heads + h) * width * dim;
         for (int64_t begin = 0; begin < rows; begin += t->block) {
             int64_t end = rows - begin < t->block ? rows : begin + t->block, count = end - begin;
@@ -234,6 +263,7 @@ INLINE void moving_share(const Moving *t, Sums sums_of, int64_t first, int64_t l
                        channels * sizeof *conv);
             }
         }
+        if (!width) continue;
         const float *sums = s->paths + h * s->rows;
         float *keys = scratch, *deltas = keys + count * width, *state = s->states + (slot * heads + h) * width * dim;
         for (int64_t j = 0; j < count; j++) {

@@ -55,7 +55,7 @@ class Delta(Structure):
     """What a layer has in the place of attention (`kernels.h`)."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("conv", "decay", "bias", "norm")),
+        *((name, c_void_p) for name in ("conv", "conv_bias", "decay", "bias", "norm")),
         ("epsilon", c_float),
         *((name, c_int32) for name in ("kernel", "width", "channels")),
     )

@@ -56,7 +56,7 @@ class CompiledLayer:
         # Copies, as C keeps their addresses.
         self._weights = [None if norm is None else norm.weight.to(torch.float32, copy=True) for norm in norms]
         self._partner = None if rotation.plain else rotation.partner.int()
-        self.delta = None if parts.delta is None else CompiledDelta(parts.delta)
+        self.delta = None if parts.delta is None else CompiledDelta(parts.delta, parts.heads)
         matrices = [packed.described for packed in self._packed]
         hidden = matrices[0].inputs
         self.described = Layer(

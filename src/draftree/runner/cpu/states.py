@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.native.structures import Delta, Moving, States, address
+from draftree.native.structures import Delta, Moving, States, address, optional_address
+from draftree.runner.eager.parts import Heads
 from draftree.runner.plan import Plan, Segment
 from draftree.runner.recurrent.cache import RecurrentCache
 from draftree.runner.weights.packed import LANES
@@ -26,26 +27,25 @@ def recurrent_floats(rows: int, width: int, dim: int) -> int:
 
 
 class CompiledDelta:
-    """The weights of a stock Gated DeltaNet beside its linears, as C reads them.
+    """The weights of a stock Gated DeltaNet or short convolution beside its linears, as C reads them.
 
     Attributes:
-        heads, width, dim: value heads, widths of a key and of a value.
+        heads, width, dim: value heads, widths of a key (0 for a convolution alone) and of a value.
         kernel, channels: of the convolution.
     """
 
-    def __init__(self, module: Any) -> None:
-        self.heads, self.width, self.dim = module.num_v_heads, module.head_k_dim, module.head_v_dim
-        self.key_heads, self.kernel, self.channels = module.num_k_heads, module.conv_kernel_size, module.conv_dim
-        tensors = (
-            module.conv1d.weight.detach()[:, 0].t(),
-            -module.A_log.detach().float().exp(),
-            module.dt_bias.detach(),
-            module.norm.weight.detach(),
-        )
+    def __init__(self, module: Any, heads: Heads) -> None:
+        delta, conv = hasattr(module, "A_log"), module.conv1d if hasattr(module, "conv1d") else module.conv
+        self.key_heads, self.heads, self.dim = heads.kv, heads.kv * heads.groups, heads.dim
+        self.channels, _, self.kernel = conv.weight.shape
+        self.width = int(module.head_k_dim) if delta else 0
+        tensors = [conv.weight.detach()[:, 0].t(), conv.bias, None, None, None]
+        if delta:
+            tensors[2:] = -module.A_log.detach().float().exp(), module.dt_bias, module.norm.weight
         # Copies, as C keeps their addresses.
-        self._held = [tensor.to(torch.float32, copy=True).contiguous() for tensor in tensors]
-        sizes = module.norm.variance_epsilon, self.kernel, self.width, self.channels
-        self.described = Delta(*(address(tensor, torch.float32) for tensor in self._held), *sizes)
+        self._held = [None if t is None else t.detach().to(torch.float32, copy=True).contiguous() for t in tensors]
+        sizes = module.norm.variance_epsilon if delta else 0.0, self.kernel, self.width, self.channels
+        self.described = Delta(*(optional_address(tensor, torch.float32) for tensor in self._held), *sizes)
 
 
 class CompiledStates(RecurrentCache):
@@ -78,23 +78,27 @@ class CompiledStates(RecurrentCache):
         stride = self._layers[layer].described.qkv.stride
         made: list[Tensor | None] = [None] * 6
         if self._recurrent.trees:
-            sizes = (rows, stride), (delta.key_heads, rows, delta.width), (delta.heads, rows, delta.dim)
-            made[:4] = (torch.empty(size, dtype=f32, device="cpu") for size in (*sizes, (delta.heads, rows)))
+            sizes: list[tuple[int, ...]] = [(rows, stride)]
+            if delta.width:
+                sizes += [(delta.key_heads, rows, delta.width), (delta.heads, rows, delta.dim), (delta.heads, rows)]
+            made[: len(sizes)] = (torch.empty(size, dtype=f32, device="cpu") for size in sizes)
         else:
-            after = torch.empty_like(conv[:1]), torch.empty_like(states[:1])
-            self._recurrent.conv[layer, 0], self._recurrent.states[layer, 0] = made[4:] = after
+            self._recurrent.conv[layer, 0] = made[4] = torch.empty_like(conv[:1])
+            if states is not None:
+                self._recurrent.states[layer, 0] = made[5] = torch.empty_like(states[:1])
         at = (None if tensor is None else address(tensor, f32) for tensor in made)
-        described = States(address(conv, f32), address(states, f32), rows, *at)
+        described = States(address(conv, f32), optional_address(states, f32), rows, *at)
         self._rows[layer], self._offsets[layer] = (described, made), offsets
         return described
 
     @torch.inference_mode(False)
-    def _stores(self, layer: int) -> tuple[Tensor, Tensor]:
+    def _stores(self, layer: int) -> tuple[Tensor, Tensor | None]:
         delta, key, f32 = self._layers[layer].delta, (layer, 0), torch.float32
         if key not in self.conv:
             self.conv[key] = torch.zeros(self.slots, delta.kernel - 1, delta.channels, dtype=f32, device="cpu")
+        if key not in self.states and delta.width:
             self.states[key] = torch.zeros(self.slots, delta.heads, delta.width, delta.dim, dtype=f32, device="cpu")
-        return self.conv[key], self.states[key]
+        return self.conv[key], self.states.get(key)
 
     def _replay(self, rows: list[list[int]], segments: list[Segment]) -> None:
         ends = [segment.start for segment in segments[1:]] + [len(self._layers)]

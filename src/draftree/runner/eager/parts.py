@@ -13,6 +13,7 @@ The eager runner's families differ here and nowhere else:
 | gemma2 | both, 1 + w | both | | GELU | halves; scores are capped |
 | gemma3 | both, 1 + w | both | each head | GELU | halves, other angles in sliding layers |
 | qwen3_5_text | both, 1 + w | | each head | SiLU | the first entries; gated attention, or Gated DeltaNet |
+| lfm2 | both | | each head | SiLU | halves; or a short convolution |
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ FAMILIES = (
     *("llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "glm4"),
     *("olmo2", "olmo3", "gemma", "gemma2", "gemma3_text"),
 )
-HYBRIDS = ("qwen3_5_text",)  # with recurrent layers, for the compiled form alone
+HYBRIDS = ("qwen3_5_text", "lfm2")  # with recurrent layers, for the compiled form alone
 TURN_NEIGHBOURS = ("glm", "glm4")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -107,13 +108,16 @@ class Parts(NamedTuple):
     gate_up: list[Any]
     down: Any
     gated: bool = False  # whether each head's query is followed by a gate of its result
-    delta: Any = None  # Gated DeltaNet in the place of attention: `heads` are key heads, value heads to each, its width
+    # Gated DeltaNet in the place of attention: `heads` are key heads, value heads to each, its width; or a convolution.
+    delta: Any = None
 
     @classmethod
     def of(cls, layer: Any, config: Any) -> Parts:
         """Read the parts of a stock decoder layer."""
-        if hasattr(layer, "linear_attn"):
-            return cls._recurrent(layer)
+        if recurrent_part(layer) is not None:
+            return cls._recurrent(layer, config)
+        if config.model_type == "lfm2":
+            return cls._of_lfm2(layer, config)
         attention, mlp = layer.self_attn, layer.mlp
         kv = int(config.num_key_value_heads)
         heads = Heads(kv, int(config.num_attention_heads) // kv, int(attention.head_dim))
@@ -134,11 +138,27 @@ class Parts(NamedTuple):
             attention.o_proj,
             [mlp.gate_proj, mlp.up_proj] if fused_mlp is None else [fused_mlp],
             mlp.down_proj,
-            config.model_type in HYBRIDS,
+            "qwen3_5" in config.model_type,
         )
 
     @classmethod
-    def _recurrent(cls, layer: Any) -> Parts:
+    def _of_lfm2(cls, layer: Any, config: Any) -> Parts:
+        attention, mlp, kv = layer.self_attn, layer.feed_forward, int(config.num_key_value_heads)
+        heads = Heads(kv, int(config.num_attention_heads) // kv, int(attention.head_dim))
+        norms = (Norm.of(layer.operator_norm), Norm.of(layer.ffn_norm)), (None, None)
+        head_norms = Norm.of(attention.q_layernorm), Norm.of(attention.k_layernorm)
+        qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+        own = heads, float(attention.scaling), None, *norms, head_norms, False, "silu", qkv, attention.out_proj
+        return cls(*own, [mlp.w1, mlp.w3], mlp.w2)
+
+    @classmethod
+    def _recurrent(cls, layer: Any, config: Any) -> Parts:
+        if hasattr(layer, "conv"):
+            count, mlp = int(config.num_attention_heads), layer.feed_forward
+            heads = Heads(count, 1, config.hidden_size // count)
+            norms = (Norm.of(layer.operator_norm), Norm.of(layer.ffn_norm)), (None, None)
+            own = heads, 1.0, None, *norms, None, False, "silu", [layer.conv.in_proj], layer.conv.out_proj
+            return cls(*own, [mlp.w1, mlp.w3], mlp.w2, delta=layer.conv)
         delta, mlp = layer.linear_attn, layer.mlp
         return cls(
             Heads(delta.num_k_heads, delta.num_v_heads // delta.num_k_heads, delta.head_v_dim),
@@ -159,6 +179,16 @@ class Parts(NamedTuple):
             both, half = gate_up[0], gate_up[0].out_features // 2
             gate_up = [part_of(both, 0, half), part_of(both, half, 2 * half)]
         return [self.qkv, [self.output], [gate_up[0]], [gate_up[1]], [self.down]]
+
+
+def recurrent_part(layer: Any) -> Any:
+    """Return what a stock layer has in the place of attention; None for attention."""
+    return getattr(layer, "linear_attn", None) or getattr(layer, "conv", None)
+
+
+def closing_norm(decoder: Any) -> Any:
+    """Return the stock norm behind the last layer."""
+    return decoder.embedding_norm if hasattr(decoder, "embedding_norm") else decoder.norm
 
 
 def products_of(target: Target) -> list[list[Any]]:
@@ -188,6 +218,8 @@ def _norm(layer: Any, name: str) -> Norm | None:
 
 def _activation(layer: Any) -> str | None:
     """Return the name of the MLP's activation; None for an unknown one."""
+    if hasattr(layer, "feed_forward"):
+        return "silu"  # LFM2's, in its code
     mlp = getattr(layer, "mlp", None)
     return OF_CLASS.get(type(getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)).__name__)
 
@@ -217,8 +249,8 @@ MOST_KERNEL = 8  # inputs of a convolution that C can read (`kernels.h`)
 
 def _compiled_recurrence(layers: list[Any]) -> bool:
     """Return whether C has the recurrent layers of a hybrid, which must have attention in some layer."""
-    mixers = [layer.linear_attn for layer in layers if hasattr(layer, "linear_attn")]
-    small = all(mixer.conv_kernel_size <= MOST_KERNEL and mixer.activation == "silu" for mixer in mixers)
+    mixers = [mixer for mixer in map(recurrent_part, layers) if mixer is not None]
+    small = all(m.conv_kernel_size <= MOST_KERNEL and getattr(m, "activation", "silu") == "silu" for m in mixers)
     return small and len(mixers) < len(layers)
 
 

@@ -22,6 +22,7 @@ from draftree.runner.eager.parts import (
     Norm,
     Parts,
     StockProduct,
+    closing_norm,
     known_shape,
     logit_cap,
     may_copy,
@@ -283,7 +284,7 @@ class EagerRunner(Runner):
         attention = next(part for part in parts if part.delta is None)
         self.tables = AngleTables(target, attention.heads.dim)
         self._cap = attention.cap  # of attention scores
-        self._norm, self._embedding = Norm.of(target.decoder.norm), target.model.get_input_embeddings()
+        self._norm, self._embedding = Norm.of(closing_norm(target.decoder)), target.model.get_input_embeddings()
         self._layers: list[Any]
         self._head: Any
         self._load(parts, target.model.get_output_embeddings(), logit_cap(target))
