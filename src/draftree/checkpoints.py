@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.errors import brief, did_you_mean, install
+from draftree.published import refuse_published
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 BLOCKS = ("q4_0", "q8_0")
@@ -98,7 +99,7 @@ class Placement:
         try:
             torch.empty(0, dtype=torch.float32, device=self.device)
         except (RuntimeError, AssertionError):  # Torch without CUDA raises an AssertionError.
-            raise ValueError(f"There is no device {self.device!r} here: give cpu, cuda, cuda:1, mps or auto.") from None
+            raise ValueError(f"There is no device {self.device!r} here: give cpu, or auto for the best.") from None
 
     def put(self, model: Any, report: Callable[[str], None]) -> Any:
         """Move `model` to the device and type; quantised models and those on several devices stay.
@@ -278,7 +279,8 @@ def known_folder(name: str) -> str:
     A GGUF file on the hub, `owner/name:file.gguf`, is downloaded if the cache does not have it.
 
     Raises:
-        ValueError: no such folder, file or model on the hub, a folder or file without a model, or a missing package.
+        ValueError: no such folder, file or model on the hub, a folder or file without a model or with a
+            published drafter, or a missing package.
     """
     folder = Path(name).expanduser()
     if is_gguf(name):
@@ -294,6 +296,7 @@ def known_folder(name: str) -> str:
     if folder.is_dir():
         if not any((folder / config).is_file() for config in ("config.json", "adapter_config.json")):
             raise ValueError(f"The folder {name!r} has no config.json: give one that a model was saved into.")
+        refuse_published(folder)
         check_packages(str(folder))
         return str(folder)
     if name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or folder.exists():

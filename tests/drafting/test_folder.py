@@ -344,6 +344,7 @@ def test_published_drafters_are_recognised(tmp_path, name):
         lambda: check_drafter(str(tmp_path)),
         lambda: named_drafter(str(tmp_path), model, None),
         lambda: draftree.DraftModel.from_pretrained(tmp_path),
+        lambda: draftree.load_model(tmp_path),
     )
     for use in uses:
         with pytest.raises(ValueError, match=sentence):

@@ -48,10 +48,10 @@ class Settings:
         warm_per_set: prompts of each set whose answers fill the trie.
     """
 
-    per_set: int = 4
+    per_set: int = 1
     max_new_tokens: int = 96
     rounds: int = 2
-    warm_per_set: int = 23
+    warm_per_set: int = 4
 
 
 def warmed(model: Any, lessons: Sequence[Sequence[int]], new: int, watcher: Watcher) -> Draftree:

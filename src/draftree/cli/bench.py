@@ -71,10 +71,10 @@ def quick(
     model: Model = None,
     where: Where,
     assistant: Assistant = None,
-    per_set: PerSet = 4,
+    per_set: PerSet = 1,
     max_new_tokens: MaxNewTokens = 96,
     rounds: Rounds = 2,
-    drafter_warm: DrafterWarm = 23,
+    drafter_warm: DrafterWarm = 4,
     prompts: Prompts = None,
     out: Results = RESULTS,
 ) -> None:

@@ -122,9 +122,10 @@ class View:
             verdict = Text("All answers are equal, token for token", style="bold green")
         else:
             verdict = Text("ANSWERS DIFFER (where: below)", style="bold red")
-        verdict.append(
-            f": plain, {self._drafter} and Hugging Face's generate. {seconds:.0f} s in all.", style="not bold default"
-        )
+        theirs = "Hugging Face's generate"
+        if any(row["hf_generate_tokens_per_second"] is None for row in rows):
+            theirs += " (which takes no JSON schema)"
+        verdict.append(f": plain, {self._drafter} and {theirs}. {seconds:.0f} s in all.", style="not bold default")
         self.console.print(verdict)
         self.console.print("Next: draftree try MODEL     your own model: a folder, a GGUF file or a hub name")
         self.console.print("      draftree chat          a dialogue")
