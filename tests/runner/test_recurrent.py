@@ -16,6 +16,7 @@ from runner_driver import Run, Tree, prune
 import draftree
 from draftree.drafting import BiLD, DraftModel, Lookahead
 from draftree.engine import Engine, SamplingParams, generate
+from draftree.engine.passes import score_prompt
 from draftree.runner import open_runner
 from draftree.runner.recurrent.cache import RecurrentCache
 from draftree.runner.recurrent.operators import Forest
@@ -113,10 +114,53 @@ def test_a_dialogue_goes_on_from_the_state_of_its_last_answer(name: str) -> None
     assert two.tokens == alone.tokens
 
 
+@pytest.mark.parametrize("runner", ["auto", "hooked"])
+def test_a_slot_forgets_the_states_of_another_text(runner: str) -> None:
+    """A text of less than a chunk follows one with a state behind its first chunk, and grows past that length."""
+    model = zoo.construct(zoo.MEMBERS["qwen3_5"])
+    model.generation_config.eos_token_id = None
+    with Engine(model, slots=1, keep_prefixes=True, runner=runner) as engine:
+        engine.add(prompts((70,), seed=5)[0], SamplingParams(2))
+        engine.run()
+        one = engine.add(prompts((20,), seed=6)[0], SamplingParams(90))
+        engine.run()
+        begun = [*one.context.tokens[:65], 7]
+        two = engine.add(begun, SamplingParams(12))
+        engine.run()
+    with Engine(model, slots=1, runner=runner) as engine:
+        alone = engine.add(begun, SamplingParams(12))
+        engine.run()
+    assert two.reused == 0
+    assert two.tokens == alone.tokens
+
+
+def test_a_dialogue_of_jamba_is_read_anew() -> None:
+    model, first = zoo.build("jamba"), prompts((40,), seed=5)[0]
+    with Engine(model, slots=2, keep_prefixes=True) as engine:
+        one = engine.add(first, SamplingParams(6))
+        engine.run()
+        second = [*first, *one.tokens, *prompts((5,), seed=6)[0]]
+        two = engine.add(second, SamplingParams(6))
+        engine.run()
+    expected = hf(model, torch.tensor([second]), max_new_tokens=6)[0, len(second) :].tolist()
+    assert two.tokens == expected
+
+
 def test_prompts_of_jamba_are_read_in_one_pass() -> None:
     model = zoo.construct(zoo.MEMBERS["jamba"], max_position_embeddings=2048)
     ids = torch.tensor(prompts((900,)))
     same(generate(model, ids, drafter=Lookahead(), max_new_tokens=24).sequences, hf(model, ids))
+
+
+@pytest.mark.parametrize("name", ["jamba", "qwen3_5"])
+def test_scores_of_a_long_prompt(name: str) -> None:
+    model = zoo.construct(zoo.MEMBERS[name], max_position_embeddings=2048)
+    runner, prompt = open_runner(model), prompts((600,))[0]
+    scores = [one for chunk in score_prompt(runner, prompt, 1, runner.new_cache(1)) for one in chunk]
+    with torch.no_grad():
+        logp = model(torch.tensor([prompt]), use_cache=False).logits[0].log_softmax(-1)
+    expected = logp[torch.arange(599), torch.tensor(prompt[1:])]
+    torch.testing.assert_close(torch.tensor([one.chosen for one in scores]), expected, rtol=0, atol=1e-3)
 
 
 @pytest.mark.slow

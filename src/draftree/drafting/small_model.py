@@ -176,6 +176,8 @@ class SmallModel:
         """
         recurrence = self.runner.target.recurrence
         assert recurrence is not None
+        if self._read[request].certain and recurrence.chunk is None:
+            return tokens  # A prompt's pass would forget what was read.
         while len(tokens) > (CLOSE if self._read[request].certain else 1):
             part = tokens[:-1][: recurrence.prompt_rows(CHUNK)]
             self._read_certain(slot, [request], [part], len(part), prompt=True)

@@ -193,8 +193,10 @@ def score_prompt(runner: Runner, prompt: Sequence[int], count: int, cache: SlotC
         cache: of one slot, used by no other caller until the last chunk; its content is dropped.
     """
     cache.clear(0)
-    for begin in range(0, len(prompt) - 1, SCORED_CHUNK):
-        chunk = list(prompt[begin : min(begin + SCORED_CHUNK, len(prompt) - 1)])
+    recurrence = runner.target.recurrence
+    size = SCORED_CHUNK if recurrence is None else recurrence.prompt_rows(SCORED_CHUNK)
+    for begin in range(0, len(prompt) - 1, size):
+        chunk = list(prompt[begin : min(begin + size, len(prompt) - 1)])
         with runner.guard(), runner.lock:
             root = TokenTree.roots(torch.tensor(chunk[-1:], dtype=torch.long, device=runner.plan_device))
             turn = tree_pass(

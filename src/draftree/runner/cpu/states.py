@@ -16,6 +16,7 @@ from torch import Tensor
 
 from draftree.native.structures import Delta, Moving, States, address, optional_address
 from draftree.runner.eager.parts import Heads
+from draftree.runner.kv.cache import rows_within
 from draftree.runner.plan import Plan, Segment
 from draftree.runner.recurrent.cache import RecurrentCache
 from draftree.runner.weights.packed import LANES
@@ -102,7 +103,8 @@ class CompiledStates(RecurrentCache):
 
     def _replay(self, rows: list[list[int]], segments: list[Segment]) -> None:
         ends = [segment.start for segment in segments[1:]] + [len(self._layers)]
-        for local, segment, end in zip(self._paths(rows, segments), segments, ends, strict=True):
+        for segment, end in zip(segments, ends, strict=True):
+            local = rows_within(segment, rows)
             layers = [layer for layer in self._rows if segment.start <= layer < end]
             if layers and any(local):
                 self._move_states(layers, local)

@@ -41,6 +41,14 @@ class Stores(NamedTuple):
     recordings: OrderedDict[Any, Any]  # recorded passes that read this memory, the one used last at the end
 
 
+def rows_within(segment: Segment, rows: list[list[int]]) -> list[list[int]]:
+    """Return where a segment has the rows with these numbers, for each request."""
+    if segment.rows is None:
+        return rows
+    wheres = ({row: i for i, row in enumerate(of_one)} for of_one in segment.rows.tolist())
+    return [[where[row] for row in of_one] for where, of_one in zip(wheres, rows, strict=False)]
+
+
 @dataclass(slots=True)
 class OpenPass:
     """The slots of the running pass."""
@@ -244,11 +252,7 @@ class SlotCache(Cache):
         first, count = self._pass.first, self._pass.count
         starts = [s.start for s in segments] + [len(self.keys)]
         for segment, start, stop in zip(segments, starts, starts[1:], strict=False):
-            local = rows
-            if segment.rows is not None:
-                wheres = ({row: i for i, row in enumerate(of_one)} for of_one in segment.rows.tolist())
-                local = [[where[row] for row in of_one] for where, of_one in zip(wheres, rows, strict=False)]
-            self._move(start, stop, first, local)
+            self._move(start, stop, first, rows_within(segment, rows))
         for b in range(count):
             self.lengths[first + b] += len(rows[b])
 

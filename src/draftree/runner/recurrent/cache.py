@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.runner.kv.cache import SlotCache
+from draftree.runner.kv.cache import SlotCache, rows_within
 from draftree.runner.plan import Plan, Segment
 from draftree.runner.recurrent.families import Recurrence
 from draftree.runner.recurrent.operators import (
@@ -113,6 +113,8 @@ class RecurrentCache(SlotCache):
     def _restore(self, slot: int) -> None:
         """Bring the states of a slot to its length."""
         length = self.lengths[slot]
+        if not length:  # Another text begins here.
+            self._marks.pop(slot, None)
         if self._at[slot] == length:
             return
         marked, states = self._marks.get(slot, (0, []))
@@ -169,10 +171,6 @@ class RecurrentCache(SlotCache):
         """Return False: nothing is recorded for a crop."""
         return False
 
-    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Return whether tokens come before the pass."""
-        return not self._recurrent.fresh
-
     # ---------------------------------------------------------------- the replaced operators
 
     @property
@@ -221,7 +219,7 @@ class RecurrentCache(SlotCache):
     def _replay(self, rows: list[list[int]], segments: list[Segment]) -> None:
         """Move the states along the accepted paths, without reading any weight."""
         now, starts = self._recurrent, [segment.start for segment in segments]
-        paths = self._paths(rows, segments)
+        paths = [rows_within(segment, rows) for segment in segments]
         for (layer, state), inputs in now.inputs.items():
             own = paths[max(i for i, start in enumerate(starts) if start <= layer)]
             store = self.conv[layer, state]
@@ -237,18 +235,6 @@ class RecurrentCache(SlotCache):
                 slots = [self._pass.first + b for b in going]
                 store[slots] = scan.step(store[slots], picked)[1].to(store.dtype)
 
-    @staticmethod
-    def _paths(rows: list[list[int]], segments: list[Segment]) -> list[list[list[int]]]:
-        """Return the accepted rows as numbers within each segment."""
-        paths = []
-        for segment in segments:
-            local = rows
-            if segment.rows is not None:
-                wheres = [{row: i for i, row in enumerate(of_one)} for of_one in segment.rows.tolist()]
-                local = [[where[row] for row in of_one] for where, of_one in zip(wheres, rows, strict=False)]
-            paths.append(local)
-        return paths
-
     # ---------------------------------------------------------------- slots
 
     def mark(self, slot: int) -> None:
@@ -256,7 +242,12 @@ class RecurrentCache(SlotCache):
         self._marks[slot] = self._at[slot], [held[slot].clone() for held in self._recurrent_stores]
 
     def reusable(self, slot: int, common: int) -> int:
-        """Return how many of a slot's first `common` tokens another text may begin with: up to a state of the slot."""
+        """Return how many of a slot's first `common` tokens another text may begin with: up to a state of the slot.
+
+        None where the model's scan begins without a state.
+        """
+        if self.recurrence.chunk is None:
+            return 0
         lengths = (self._at[slot], self._marks[slot][0] if slot in self._marks else 0)
         return max((length for length in lengths if length <= common), default=0)
 
