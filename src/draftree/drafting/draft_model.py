@@ -9,7 +9,6 @@ greedy or sampled, however small or wrong the small model is. Each depth costs a
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,11 +17,12 @@ import torch
 from draftree.demo_model import embedded
 from draftree.drafting.base import RequestState
 from draftree.drafting.folder import model_hash
+from draftree.drafting.growth import Best, Limits, Nodes, grow_trees
 from draftree.drafting.second_model import SecondModel
 from draftree.errors import check_least
 from draftree.runner import inspect_model
 from draftree.runner.base import top_tokens
-from draftree.tree import Draft, TokenTree
+from draftree.tree import TokenTree
 
 
 class DraftModel(SecondModel):
@@ -67,68 +67,20 @@ class DraftModel(SecondModel):
             self._reach(request, self.depth) if budget > 0 else 0
             for request, budget in zip(requests, budgets, strict=True)
         ]
-        growths = [_Growth(n, self.beam, request.eos_token_ids) for request, n in zip(requests, budgets, strict=True)]
-        frontiers: list[list[int]] = [[-1] if reach > 0 else [] for reach in reaches]
         ids = [request.id for request in requests]
-        for depth in range(max(reaches)):
-            if depth > 0:
-                grown = zip(growths, reaches, strict=True)
-                frontiers = [growth.frontier(self.confidence) if reach > depth else [] for growth, reach in grown]
-                if not any(frontiers):
-                    break
-            if depth == 0:
-                texts = [request.tokens if own else None for request, own in zip(requests, frontiers, strict=True)]
-                logits = self._small.read(ids, texts)[:, None]
-            else:
-                nodes = [growth.read(frontier) for growth, frontier in zip(growths, frontiers, strict=True)]
-                logits = self._small.grow(ids, [n[0] for n in nodes], [n[1] for n in nodes], depth)
-            self._offer(growths, frontiers, logits)
-        drafts: list[Draft] = [(growth.tokens, growth.parents, growth.logp, self.source) for growth in growths]
-        return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
 
-    def _offer(self, growths: Sequence[_Growth], frontiers: Sequence[Sequence[int]], logits: torch.Tensor) -> None:
-        tokens, logp = top_tokens(logits, min(self.branching, logits.shape[-1]))
-        for b, (growth, frontier) in enumerate(zip(growths, frontiers, strict=True)):
-            for i, above in enumerate(frontier):
-                growth.offer(above, tokens[b, i].tolist(), logp[b, i].tolist())
+        def first() -> Best:
+            texts = [request.tokens if reach > 0 else None for request, reach in zip(requests, reaches, strict=True)]
+            return self._best(self._small.read(ids, texts)[:, None])
 
+        def more(nodes: Sequence[Nodes], depth: int) -> Best:
+            return self._best(self._small.grow(ids, [own[0] for own in nodes], [own[1] for own in nodes], depth))
 
-class _Growth:
-    """One request's growing tree: all candidates; those of the last depth start at `newest`."""
+        limits = Limits(self.beam, self.confidence, self.source)
+        return grow_trees(requests, budgets, reaches, limits, first, more)
 
-    def __init__(self, budget: int, beam: int, ends: Sequence[int]) -> None:
-        self.budget, self.beam, self._ends = budget, beam, ends
-        self.tokens: list[int] = []
-        self.parents: list[int] = []
-        self.logp: list[float] = []
-        self.newest = 0  # first candidate of the last depth
-        self._rows: dict[int, int] = {-1: -1}  # candidate -> its number among the nodes that were read
-
-    def offer(self, above: int, tokens: list[int], logp: list[float]) -> None:
-        """Add candidates behind node `above` (-1: the root), with their log-probabilities."""
-        base = 0.0 if above < 0 else self.logp[above]
-        self.tokens += tokens
-        self.parents += [above] * len(tokens)
-        self.logp += [base + value for value in logp]
-
-    def frontier(self, confidence: float) -> list[int]:
-        """Return the nodes to be read next: those of the last depth whose children can be among the best of the tree.
-
-        None of them if they have less than the probability `confidence` together.
-        """
-        lowest = sorted(self.logp, reverse=True)[self.budget - 1] if len(self.logp) >= self.budget else -math.inf
-        last = range(self.newest, len(self.logp))
-        fit = [i for i in last if self.logp[i] > lowest and self.tokens[i] not in self._ends]
-        self.newest = len(self.logp)
-        best = sorted(fit, key=self.logp.__getitem__, reverse=True)[: self.beam]
-        return best if sum(math.exp(self.logp[node]) for node in best) >= confidence else []
-
-    def read(self, nodes: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the tokens of `nodes` and their parents, in the small model's numbering."""
-        parents = [self._rows[self.parents[node]] for node in nodes]
-        for node in nodes:
-            self._rows[node] = len(self._rows) - 1
-        return [self.tokens[node] for node in nodes], parents
+    def _best(self, logits: torch.Tensor) -> Best:
+        return top_tokens(logits, min(self.branching, logits.shape[-1]))
 
 
 def demo_draft_model(model: Any) -> DraftModel:

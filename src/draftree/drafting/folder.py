@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from draftree.errors import brief, did_you_mean
-from draftree.published import refuse_published
+from draftree.published import kind_of, refuse_published
 from draftree.registry import IN_MODEL, REGISTRY, SMALL, TRAINED, UNTRAINED
 from draftree.runner.target import inspect_model
 from draftree.runner.weights.blocks import PackedEmbedding
@@ -188,7 +188,10 @@ def load_drafter(folder_or_repo: str | Path, model: Any, *, same_weights: bool =
         ValueError: a missing or broken file, an unknown method, another base model (shapes, vocabulary, weights), or
             tensors of the wrong shape.
     """
-    held = _load(folder_or_repo, model, same_weights)
+    folder = _fetch(folder_or_repo)
+    if not (folder / CONFIG).is_file() and kind_of(folder) is not None:
+        return import_module("draftree.drafting.published").load_published(folder, model)
+    held = _load(folder, model, same_weights)
     if not REGISTRY[held.method].drafts:
         raise ValueError(f"{str(folder_or_repo)!r} holds an {held.method}, which prunes and does not draft.")
     return held
@@ -234,7 +237,7 @@ def named_drafter(name: str, model: Any, tokenizer: Any) -> Any:
 
 def is_small_model(folder: Path) -> bool:
     """Return whether a folder holds a Hugging Face model and no trained drafter."""
-    return (folder / "config.json").is_file() and not (folder / CONFIG).is_file()
+    return (folder / "config.json").is_file() and not (folder / CONFIG).is_file() and kind_of(folder) is None
 
 
 def method_class(method: Any) -> type[Trained]:

@@ -1,0 +1,218 @@
+"""The base of published drafters: they read the target's hidden states of every certain token of a text.
+
+After each pass the tapped states of the committed rows are fused to one *feature* a token. A head reads the features of
+a request when it drafts next, and keeps its own keys and values of them. Those of draft rows are forgotten.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from draftree.drafting.base import Attachment, ByRequest, Capabilities, Drafter, RequestState, Step, StepPlan, target_of
+from draftree.drafting.published.layers import Grown, States
+from draftree.runner import Runner
+from draftree.runner.base import top_tokens
+from draftree.runner.kv.cache import rows_within
+from draftree.runner.target import Target
+from draftree.tree import TokenTree
+
+ENDED = 4  # Texts that ended and are kept, for others that begin like them.
+
+
+@dataclass(slots=True)
+class Text:
+    """What a drafter knows of a request's text.
+
+    Attributes:
+        first: position of its first row; more than 0 where the engine had read the beginning for a text unknown here.
+        count: rows with features: all certain tokens but the newest.
+        read: rows whose keys and values the head has.
+        tokens: of a text that ended, from its beginning.
+    """
+
+    first: int = 0
+    count: int = 0
+    read: int = 0
+    features: Grown = field(default_factory=Grown)
+    states: States = field(default_factory=States)
+    tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes of the target that a head was made for; None where its files do not tell."""
+
+    hidden_size: int | None
+    layers: int | None
+    vocab_size: int | None
+
+
+class FeatureDrafter(Drafter):
+    """Base of the drafters with a head that reads the target's hidden states.
+
+    Args:
+        head: its weights, in any type; they are used in the target's, on its device.
+        sizes: of the target that it fits.
+        taps: layers whose incoming hidden states it reads, in this order; the number of layers taps what the last one
+            returns.
+        vocabulary: LongTensor [Vd], the target's token id of each draft id; None where they are the same.
+
+    Attributes:
+        branching: tokens that are kept behind a node, or of a depth.
+        kind: what error messages call it.
+    """
+
+    capabilities = Capabilities(attaches=True, observes=True)
+    kind: ClassVar[str] = "drafter"
+    branching: int = 4
+
+    def __init__(self, head: nn.Module, sizes: Sizes, taps: Sequence[int], vocabulary: Tensor | None) -> None:
+        self.head: Any = head.eval().requires_grad_(False)
+        self.sizes, self.taps = sizes, tuple(taps)
+        self.vocabulary = None if vocabulary is None else vocabulary.numpy()
+        self._texts: ByRequest[Text] = ByRequest()
+        self._ended: OrderedDict[int, Text] = OrderedDict()
+
+    # ---------------------------------------------------------------- what a kind of head adds
+
+    @abstractmethod
+    def features_of(self, taps: Sequence[Tensor], runner: Runner) -> Tensor:
+        """Return the features [R, d'] of tapped hidden states, each [R, d]."""
+
+    @abstractmethod
+    def draft_live(self, requests: Sequence[RequestState], budgets: Sequence[int], reaches: Sequence[int]) -> TokenTree:
+        """Return the trees; a request of reach 0 gets none. At least one has more."""
+
+    # ---------------------------------------------------------------- the drafter's contract
+
+    def bind(self, target: Target, *, eos_token_ids: Sequence[int] = ()) -> None:
+        """See `Drafter.bind`.
+
+        Raises:
+            ValueError: a model of other sizes, or with an encoder.
+        """
+        if target.encoder_decoder:
+            raise ValueError(f"{self.kind} drafts for decoder-only models, not for '{target.model_type}'.")
+        found = {"hidden_size": target.hidden_size, "layers": len(target.layers), "vocab_size": target.vocab_size}
+        for name, value in found.items():
+            expected = getattr(self.sizes, name)
+            if expected not in (None, value):
+                raise ValueError(
+                    f"This {self.kind} drafter was made for a model with {name} {expected}, and this one has {value}: "
+                    "use a drafter that was trained for it."
+                )
+        if max(self.taps) > len(target.layers):
+            raise ValueError(
+                f"This {self.kind} drafter reads layer {max(self.taps)}, and the model has {len(target.layers)}: use a "
+                "drafter that was trained for it."
+            )
+        self.head.to(target.device, target.dtype)
+
+    def begin(self, request: RequestState) -> None:
+        self._texts[request.id] = Text()
+
+    def plan(self, step: StepPlan) -> Attachment | None:
+        """See `Drafter.plan`: looks at hidden states, in every pass."""
+        return Attachment(taps=self.taps)
+
+    @torch.no_grad()
+    def observe(self, step: Step) -> None:
+        """See `Drafter.observe`: keep the features of the rows that were committed."""
+        result = step.result
+        rows = [
+            [*range(before), *(step.offset + node for node in path)]
+            for before, path in zip(step.prefill_rows, step.accepted, strict=True)
+        ]
+        taps = []
+        for tap in self.taps:
+            segment = max((s for s in result.segments if s.start <= tap), key=lambda s: s.start)
+            standing = rows_within(segment, rows)
+            hidden = result.hidden[tap]
+            taps.append(torch.cat([own[where] for own, where in zip(hidden, standing, strict=True)]))
+        features = self.features_of([tap.to(taps[0].device) for tap in taps], result.runner)
+        for request, new in zip(step.requests, features.split(list(map(len, rows))), strict=True):
+            text = self._texts.get(request.id)
+            if text is None or request.place is None:
+                continue
+            if not text.count:
+                text = self._texts[request.id] = self._behind(request, request.place.committed - len(new))
+            text.features.put(text.count, new)
+            text.count += len(new)
+
+    def _behind(self, request: RequestState, start: int) -> Text:
+        """Return what is known of a text whose first `start` tokens the engine had read for another one."""
+        for text in reversed(self._ended.values()) if start else ():
+            if text.first == 0 and text.count >= start and text.tokens[:start] == request.tokens[:start]:
+                read = min(text.read, start - 1)  # The head's last row may have read a token that differs.
+                return Text(0, start, read, text.features.copied(0, start), text.states.copied(read))
+        return Text(first=start)
+
+    def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
+        reaches = []
+        for request, budget in zip(requests, budgets, strict=True):
+            text = self._texts.get(request.id)
+            known = text is not None and text.read < text.count and text.first + text.count == len(request.tokens) - 1
+            reaches.append(max(request.remaining - 1, 0) if known and budget > 0 else 0)
+        if not any(reaches):
+            roots = [request.tokens[-1] for request in requests]
+            return TokenTree.roots(torch.tensor(roots, dtype=torch.long, device="cpu"))
+        with torch.no_grad():
+            return self.draft_live(requests, budgets, reaches)
+
+    def end(self, request: RequestState) -> None:
+        text = self._texts.pop(request.id, None)
+        if text is not None and text.count:
+            text.tokens = request.tokens[: text.first + text.count]
+            self._ended[request.id] = text
+            while len(self._ended) > ENDED:
+                self._ended.popitem(last=False)
+
+    def text_of(self, request: RequestState) -> Text:
+        """Return what is known of a running request's text."""
+        return self._texts[request.id]
+
+    def embedded(self, requests: Sequence[RequestState], ids: Tensor) -> Tensor:
+        """Return the embeddings [R, d] of LongTensor [R], by the head's own table or the target's."""
+        own = self.head.embed_tokens
+        table = target_of(requests).model.get_input_embeddings() if own is None else own
+        made: Tensor = table(ids)
+        return made
+
+    def logits(self, requests: Sequence[RequestState], closed: Tensor) -> Tensor:
+        """Return logits [..., Vd] of what the head's last linear reads, its own or the target's."""
+        place, own = requests[0].place, self.head.lm_head
+        assert place is not None
+        made: Tensor = place.runner.head(closed) if own is None else own(closed)
+        return made
+
+    def best(self, logits: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Return the target's token ids of the best logits [R, Vd], and their log-probabilities, each [R, K]."""
+        tokens, logp = top_tokens(logits[None], min(self.branching, logits.shape[-1]))
+        return tokens[0] if self.vocabulary is None else self.vocabulary[tokens[0]], logp[0]
+
+    def product(
+        self, requests: Sequence[RequestState], budgets: Sequence[int], reaches: Sequence[int], logits: Tensor
+    ) -> TokenTree:
+        """Return the most probable trees of depths that were drafted at once.
+
+        Args:
+            requests, budgets, reaches: see `draft_live`.
+            logits: [L, D, Vd], of the requests that draft.
+        """
+        live, depth = [b for b, reach in enumerate(reaches) if reach > 0], logits.shape[1]
+        tokens, logp = (part.reshape(len(live), depth, -1) for part in self.best(logits.flatten(0, 1)))
+        shape = len(requests), *tokens.shape[1:]
+        held = np.zeros(shape, dtype=np.int64), np.full(shape, -np.inf, dtype=np.float32)
+        held[0][live], held[1][live] = tokens, logp
+        for own, reach in zip(held[1], reaches, strict=True):
+            own[reach:] = -np.inf
+        roots = torch.tensor([request.tokens[-1] for request in requests], dtype=torch.long, device="cpu")
+        return TokenTree.from_candidates(roots, *held, budgets, self.source)
