@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.errors import did_you_mean
-from draftree.published import refuse_published
+from draftree.published import RUN, kind_of, refuse_published
 from draftree.registry import CHOICE, DRAFTERS, names_in
 
 TUNED = ".json"  # Ending of files that draftree tune wrote.
@@ -36,7 +36,7 @@ def check_drafter(name: str, trie: Path | None = None) -> None:
             raise ValueError(f"There is no tuned choice {name!r}: give a file that draftree tune wrote.")
     elif name not in DRAFTERS and not (name and Path(name).is_dir()):
         raise ValueError(f"There is no drafter {name!r}: choose {CHOICE}.{did_you_mean(name, DRAFTERS)}")
-    elif name not in DRAFTERS:
+    elif name not in DRAFTERS and kind_of(name) not in RUN:
         refuse_published(name)
     if trie is not None and name != "lookahead":
         raise ValueError(f"--trie belongs to the lookahead drafter, not to {name!r}: leave one of them out.")

@@ -19,6 +19,7 @@ NAMED = (
     *("P-EAGLE", "EAGLE-3", "EAGLE-Llama", "DFlash2", "DFlash", "DSpark", "JetSpec", "Domino", "MTP-Draft"),
     *("MLP-Speculator", "Medusa", "Hydra", "Gemma4-Assistant", "MuseGlimmer-Assistant"),
 )
+RUN = ("EAGLE-3", "P-EAGLE", "DFlash")  # Kinds that `draftree.load_drafter` loads.
 # By a key of config.json.
 KEYS = {
     "eagle_config": "EAGLE-3",
@@ -50,16 +51,21 @@ def kind_of(folder: str | Path) -> str | None:
 
 
 def refuse_published(folder: str | Path) -> None:
-    """Refuse a folder with a published drafter.
+    """Refuse a folder with a published drafter where a model is expected.
 
     Raises:
-        ValueError: the kind of drafter, and what to use.
+        ValueError: the kind of drafter, and what to do.
     """
     kind = kind_of(folder)
+    if kind in RUN:
+        raise ValueError(
+            f"{str(folder)!r} holds a published drafter ({kind}), no model: give it as the drafter (--drafter FOLDER, "
+            "draftree.load_drafter) beside the model that it was trained for."
+        )
     if kind is not None:
         raise ValueError(
-            f"{str(folder)!r} holds a published drafter ({kind}), which draftree does not run yet: use lookahead, a "
-            "small model with the same tokenizer, or a drafter that draftree train made."
+            f"{str(folder)!r} holds a published drafter ({kind}), which draftree does not run: use lookahead, a small "
+            "model with the same tokenizer, or a drafter that draftree train made."
         )
 
 

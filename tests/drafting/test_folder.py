@@ -9,10 +9,9 @@ from safetensors.torch import load_file, save_file
 from zoo import MEMBERS, build, construct
 
 import draftree
-from draftree.by_name import check_drafter
 from draftree.drafting.folder import CONFIG, WEIGHTS, base_of, load_drafter, method_class, model_hash, named_drafter
 from draftree.pruning.early import EarlyHead
-from draftree.published import kind_of
+from draftree.published import RUN, kind_of
 
 SETTINGS = {
     "medusa": {"heads": 2, "layers": 2, "own_head": True},
@@ -338,16 +337,16 @@ def test_published_drafters_are_recognised(tmp_path, name):
     (tmp_path / "config.json").write_text(json.dumps(config))
     tensors = {tensor: torch.zeros(2)}
     torch.save(tensors, tmp_path / file) if file.endswith("bin") else save_file(tensors, tmp_path / file)
-    model, sentence = build("llama"), rf"holds a published drafter \({kind}\), which draftree does not run yet"
-    uses = (
-        lambda: load_drafter(tmp_path, model),
-        lambda: check_drafter(str(tmp_path)),
-        lambda: named_drafter(str(tmp_path), model, None),
-        lambda: draftree.DraftModel.from_pretrained(tmp_path),
-        lambda: draftree.load_model(tmp_path),
-    )
-    for use in uses:
+    model, sentence = build("llama"), rf"holds a published drafter \({kind}\), (no model|which draftree does not run)"
+    for use in (draftree.DraftModel.from_pretrained, draftree.load_model):
         with pytest.raises(ValueError, match=sentence):
+            use(tmp_path)
+    for use in (lambda: load_drafter(tmp_path, model), lambda: named_drafter(str(tmp_path), model, None)):
+        # The folders have no weights that fit.
+        with pytest.raises(
+            ValueError,
+            match="does not describe|layers of the kind|is expected by|no usable" if kind in RUN else sentence,
+        ):
             use()
 
 

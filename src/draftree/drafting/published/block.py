@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from draftree.drafting.base import RequestState
 from draftree.drafting.published.features import FeatureDrafter, Sizes, Text
 from draftree.drafting.published.files import draft_vocabulary, fill, layer_config, read_config, read_tensors
-from draftree.drafting.published.layers import Attention, Span, causal, stock_parts, turned
+from draftree.drafting.published.layers import Attention, Head, Span, causal, linear, stock_parts, turned
 from draftree.errors import brief
 from draftree.runner import Runner
 from draftree.tree import TokenTree
@@ -58,7 +58,7 @@ class BlockLayout:
             ValueError: a key is missing, or layers of another kind.
         """
         speculators = "speculators_model_type" in config
-        layer = layer_config(config["transformer_layer_config"] if speculators else config, folder)
+        layer = layer_config(config, folder)
         own = {**config, **(config.get("dflash_config") or {})}
         try:
             vocabulary, block, mask = int(layer.vocab_size), int(own["block_size"]), int(own["mask_token_id"])
@@ -98,7 +98,7 @@ class BlockLayer(nn.Module):
         self.self_attn = Attention(config, config.hidden_size)
 
 
-class BlockHead(nn.Module):
+class BlockHead(Head):
     """The weights of a head, by the names of the files.
 
     Args:
@@ -107,19 +107,14 @@ class BlockHead(nn.Module):
     """
 
     def __init__(self, layout: BlockLayout, own: Sequence[str]) -> None:
-        super().__init__()
         config, width = layout.config, layout.config.hidden_size
+        super().__init__(width, layout.vocab_size, layout.draft_vocab_size, own)
         self.layout = layout
         with torch.device("meta"):
             _, norm, rope = stock_parts(config)
-            options: dict[str, Any] = {"dtype": torch.float32, "device": "meta"}
-            self.fc = nn.Linear(len(layout.taps) * layout.target_hidden_size, width, bias=False, **options)
+            self.fc = linear(len(layout.taps) * layout.target_hidden_size, width)
             self.layers = nn.ModuleList(BlockLayer(config) for _ in range(config.num_hidden_layers))
             self.hidden_norm, self.norm = norm(), norm()
-            shape = (layout.vocab_size, width)
-            self.embed_tokens = nn.Embedding(*shape, **options) if "embed_tokens" in own else None
-            head = nn.Linear(width, layout.draft_vocab_size, bias=False, **options) if "lm_head" in own else None
-            self.lm_head = head
         with torch.device("cpu"):
             self.rope = rope(config)
 

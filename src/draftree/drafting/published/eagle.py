@@ -19,7 +19,7 @@ from draftree.drafting.base import RequestState
 from draftree.drafting.growth import Best, Limits, Nodes, grow_trees
 from draftree.drafting.published.features import FeatureDrafter, Sizes
 from draftree.drafting.published.files import draft_vocabulary, fill, layer_config, read_config, read_tensors
-from draftree.drafting.published.layers import Attention, Span, causal, stock_parts
+from draftree.drafting.published.layers import Attention, Head, Span, causal, linear, stock_parts
 from draftree.runner import Runner
 from draftree.tree import TokenTree
 
@@ -64,7 +64,7 @@ class EagleLayout:
             ValueError: layer numbers that disagree, or layers of another kind.
         """
         speculators = "speculators_model_type" in config
-        layer = layer_config(config["transformer_layer_config"] if speculators else config, folder)
+        layer = layer_config(config, folder)
         vocabulary = int(config.get("vocab_size") or layer.vocab_size)
         return cls(
             layer,
@@ -120,7 +120,7 @@ class EagleLayer(nn.Module):
         return normed if self.norm_before_residual else x, torch.cat([self.input_layernorm(embeddings), normed], -1)
 
 
-class EagleHead(nn.Module):
+class EagleHead(Head):
     """The weights of a head, by the names of speculators' files.
 
     Args:
@@ -130,25 +130,21 @@ class EagleHead(nn.Module):
     """
 
     def __init__(self, layout: EagleLayout, tapped: int, own: Sequence[str]) -> None:
-        super().__init__()
         config, width = layout.config, layout.config.hidden_size
+        super().__init__(width, layout.vocab_size, layout.draft_vocab_size, own)
         self.layout = layout
         with torch.device("meta"):
             _, norm, rope = stock_parts(config)
             taken = tapped * layout.target_hidden_size
-            self.fc = nn.Linear(taken, width, bool(getattr(config, "bias", False)), dtype=torch.float32, device="meta")
+            self.fc = linear(taken, width, bias=bool(getattr(config, "bias", False)))
             layers = range(config.num_hidden_layers)
             self.layers = nn.ModuleList(EagleLayer(layout, first=i == 0) for i in layers)
             self.norm = norm()
             self.input_norm = norm(taken) if layout.norm_before_fc else None
             norms = [norm(layout.target_hidden_size) for _ in range(tapped)] if layout.fc_norm else []
             self.fc_norm = nn.ModuleList(norms)
-            options: dict[str, Any] = {"dtype": torch.float32, "device": "meta"}
-            self.embed_tokens = nn.Embedding(layout.vocab_size, width, **options) if "embed_tokens" in own else None
-            head = nn.Linear(width, layout.draft_vocab_size, bias=False, **options) if "lm_head" in own else None
-            self.lm_head = head
             if "mask_hidden" in own:
-                self.mask_hidden = nn.Parameter(torch.empty(1, 1, taken, **options))
+                self.mask_hidden = nn.Parameter(torch.empty(1, 1, taken, dtype=torch.float32, device="meta"))
         with torch.device("cpu"):
             self.rope = rope(config)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def read_tensors(folder: Path) -> Tensors:
                 found |= load_file(file)
         except (SafetensorError, OSError, RuntimeError, ValueError, EOFError) as error:
             raise ValueError(f"{str(file)!r} is broken: fetch the drafter's folder anew ({brief(error)}).") from None
-        except Exception as error:  # torch names its unpickler's error in no public place
+        except pickle.UnpicklingError as error:
             raise ValueError(
                 f"{str(file)!r} holds more than tensors, which draftree does not open: ask for a safetensors file."
             ) from error
@@ -64,6 +65,7 @@ def layer_config(given: Mapping[str, Any], folder: Path) -> Any:
     Raises:
         ValueError: another kind of layer, or sizes that do not fit together.
     """
+    given = given.get("transformer_layer_config") or given  # speculators nests it
     kind = given.get("model_type")
     if kind not in CONFIGS:
         raise ValueError(

@@ -6,7 +6,7 @@ for each request by itself: no padding, and no slots.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,6 +120,11 @@ def turned(heads: Tensor, angles: Angles) -> Tensor:
     return torch.cat([x * cos + torch.cat([-other, one], -1) * sin, rest], -1)
 
 
+def linear(inputs: int, outputs: int, *, bias: bool = False) -> nn.Linear:
+    """Return a linear without memory, for weights of a file."""
+    return nn.Linear(inputs, outputs, bias, dtype=torch.float32, device="meta")
+
+
 class Attention(nn.Module):
     """A stock attention's weights: q_proj, k_proj, v_proj, o_proj, and q_norm and k_norm where the family has them.
 
@@ -134,8 +139,7 @@ class Attention(nn.Module):
         self.scaling, self.dim = float(stock.scaling), int(stock.head_dim)
         for name, module in stock.named_children():
             if name in ("q_proj", "k_proj", "v_proj") and inputs != config.hidden_size:
-                bias = module.bias is not None
-                module = nn.Linear(inputs, module.out_features, bias, dtype=torch.float32, device="cpu")
+                module = linear(inputs, module.out_features, bias=module.bias is not None)
             self.add_module(name, module)
 
     def heads(self, name: str, x: Tensor) -> Tensor:
@@ -158,6 +162,24 @@ class Attention(nn.Module):
         project: Any = self.o_proj
         out: Tensor = project(torch.cat(mixed).flatten(1))
         return out
+
+
+class Head(nn.Module):
+    """The base of heads: weights by the names of their files, on the meta device until these are read.
+
+    Args:
+        width: of the head's rows.
+        vocab_size, draft_vocab_size: token ids of the target and of the head.
+        own: tables that the head has, and does not share with the target: "embed_tokens", "lm_head".
+    """
+
+    def __init__(self, width: int, vocab_size: int, draft_vocab_size: int, own: Collection[str]) -> None:
+        super().__init__()
+        self.embed_tokens = self.lm_head = None
+        if "embed_tokens" in own:
+            self.embed_tokens = nn.Embedding(vocab_size, width, dtype=torch.float32, device="meta")
+        if "lm_head" in own:
+            self.lm_head = linear(width, draft_vocab_size)
 
 
 def stock_parts(config: Any) -> tuple[Any, Any, Any]:
