@@ -17,6 +17,10 @@ from draftree.engine.request import Request
 from draftree.engine.scheduler import reading_groups
 
 LONG, SHORT = 60, 12
+HYBRIDS = {  # Models with recurrent layers, in C and by their own functions.
+    "compiled hybrid": ("qwen3_5", "lfm2"),
+    "hooked hybrid": ("nemotron_h", "qwen3_next", "olmo_hybrid", "granitemoehybrid", "bamba", "falcon_h1", "minimax"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -81,25 +85,30 @@ def test_prompts_are_padded_together_only_where_that_is_cheap() -> None:
 @pytest.mark.parametrize(
     ("family", "keep", "drafter"),
     crossed(
-        ["llama", "gemma2", "gpt2", "t5", "phi3-longrope", "nemotron_h"],
+        ["llama", "gemma2", "gpt2", "t5", "phi3-longrope", *HYBRIDS],
         [False, True],
         ["none", "lookahead", "prompt-lookup"],
     ),
 )
 def test_any_traffic_gets_the_texts_of_requests_alone(family: str, keep: bool, drafter: str) -> None:
-    """Requests of all lengths join, share beginnings, are cancelled and leave, while prompts are read."""
-    model, rng = zoo.build(family), random.Random(f"{family}{keep}{drafter}")
+    """Requests of all lengths join, share beginnings, go on, are cancelled and leave, while prompts are read."""
+    rng = random.Random(f"{family}{keep}{drafter}")
+    model = zoo.build(rng.choice(HYBRIDS.get(family, (family,))))
     make = {"none": lambda: None, "lookahead": draftree.Lookahead}
     made = make.get(drafter, draftree.PromptLookup)()
     fronts = [prompt(s, n) for s, n in ((1, 8), (2, 20), (3, 33))]
     asked: list[tuple[Request, list[int], list[int] | None]] = []
-    with Engine(model, drafter=made, slots=3, keep_prefixes=keep) as engine:
+    with Engine(model, drafter=made, slots=4, keep_prefixes=keep) as engine:
         for turn in range(60):
             if turn < 30 and rng.random() < 0.5:
-                ids, source = prompt(turn, rng.randrange(1, 12), rng.choice([*fronts, []])), None
+                front, salt, source = rng.choice([*fronts, []]), rng.choice([None, "other"]), None
+                answered = [request for request, _, _ in asked if request.finish_reason == "length"][-2:]
                 if engine.target.encoder_decoder:
                     source = prompt(turn + 99, 7)
-                params = SamplingParams(rng.randrange(1, 12), cache_salt=rng.choice([None, "other"]))
+                elif answered and rng.random() < 0.6:
+                    front, salt = rng.choice([(r.context.tokens[:90], r.params.cache_salt) for r in answered])
+                ids = prompt(turn, rng.randrange(1, 12), front)
+                params = SamplingParams(rng.randrange(1, 12), cache_salt=salt)
                 encoder = None if source is None else torch.tensor(source)
                 asked.append((engine.add(ids, params, encoder_input=encoder), ids, source))
             if asked and rng.random() < 0.1:
@@ -108,7 +117,10 @@ def test_any_traffic_gets_the_texts_of_requests_alone(family: str, keep: bool, d
                 engine.step()
         engine.run()
         reused = sum(request.reused for request, _, _ in asked)
-        assert bool(reused) == (keep and family not in ("t5", "phi3-longrope"))
+        if family in HYBRIDS:  # By chance: a slot has two states only.
+            assert keep or not reused
+        else:
+            assert bool(reused) == (keep and family not in ("t5", "phi3-longrope"))
         for request, ids, source in asked:
             with Engine(model, slots=1) as plain:
                 encoder = None if source is None else torch.tensor(source)
