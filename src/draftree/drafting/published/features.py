@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 from draftree.drafting.base import Attachment, ByRequest, Capabilities, Drafter, RequestState, Step, StepPlan, target_of
 from draftree.drafting.published.layers import Grown, States
+from draftree.native import load_library
 from draftree.runner import Runner
 from draftree.runner.base import top_tokens
 from draftree.runner.kv.cache import rows_within
 from draftree.runner.target import Target
+from draftree.runner.weights.packed import in_eight_bits
 from draftree.tree import TokenTree
 
 ENDED = 4  # Texts that ended and are kept, for others that begin like them.
@@ -59,7 +61,7 @@ class FeatureDrafter(Drafter):
     """Base of the drafters with a head that reads the target's hidden states.
 
     Args:
-        head: its weights, in any type; they are used in the target's, on its device.
+        head: its weights, in any type, which are moved to the target's device and type.
         sizes: of the target that it fits.
         taps: layers whose incoming hidden states it reads, in this order; the number of layers taps what the last one
             returns.
@@ -114,7 +116,17 @@ class FeatureDrafter(Drafter):
                 f"This {self.kind} drafter reads layer {max(self.taps)}, and the model has {len(target.layers)}: use a "
                 "drafter that was trained for it."
             )
-        self.head.to(target.device, target.dtype)
+        self._place(target)
+
+    def _place(self, target: Target) -> None:
+        """Move the head to the target; on a CPU it has float32, with products of 8 bits in C."""
+        if target.device.type != "cpu":
+            self.head.to(target.device, target.dtype)
+            return
+        self.head.float()
+        for name, module in list(self.head.named_modules()) if load_library() is not None else ():
+            if type(module) is nn.Linear and module.in_features % 32 == 0:
+                self.head.set_submodule(name, in_eight_bits(module))
 
     def begin(self, request: RequestState) -> None:
         self._texts[request.id] = Text()
@@ -137,7 +149,8 @@ class FeatureDrafter(Drafter):
             standing = rows_within(segment, rows)
             hidden = result.hidden[tap]
             taps.append(torch.cat([own[where] for own, where in zip(hidden, standing, strict=True)]))
-        features = self.features_of([tap.to(taps[0].device) for tap in taps], result.runner)
+        like = self.head.norm.weight
+        features = self.features_of([tap.to(like) for tap in taps], result.runner)
         for request, new in zip(step.requests, features.split(list(map(len, rows))), strict=True):
             text = self._texts.get(request.id)
             if text is None or request.place is None:
@@ -183,14 +196,15 @@ class FeatureDrafter(Drafter):
         """Return the embeddings [R, d] of LongTensor [R], by the head's own table or the target's."""
         own = self.head.embed_tokens
         table = target_of(requests).model.get_input_embeddings() if own is None else own
-        made: Tensor = table(ids)
+        made: Tensor = table(ids).to(self.head.norm.weight.dtype)
         return made
 
     def logits(self, requests: Sequence[RequestState], closed: Tensor) -> Tensor:
         """Return logits [..., Vd] of what the head's last linear reads, its own or the target's."""
         place, own = requests[0].place, self.head.lm_head
         assert place is not None
-        made: Tensor = place.runner.head(closed) if own is None else own(closed)
+        runner = place.runner
+        made: Tensor = runner.head(closed.to(runner.target.dtype)) if own is None else own(closed)
         return made
 
     def best(self, logits: Tensor) -> tuple[np.ndarray, np.ndarray]:

@@ -50,6 +50,18 @@ def pack_blocks(rows: NDArray[np.uint8], form: str, inputs: int) -> Tensor:
     return packed
 
 
+def eight_bit_blocks(weight: Tensor) -> NDArray[np.uint8]:
+    """Round weights [outputs, inputs] to blocks of Q8_0, uint8 [outputs, bytes of a row].
+
+    A block has a scale in 16 bits and 32 whole numbers from -127 to 127.
+    """
+    blocks = weight.detach().float().numpy().reshape(len(weight), -1, 32)
+    scales = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)
+    numbers = np.rint(np.divide(blocks, scales, out=np.zeros_like(blocks), where=scales > 0)).astype(np.int8)
+    parts = scales.astype(np.float16).view(np.uint8), numbers.view(np.uint8)
+    return np.concatenate(parts, -1).reshape(len(weight), -1)
+
+
 def floats_of(packed: Tensor, form: str, inputs: int, outputs: Tensor) -> Tensor:
     """Dequantise the weights of some outputs.
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from draftree.native import load_library
 from draftree.native.structures import Matrix, address, beside, optional_address
 from draftree.runner.weights.blocks import LANES as LANES
-from draftree.runner.weights.blocks import PackedEmbedding, all_floats, blocks_matrix
+from draftree.runner.weights.blocks import PackedEmbedding, all_floats, blocks_matrix, eight_bit_blocks, pack_blocks
 from draftree.runner.weights.stock import eight_bits, weight_bytes
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 3}  # of weights, by type (`products.h`)
@@ -146,6 +146,13 @@ class Packed:
             parts.append(blocks_matrix(m.packed, m.form, m.in_features, m.out_features, at))
         self._held = parts, [m.packed for m in linears]  # C has their addresses
         self.described = beside(parts)
+
+
+def in_eight_bits(linear: nn.Linear) -> PackedLinear:
+    """Return a linear rounded to blocks of 8 bits, with results in float32; its inputs are a multiple of 32."""
+    packed = pack_blocks(eight_bit_blocks(linear.weight), "Q8_0", linear.in_features)
+    bias = None if linear.bias is None else nn.Parameter(linear.bias.float())
+    return PackedLinear(packed, linear.out_features, bias, torch.float32, ("Q8_0", linear.in_features))
 
 
 def part_of(linear: Any, first: int, last: int) -> Any:
