@@ -31,8 +31,11 @@ def randomize(module: nn.Module, seed: int, zero_centred: bool = False) -> None:
         for name, weight in module.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
             if weight.dim() > 1:
-                wide = name.rsplit(".", 2)[-2].startswith("embed") or "codebook" in name
-                weight.copy_(noise if wide else noise * 1.4 / weight.shape[-1] ** 0.5)
+                table = any(part in name for part in ("embed", "codebook", "mask_hidden", "markov_w1"))
+                gain = 0.4 if "kernel" in name else 1.4  # of dynamic convolutions, which multiply
+                weight.copy_(noise if table else noise * gain / weight.shape[-1] ** 0.5)
+                if name.endswith("base_kernel"):
+                    weight[:, 0] += 1
             elif name.endswith("bias"):
                 weight.copy_(noise * 0.2)
             else:
@@ -81,7 +84,7 @@ def taps(model: nn.Module, ids: Tensor) -> dict[str, Tensor]:
     return {**found, f"hidden.{len(states) - 1}": before_norm[0][0], "hidden.final": states[-1][0]}
 
 
-def joined(hidden: Mapping[str, Tensor], layers: list[int]) -> Tensor:
+def joined(hidden: Mapping[str, Tensor], layers: list[int | str]) -> Tensor:
     """Return the tapped states of `layers` side by side, float32 [1, tokens, len(layers) * hidden]."""
     return torch.cat([hidden[f"hidden.{layer}"] for layer in layers], dim=-1)[None]
 

@@ -18,11 +18,20 @@ from typing import Any
 
 import torch
 from common import DRAFT_VOCAB, HIDDEN, VOCAB, joined, randomize, record, taps, text, write_target
+from speculators.losses import resolve_loss_config
+from speculators.models.dflash import DFlashDraftModel
+from speculators.models.dflash2 import DFlash2DraftModel
+from speculators.models.dspark import DSparkDraftModel
 from speculators.models.eagle3 import Eagle3DraftModel
+from speculators.models.peagle import PEagleDraftModel
+from speculators.models.peagle import core as peagle_core
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 
 STEPS = 3
+BLOCK = 4
+MASK = VOCAB - 1
+LOSS = {"loss_config": resolve_loss_config("kl_div", "eager")}  # the default needs Triton
 
 
 def layer(kind: type, **given: Any) -> Any:
@@ -60,7 +69,7 @@ class Heard:
 
     def __init__(self, module: nn.Module) -> None:
         self.calls: list[Tensor] = []
-        module.register_forward_hook(lambda _, given, output: self.calls.append(output[0].detach()))
+        module.register_forward_hook(lambda _, given, output: self.calls.append(output.detach()))
 
 
 @torch.no_grad()
@@ -83,8 +92,90 @@ def eagle3(name: str, seed: int, target: nn.Module, config: Any, vocab: dict[str
     states = joined(hidden, model.target_layer_ids)[:, :rows]
     model(states, ids[None, 1:], document_ids=torch.zeros(1, rows, dtype=torch.long), ttt_steps=STEPS)
     used = {f"hidden.{layer}": hidden[f"hidden.{layer}"] for layer in model.target_layer_ids}
-    logits = {f"logits.{step}": rows_of[: rows - step] for step, rows_of in enumerate(heard.calls)}
+    logits = {f"logits.{step}": rows_of[0, : rows - step] for step, rows_of in enumerate(heard.calls)}
     record(folder, {"input_ids": ids, **used, **logits})
+
+
+@torch.no_grad()
+def peagle(name: str, seed: int, target: nn.Module, config: Any, vocab: dict[str, Any]) -> None:
+    """Record rows of all depths in one pass: `logits` [rows, draft vocabulary], `anchors` and `depths` [rows]."""
+    model = PEagleDraftModel.from_training_args(
+        config, verifier_name_or_path="target", mask_token_id=MASK, num_depths=4, draft_attn_impl="eager", **vocab
+    )
+    randomize(model, seed)
+    folder = Path(name)
+    model.save_pretrained(folder)
+    ids = text(seed)
+    hidden = taps(target, ids)
+    rows = len(ids) - 1
+    torch.manual_seed(seed)  # of the rows that the library draws
+    heard, chosen = Heard(model.lm_head), []
+    choose = peagle_core.generate_cod_sample_indices
+    peagle_core.generate_cod_sample_indices = lambda **given: chosen.append(choose(**given)) or chosen[-1]
+    model(
+        joined(hidden, model.target_layer_ids)[:, :rows],
+        ids[None, 1:],
+        document_ids=torch.zeros(1, rows, dtype=torch.long),
+        verifier_last_hidden_states=hidden["hidden.8"][None, :rows],
+        num_depths=4,
+        down_sample_ratio=1.0,
+        **LOSS,
+    )
+    peagle_core.generate_cod_sample_indices = choose
+    used = {f"hidden.{layer}": hidden[f"hidden.{layer}"] for layer in model.target_layer_ids}
+    found = {"anchors": chosen[0][0], "depths": chosen[0][1], "logits": heard.calls[0][0]}
+    record(folder, {"input_ids": ids, **used, **found})
+
+
+@torch.no_grad()
+def block(
+    kind: type, name: str, seed: int, target: nn.Module, config: Any, vocab: dict[str, Any], **given: Any
+) -> None:
+    """Record a block from each anchor: `logits` [anchors, block, draft vocabulary] and what the variant adds to it."""
+    model = kind.from_training_args(
+        config,
+        verifier_name_or_path="target",
+        block_size=BLOCK,
+        mask_token_id=MASK,
+        draft_attn_impl="eager",
+        **{**vocab, **given},
+    )
+    randomize(model, seed)
+    model.load_verifier_weights()  # the embedding, and the head of a whole vocabulary, stay the target's
+    folder = Path(name)
+    model.save_pretrained(folder)
+    ids = text(seed)
+    hidden = taps(target, ids)
+    tokens = len(ids)
+    states, logits = Heard(model.norm), Heard(model.lm_head)
+    confidence = Heard(model.confidence_head) if kind is DSparkDraftModel else None
+    options = {} if kind is DFlashDraftModel else {"tv_loss_fn": resolve_loss_config("tv", "eager")["tv"][0]}
+    model(
+        joined(hidden, model.target_layer_ids),
+        ids[None],
+        loss_mask=torch.ones(1, tokens),
+        verifier_last_hidden_states=hidden["hidden.8"][None],
+        document_ids=torch.zeros(1, tokens, dtype=torch.long),
+        max_anchors=tokens - BLOCK,  # so many that all are taken, in order
+        **LOSS,
+        **options,
+    )
+    anchors = torch.arange(tokens - BLOCK)
+    shape = (len(anchors), BLOCK, -1)
+    found = {"anchors": anchors, "logits": logits.calls[0].view(shape)}
+    places = anchors[:, None] + torch.arange(BLOCK)
+    if kind is DSparkDraftModel:
+        found["markov"] = model.markov_head.block_bias(
+            prev_token_ids=ids[places], hidden_states=states.calls[0].view(shape)
+        )
+        found["confidence"] = confidence.calls[0].view(shape[:2])
+    if kind is DFlash2DraftModel:
+        previous = model._predecessor_ids(ids[None], places.flatten())
+        candidates, scores = model.candidate_selector.select(logits.calls[0], states.calls[0], previous.view(1, -1))
+        found |= {"candidates": candidates.view(shape), "scores": scores.view(shape)}
+    used = {f"hidden.{layer}": hidden[f"hidden.{layer}"] for layer in model.target_layer_ids}
+    # A block without any context never occurs.
+    record(folder, {"input_ids": ids, **used, **{name: tensor[1:] for name, tensor in found.items()}})
 
 
 def main() -> None:
@@ -101,6 +192,16 @@ def main() -> None:
     eagle3("speculators_eagle3_norms", 13, target, layer(LlamaConfig), whole(), fc_norm=True, norm_output=True)
     eagle3("speculators_eagle3_norm_fc", 14, target, layer(LlamaConfig), reduced(14), norm_before_fc=True,
            target_layer_ids=[0, 3, 8])  # fmt: skip
+    peagle("speculators_peagle", 21, target, layer(LlamaConfig, num_hidden_layers=2), reduced(21))
+    two = {"num_hidden_layers": 2}
+    sliding = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3, "use_sliding_window": True}
+    block(DFlashDraftModel, "speculators_dflash", 31, target, layer(Qwen3Config, **two), reduced(31))
+    block(DFlashDraftModel, "speculators_dflash_whole", 32, target, layer(Qwen3Config, **two), whole(),
+          target_layer_ids=[1, 8])  # fmt: skip
+    block(DFlashDraftModel, "speculators_dflash_sliding", 33, target, layer(Qwen3Config, **two, **sliding), reduced(33))
+    block(DSparkDraftModel, "speculators_dspark", 34, target, layer(Qwen3Config), reduced(34), markov_rank=8)
+    block(DFlash2DraftModel, "speculators_dflash2", 35, target, layer(Qwen3Config, **two), whole(),
+          conv_group_size=4, selector_rank=8, selector_top_k=6)  # fmt: skip
 
 
 if __name__ == "__main__":
