@@ -47,6 +47,14 @@ def text(seed: int, tokens: int = TOKENS) -> Tensor:
     return torch.randint(0, VOCAB, (tokens,), generator=torch.Generator().manual_seed(seed))
 
 
+def reduced(seed: int) -> dict[str, Tensor | int]:
+    """Return a draft vocabulary of 40 random target tokens, as `d2t` (offsets) and `t2d` (a mask)."""
+    kept = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(seed))[:DRAFT_VOCAB].sort().values
+    mask = torch.zeros(VOCAB, dtype=torch.bool)
+    mask[kept] = True
+    return {"d2t": kept - torch.arange(DRAFT_VOCAB), "t2d": mask, "draft_vocab_size": DRAFT_VOCAB}
+
+
 def write_target(folder: Path) -> None:
     """Write the tiny Llama that all separate drafters draft for."""
     config = LlamaConfig(

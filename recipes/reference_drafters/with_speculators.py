@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import DRAFT_VOCAB, HIDDEN, VOCAB, joined, randomize, record, taps, text, write_target
+from common import HIDDEN, VOCAB, joined, randomize, record, reduced, taps, text, write_target
 from speculators.losses import resolve_loss_config
 from speculators.models.dflash import DFlashDraftModel
 from speculators.models.dflash2 import DFlash2DraftModel
@@ -49,14 +49,6 @@ def layer(kind: type, **given: Any) -> Any:
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
     }
     return kind(**{**sizes, **given})
-
-
-def reduced(seed: int) -> dict[str, Tensor | int]:
-    """Return a draft vocabulary of 40 random target tokens, as `d2t` (offsets) and `t2d` (a mask)."""
-    kept = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(seed))[:DRAFT_VOCAB].sort().values
-    mask = torch.zeros(VOCAB, dtype=torch.bool)
-    mask[kept] = True
-    return {"d2t": kept - torch.arange(DRAFT_VOCAB), "t2d": mask, "draft_vocab_size": DRAFT_VOCAB}
 
 
 def whole() -> dict[str, Any]:
