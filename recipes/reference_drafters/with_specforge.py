@@ -1,4 +1,4 @@
-"""Write tiny drafters with SpecForge 0.2.0, and one in the form of the first EAGLE-3 heads, and record what they answer.
+"""Write tiny drafters with SpecForge 0.2.0, one as the first EAGLE-3 heads were, and record what they answer.
 
 The package pins another torch; its wheel runs unzipped in the environment of `with_speculators.py`:
 
