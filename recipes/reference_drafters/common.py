@@ -39,7 +39,11 @@ def randomize(module: nn.Module, seed: int, zero_centred: bool = False) -> None:
             elif name.endswith("bias"):
                 weight.copy_(noise * 0.2)
             else:
-                weight.copy_((0 if zero_centred else 1) + 0.3 * noise.clamp(-1, 1))
+                zero = zero_centred and "linear_attn" not in name
+                weight.copy_((0 if zero else 1) + 0.3 * noise.clamp(-1, 1))
+        for name, buffer in module.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.1)
 
 
 def text(seed: int, tokens: int = TOKENS) -> Tensor:
