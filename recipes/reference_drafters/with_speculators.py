@@ -18,15 +18,17 @@ from typing import Any
 
 import torch
 from common import HIDDEN, VOCAB, joined, randomize, record, reduced, taps, text, write_target
+from safetensors.torch import load_file
 from speculators.losses import resolve_loss_config
 from speculators.models.dflash import DFlashDraftModel
 from speculators.models.dflash2 import DFlash2DraftModel
 from speculators.models.dspark import DSparkDraftModel
 from speculators.models.eagle3 import Eagle3DraftModel
+from speculators.models.mtp import MTPDraftModel
 from speculators.models.peagle import PEagleDraftModel
 from speculators.models.peagle import core as peagle_core
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, Qwen3Config
 
 STEPS = 3
 BLOCK = 4
@@ -170,6 +172,25 @@ def block(
     record(folder, {"input_ids": ids, **used, **{name: tensor[1:] for name, tensor in found.items()}})
 
 
+@torch.no_grad()
+def mtp(name: str, verifier: str) -> None:
+    """Record a head taken from a target: `logits.0`, and `training.1`, `training.2` as training sees recursions.
+
+    Each step of training is a pass of its own whose rows see each other and not those of earlier steps; engines keep
+    the true rows instead, so that `logits.1` and `logits.2` are those of the target's own recording.
+    """
+    model = MTPDraftModel.from_training_args(
+        AutoConfig.from_pretrained(verifier), num_speculative_steps=STEPS, verifier_name_or_path=verifier
+    )
+    folder = Path(name)
+    model.save_pretrained(folder)
+    theirs = load_file(f"{verifier}/recorded.safetensors")
+    steps, _, _ = model.eval()(theirs["input_ids"][None], theirs["hidden.final"][None])
+    found = {"logits.0": steps[0][0], **{f"training.{step}": steps[step][0] for step in range(1, STEPS)}}
+    torch.testing.assert_close(found["logits.0"], theirs["logits.0"][: len(steps[0][0])], atol=1e-5, rtol=0)
+    record(folder, {**{key: theirs[key] for key in ("input_ids", "hidden.final")}, **found})
+
+
 def main() -> None:
     """Write all folders that speculators knows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -194,6 +215,7 @@ def main() -> None:
     block(DSparkDraftModel, "speculators_dspark", 34, target, layer(Qwen3Config), reduced(34), markov_rank=8)
     block(DFlash2DraftModel, "speculators_dflash2", 35, target, layer(Qwen3Config, **two), whole(),
           conv_group_size=4, selector_rank=8, selector_top_k=6)  # fmt: skip
+    mtp("speculators_mtp", "qwen3_5_mtp")  # from `with_transformers.py`
 
 
 if __name__ == "__main__":
