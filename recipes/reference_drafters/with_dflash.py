@@ -8,6 +8,7 @@ reference/bin/python recipes/reference_drafters/with_dflash.py tests/data/drafte
 from __future__ import annotations
 
 import argparse
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,9 @@ def block(kind: type, out: Path, name: str, seed: int, config: Qwen3Config) -> N
         rows = target.get_input_embeddings()(tokens) * config.dflash_config.get("input_embedding_scale", 1.0)
         places = torch.arange(anchor + BLOCK)[None]
         states = model(target_hidden=context[:, :anchor], noise_embedding=rows, position_ids=places)
-        found["logits"].append(model.compute_logits(states, target.lm_head)[0])
+        scaled = isinstance(model, DFlashDraftModel)
+        logits = model.compute_logits(states, target.lm_head) if scaled else target.lm_head(states)
+        found["logits"].append(logits[0])
         if kind is DFlash2DraftModel:
             found["path"].append(model.propose(states[:, 1:], tokens[:, 0], target.lm_head, temperature=0)[0][0])
     used = {f"hidden.{layer}": hidden[f"hidden.{layer}"] for layer in layers}
@@ -75,7 +78,9 @@ def main() -> None:
     """Write all folders that dflash knows; `target` is there already, from `with_speculators.py`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    out = parser.parse_args().out
+    parser.add_argument("jetspec", type=Path, help="draft_head.py of JetSpec")
+    options = parser.parse_args()
+    out, jetspec = options.out, runpy.run_path(str(options.jetspec))["DFlashDraftModel"]
     plain = {"block_size": BLOCK, "target_layer_ids": [0, 6]}
     last = {**plain, "target_layer_ids": [2, 7]}
     block(DFlashDraftModel, out, "zlab_dflash", 41, configuration({"target_layer_ids": [0, 6]}, block_size=BLOCK))
@@ -84,6 +89,8 @@ def main() -> None:
     block(DFlashDraftModel, out, "zlab_dflash_last", 46, configuration(last))
     sliding = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3, "use_sliding_window": True}
     block(DFlashDraftModel, out, "zlab_dflash_sliding", 44, configuration(plain, **sliding))
+    causal = {"target_layer_ids": [0, 6], "causal_head": True}
+    block(jetspec, out, "jetspec", 47, configuration(causal, block_size=BLOCK))
     selector = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 8, "selector_top_k": 6}
     scaled = {"input_embedding_scale": 1.5, "output_multiplier": 0.7, "final_logit_softcapping": 5.0}
     block(DFlash2DraftModel, out, "zlab_dflash2", 45, configuration({**plain, **selector, **scaled}))
