@@ -40,7 +40,7 @@ def read_tensors(folder: Path) -> Tensors:
     Raises:
         ValueError: no such file, or a broken one.
     """
-    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     found: Tensors = {}
     for file in files:
         try:

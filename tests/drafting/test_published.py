@@ -1,0 +1,154 @@
+"""Published drafters: their draft logits are those of the libraries that made them, row by row, and texts stay equal.
+
+`tests/data/drafters` holds folders as these libraries save them, and what they answer; see its README.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import draftree
+from draftree.drafting.published import eagle, features
+from draftree.drafting.published.eagle import Eagle3
+from draftree.drafting.published.layers import Span, States, causal
+from draftree.engine.request import State
+from draftree.engine.sampling import SamplingParams
+
+DATA = Path(__file__).parents[1] / "data" / "drafters"
+LAYERS = 8  # of the target
+EAGLE = sorted(p.name for p in DATA.glob("*eagle3*"))
+
+
+@pytest.fixture(scope="module")
+def target():
+    return AutoModelForCausalLM.from_pretrained(DATA / "target", dtype=torch.float32).eval()
+
+
+@pytest.fixture
+def exact(monkeypatch):
+    """Keep heads in float32; on a CPU they have 8 bits otherwise."""
+    monkeypatch.setattr(features, "load_library", lambda: None)
+
+
+def taps_in(recorded, taps):
+    return [recorded[f"hidden.{tap}"] for tap in taps]
+
+
+def eagle_logits(drafter, target, tokens, taps, start, deeper):
+    """Return the draft logits [1 + len(deeper), Vd] behind row `start`, and behind tokens that follow it.
+
+    tokens: certain ones up to that behind row `start`; taps: hidden states [T, d] of each layer.
+    """
+    head, states = drafter.head, States()
+    table = target.get_input_embeddings() if head.embed_tokens is None else head.embed_tokens
+    rows = start + 1
+    x = head.fuse([tap[:rows] for tap in taps])
+    out = head(table(tokens[1 : rows + 1]), x, torch.arange(rows), [Span(states, 0, rows, causal(0, rows, "cpu"))])
+    found = [out[-1:]]
+    for i, token in enumerate(deeper):
+        place = rows + i
+        span = Span(states, place, 1, None)
+        found.append(head(table(token[None]), head.fed_back(found[-1]), torch.tensor([place]), [span]))
+    closed = head.head_input(torch.cat(found))
+    return target.lm_head(closed) if head.lm_head is None else head.lm_head(closed)
+
+
+@pytest.mark.parametrize("name", EAGLE)
+@torch.no_grad()
+def test_rows_of_eagle_equal_the_reference(name, target):
+    recorded = load_file(DATA / name / "recorded.safetensors")
+    drafter = Eagle3.load(DATA / name, LAYERS)
+    tokens, taps = recorded["input_ids"], taps_in(recorded, drafter.taps)
+    depths = sum(key.startswith("logits.") for key in recorded)
+    assert depths >= 3
+    for start in range(len(tokens) - 1):
+        deeper = tokens[start + 2 : start + 1 + depths]
+        found = eagle_logits(drafter, target, tokens, taps, start, deeper)
+        for depth, logits in enumerate(found):
+            assert (logits - recorded[f"logits.{depth}"][start]).abs().max() < 1e-5
+
+
+def drafted(model, drafter, prompts, engine=None):
+    """Return the texts that an engine writes with a drafter, and all drafted trees with the texts they follow."""
+    seen, draft = [], drafter.draft
+
+    def spy(requests, budgets):
+        tree = draft(requests, budgets)
+        seen.extend((list(r.tokens), tree, b) for b, r in enumerate(requests) if tree.sizes[b] > 1)
+        return tree
+
+    drafter.draft = spy
+    engine = engine or draftree.Engine(model, drafter=drafter, slots=len(prompts), shape=draftree.Fixed(12))
+    requests = [engine.add(prompt, SamplingParams(max_new_tokens=16)) for prompt in prompts]
+    while any(request.state is not State.FINISHED for request in requests):
+        engine.step()
+    del drafter.draft
+    return [request.tokens for request in requests], seen
+
+
+PROMPTS = [[5, 9, 0, 33, 12, 7], [60, 3, 3, 41, 8, 22, 17, 50, 11, 4, 9, 63, 2, 1], [44, 0, 7]]
+
+
+def answers(model, prompts):
+    """Return Hugging Face's greedy answers of 16 tokens."""
+    found = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False)
+        found.append(made[0, len(prompt) :].tolist())
+    return found
+
+
+def check_trees(target, drafter, seen):
+    """Compare the log-probabilities of drafted nodes with those of the head's rows over Hugging Face's states."""
+    vocabulary = range(64) if drafter.vocabulary is None else drafter.vocabulary
+    place = {int(token): i for i, token in enumerate(vocabulary)}
+    for tokens, tree, b in seen:
+        hidden = target(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states
+        taps = [hidden[tap][0] for tap in drafter.taps]
+        for node in range(1, tree.sizes[b]):
+            path, above = [node], int(tree.parents[b, node])
+            while above > 0:
+                path.insert(0, above)
+                above = int(tree.parents[b, above])
+            own = tree.tokens[b, path]
+            logits = eagle_logits(drafter, target, torch.tensor(tokens), taps, len(tokens) - 2, own[:-1])
+            logp = logits.log_softmax(-1)
+            expected = sum(float(logp[i, place[int(token)]]) for i, token in enumerate(own))
+            assert float(tree.logp[b, node]) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("name", [name for name in EAGLE if name != "speculators_eagle3_norm_fc"])
+@torch.no_grad()
+def test_trees_of_eagle_are_those_of_its_rows(name, target):
+    drafter = draftree.load_drafter(DATA / name, target)
+    texts, seen = drafted(target, drafter, PROMPTS)
+    assert texts == answers(target, PROMPTS)
+    assert len(seen) > 20
+    check_trees(target, drafter, seen)
+
+
+@pytest.mark.usefixtures("exact")
+@torch.no_grad()
+def test_texts_that_begin_like_one_that_ended(target, monkeypatch):
+    """An engine reads only what is new of a dialogue; the drafter keeps its own states of the rest."""
+    monkeypatch.setattr(eagle, "CHUNK", 4)
+    starts, behind = [], Eagle3._behind
+    monkeypatch.setattr(Eagle3, "_behind", lambda *given: starts.append(given[-1]) or behind(*given))
+    drafter = draftree.load_drafter(DATA / "speculators_eagle3", target)
+    engine = draftree.Engine(target, drafter=drafter, slots=1, shape=draftree.Fixed(12))
+    (first,), _ = drafted(target, drafter, PROMPTS[1:2], engine=engine)
+    longer = [*PROMPTS[1], *first, 7, 30]
+    (second,), seen = drafted(target, drafter, [longer], engine=engine)
+    assert [second] == answers(target, [longer])
+    assert starts[1] >= len(PROMPTS[1]) + 14  # All but the newest tokens were there.
+    check_trees(target, drafter, seen)
+    other = [*PROMPTS[1][:10], 20, 30, 40]
+    (third,), seen = drafted(target, drafter, [other], engine=engine)
+    assert [third] == answers(target, [other])
+    assert starts[2] == 10
+    check_trees(target, drafter, seen)
