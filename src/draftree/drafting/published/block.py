@@ -6,23 +6,35 @@ the most probable part of the product of the depths (DDTree, arXiv 2604.12989).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from draftree.drafting.base import RequestState
 from draftree.drafting.published.features import FeatureDrafter, Sizes, Text
 from draftree.drafting.published.files import draft_vocabulary, fill, layer_config, read_config, read_tensors
-from draftree.drafting.published.layers import Attention, Head, Span, causal, linear, stock_parts, turned
+from draftree.drafting.published.lattice import (
+    ConfidenceHead,
+    DynamicConv,
+    MarkovHead,
+    Selector,
+    best_of_lattice,
+    convolve,
+)
+from draftree.drafting.published.layers import Angles, Attention, Head, Span, linear, stock_parts, turned
 from draftree.errors import brief
 from draftree.runner import Runner
-from draftree.tree import TokenTree
+from draftree.tree import Draft, TokenTree
 
 LEFT_OUT = ("t2d", "d2t")
+CODEBOOK = re.compile(r"^(candidate_selector\.\w+_codebook)\.weight$")  # z-lab's name of a bare parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +49,9 @@ class BlockLayout:
         vocab_size, draft_vocab_size: token ids of the target and of the head.
         block: rows of a block: the newest token and masks.
         mask_token: the id of a mask.
-        causal: whether rows of a block see only those before them.
+        speculators: whether speculators wrote it; its numbers and windows mean other things than z-lab's.
+        causal: whether rows of a block see only those before them; None for the default of a layer's kind.
+        more: keys of the variants: DFlash2's convolutions and selector, DSpark's heads, factors of z-lab's.
     """
 
     config: Any
@@ -48,7 +62,9 @@ class BlockLayout:
     draft_vocab_size: int
     block: int
     mask_token: int
-    causal: bool = False
+    speculators: bool
+    causal: bool | None
+    more: Mapping[str, Any]
 
     @classmethod
     def of(cls, folder: Path, config: Mapping[str, Any], layers: int) -> BlockLayout:
@@ -73,8 +89,23 @@ class BlockLayout:
             int(own.get("draft_vocab_size") or vocabulary),
             block,
             mask,
-            bool(own.get("causal") or own.get("causal_head")),
+            speculators,
+            _causal(own, speculators=speculators),
+            own,
         )
+
+    @property
+    def first_row(self) -> int:
+        """The first row of a block that drafts: DSpark's newest token drafts already."""
+        return 0 if self.more.get("sample_from_anchor") else 1
+
+
+def _causal(config: Mapping[str, Any], *, speculators: bool) -> bool | None:
+    """Return whether blocks are causal; None where sliding layers alone are."""
+    if speculators:
+        return False if config.get("sliding_window_non_causal") else None
+    given = next((config[key] for key in ("is_causal", "causal", "causal_head") if config.get(key) is not None), None)
+    return None if given is None else bool(given)
 
 
 def _taps(config: Mapping[str, Any], count: int, layers: int, *, speculators: bool) -> tuple[int, ...]:
@@ -91,11 +122,34 @@ def _taps(config: Mapping[str, Any], count: int, layers: int, *, speculators: bo
 class BlockLayer(nn.Module):
     """A decoder layer whose attention also sees the context's features."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, conv: tuple[int, int] | None) -> None:
         super().__init__()
         self.mlp, norm, _ = stock_parts(config)
         self.input_layernorm, self.post_attention_layernorm = norm(), norm()
         self.self_attn = Attention(config, config.hidden_size)
+        if conv is not None:
+            self.attention_conv = DynamicConv(config.hidden_size, *conv)
+            self.mlp_conv = DynamicConv(config.hidden_size, *conv)
+        self.conv = conv is not None
+
+    def forward(self, number: int, x: Tensor, angles: Angles, spans: Sequence[Span]) -> Tensor:
+        """Pass the blocks' rows [B * n, width] through layer `number`."""
+        attended = self._convolved("attention", self.input_layernorm(x), spans, partial(self._attend, number, angles))
+        x = x + attended
+        return x + self._convolved("mlp", self.post_attention_layernorm(x), spans, lambda rows, _: self.mlp(rows))
+
+    def _attend(self, number: int, angles: Angles, rows: Tensor, spans: Sequence[Span]) -> Tensor:
+        made: Tensor = self.self_attn(number, rows, angles, spans)
+        return made
+
+    def _convolved(self, name: str, x: Tensor, spans: Sequence[Span], part: Callable[..., Tensor]) -> Tensor:
+        """Return what a part of the layer makes of rows, between DFlash2's convolutions."""
+        if not self.conv:
+            return part(x, spans)
+        blocks = x.view(len(spans), -1, x.shape[-1])
+        before, behind = getattr(self, f"{name}_conv").coefficients(blocks)
+        made = part(convolve(blocks, before).flatten(0, 1), spans)
+        return convolve(made.view(blocks.shape), behind).flatten(0, 1)
 
 
 class BlockHead(Head):
@@ -113,10 +167,26 @@ class BlockHead(Head):
         with torch.device("meta"):
             _, norm, rope = stock_parts(config)
             self.fc = linear(len(layout.taps) * layout.target_hidden_size, width)
-            self.layers = nn.ModuleList(BlockLayer(config) for _ in range(config.num_hidden_layers))
+            more, conv = layout.more, None
+            if "conv_kernel_size" in more:
+                conv = int(more["conv_kernel_size"]), int(more["conv_group_size"])
+            self.layers = nn.ModuleList(BlockLayer(config, conv) for _ in range(config.num_hidden_layers))
             self.hidden_norm, self.norm = norm(), norm()
+            if "selector_rank" in more:
+                self.candidate_selector = Selector(layout.vocab_size, width, int(more["selector_rank"]))
+            rank = int(more.get("markov_rank") or 0)
+            if rank:
+                self.markov_head = MarkovHead(layout.vocab_size, layout.draft_vocab_size, rank)
+            if more.get("enable_confidence_head"):
+                joined = width + (rank if more.get("confidence_head_with_markov") else 0)
+                self.confidence_head = ConfidenceHead(joined)
         with torch.device("cpu"):
             self.rope = rope(config)
+
+    @property
+    def pairs(self) -> Any:
+        """What scores a candidate after another one; None in DFlash itself."""
+        return getattr(self, "candidate_selector", None) or getattr(self, "markov_head", None)
 
     def fuse(self, taps: Sequence[Tensor]) -> Tensor:
         """Return features [..., width] of tapped hidden states, each [..., d]."""
@@ -152,18 +222,24 @@ class BlockHead(Head):
         layer: Any
         for number, layer in enumerate(self.layers):
             spans = [self._span(number, text, count, embeddings.device) for text in texts]
-            x = x + layer.self_attn(number, layer.input_layernorm(x), angles, spans)
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
+            x = layer(number, x, angles, spans)
         closed: Tensor = self.norm(x)
         return closed
 
     def _span(self, number: int, text: Text, count: int, device: torch.device) -> Span:
-        """Return the rows of a block in one layer: rows see all of it, or those before them in causal layers."""
-        config = self.layout.config
+        """Return the rows of a block in one layer, and what they see of the text and of the block."""
+        layout, config = self.layout, self.layout.config
         sliding = (config.layer_types or [""] * (number + 1))[number] == "sliding_attention"
-        sees = causal(text.count, count, device) if self.layout.causal or sliding else None
-        if sliding and sees is not None:
-            sees = sees.triu(text.count - config.sliding_window + 1)
+        only_before = sliding if layout.causal is None else layout.causal
+        if not sliding and not only_before:
+            return Span(text.states, text.count, count, None)
+        keys = torch.arange(text.count + count, device=device) - text.count  # from the block's first row
+        behind = torch.arange(count, device=device)[:, None] - keys
+        sees = behind >= 0 if only_before else torch.ones_like(behind, dtype=torch.bool)
+        if sliding and layout.speculators:  # The window counts from the block's first row, and the block is inside.
+            sees = sees & (keys >= -config.sliding_window)
+        elif sliding:
+            sees = sees & (behind.abs() < config.sliding_window)
         return Span(text.states, text.count, count, sees)
 
 
@@ -193,12 +269,20 @@ class DFlash(FeatureDrafter):
             ValueError: files that do not fit together.
         """
         layout = BlockLayout.of(folder, read_config(folder), layers)
-        tensors = read_tensors(folder)
+        if layout.more.get("markov_head_type", "vanilla") != "vanilla":
+            raise ValueError(
+                f"The drafter in {str(folder)!r} has a {layout.more['markov_head_type']!r} Markov head, and draftree "
+                "runs 'vanilla' ones: use another drafter of this model."
+            )
+        tensors = {CODEBOOK.sub(r"\1", name): tensor for name, tensor in read_tensors(folder).items()}
         head = BlockHead(layout, [name for name in ("embed_tokens", "lm_head") if f"{name}.weight" in tensors])
         fill(head, tensors, folder, LEFT_OUT)
         return cls(head, draft_vocabulary(tensors, layout.draft_vocab_size))
 
     def features_of(self, taps: Sequence[Tensor], runner: Runner) -> Tensor:
+        if not self.head.layout.speculators:  # z-lab numbers outputs of layers, and the last one's is normed.
+            last = len(runner.target.layers)
+            taps = [runner.close(tap) if at == last else tap for at, tap in zip(self.taps, taps, strict=True)]
         features: Tensor = self.head.fuse(taps)
         return features
 
@@ -207,10 +291,54 @@ class DFlash(FeatureDrafter):
         texts = [self.text_of(requests[b]) for b in live]
         for text in texts:
             self.head.read(text)
-        layout = self.head.layout
+        layout, device = self.head.layout, self.head.norm.weight.device
         masks = [layout.mask_token] * (layout.block - 1)
-        device = self.head.norm.weight.device
-        ids = [token for b in live for token in (requests[b].tokens[-1], *masks)]
-        closed = self.head.block(self.embedded(requests, torch.tensor(ids, dtype=torch.long, device=device)), texts)
-        closed = closed.view(len(live), layout.block, -1)[:, 1:][:, : max(reaches)]
-        return self.product(requests, budgets, reaches, self.logits(requests, closed))
+        newest = [requests[b].tokens[-1] for b in live]
+        ids = torch.tensor([token for root in newest for token in (root, *masks)], dtype=torch.long, device=device)
+        embeddings = self.embedded(requests, ids) * layout.more.get("input_embedding_scale", 1.0)
+        rows = self.head.block(embeddings, texts).view(len(live), layout.block, -1)
+        rows = rows[:, layout.first_row :][:, : max(reaches)]
+        logits = self._factored(self.logits(requests, rows))
+        if self.head.pairs is None:
+            return self.product(requests, budgets, reaches, logits)
+        roots = torch.tensor(newest, dtype=torch.long, device=device)
+        lattices = zip(*(part.tolist() for part in self.lattice(rows, logits, roots)), strict=True)
+        drafts: list[Draft] = [([], [], [], self.source) for _ in requests]
+        for b, (tokens, logp) in zip(live, lattices, strict=True):
+            reach = reaches[b]
+            drafts[b] = (*best_of_lattice(tokens[:reach], [logp[0][:1], *logp[1:reach]], budgets[b]), self.source)
+        return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
+
+    def _factored(self, logits: Tensor) -> Tensor:
+        more = self.head.layout.more
+        logits = logits * more.get("output_multiplier", 1.0)
+        cap = more.get("final_logit_softcapping")
+        return torch.tanh(logits / cap) * cap if cap else logits
+
+    def lattice(self, rows: Tensor, logits: Tensor, roots: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the candidates of each depth and their log-probabilities after each candidate of the last depth.
+
+        Args:
+            rows: [L, D, width], behind the last norm.
+            logits: [L, D, Vd].
+            roots: LongTensor [L], the newest tokens.
+
+        Returns:
+            LongTensor [L, D, K], the target's token ids; and [L, D, K, K], of which depth 0 has equal rows.
+        """
+        head, base = self.head, logits.float().log_softmax(-1)
+        logp, ids = base.topk(min(self.branching, logits.shape[-1]), -1)
+        tokens = ids if self.vocabulary is None else torch.from_numpy(self.vocabulary).to(ids.device)[ids]
+        previous = torch.cat([roots[:, None, None].expand(-1, 1, ids.shape[2]), tokens[:, :-1]], 1)
+        scores = logp[:, :, None] + head.pairs(rows, previous, tokens, ids)
+        # Tokens that are no candidates keep the probability that they had together.
+        rest = (1 - logp.exp().sum(-1)).clamp(min=0)[:, :, None]
+        scores = scores - (scores.exp().sum(-1) + rest).log()[..., None]
+        if hasattr(head, "confidence_head"):
+            best = torch.cat([roots[:, None], tokens[:, :-1, 0]], 1)
+            joined = (
+                [rows, head.markov_head.markov_w1(best)] if head.layout.more["confidence_head_with_markov"] else [rows]
+            )
+            sure = F.logsigmoid(head.confidence_head(torch.cat(joined, -1)))
+            scores = scores + (sure[..., None] - scores.amax(-1)).clamp(max=0)[..., None]
+        return tokens, scores

@@ -34,18 +34,18 @@ class Text:
     """What a drafter knows of a request's text.
 
     Attributes:
+        tokens: the request's, which grow.
         first: position of its first row; more than 0 where the engine had read the beginning for a text unknown here.
         count: rows with features: all certain tokens but the newest.
         read: rows whose keys and values the head has.
-        tokens: of a text that ended, from its beginning.
     """
 
+    tokens: list[int]
     first: int = 0
     count: int = 0
     read: int = 0
     features: Grown = field(default_factory=Grown)
     states: States = field(default_factory=States)
-    tokens: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class FeatureDrafter(Drafter):
                 self.head.set_submodule(name, in_eight_bits(module))
 
     def begin(self, request: RequestState) -> None:
-        self._texts[request.id] = Text()
+        self._texts[request.id] = Text(request.tokens)
 
     def plan(self, step: StepPlan) -> Attachment | None:
         """See `Drafter.plan`: looks at hidden states, in every pass."""
@@ -162,11 +162,11 @@ class FeatureDrafter(Drafter):
 
     def _behind(self, request: RequestState, start: int) -> Text:
         """Return what is known of a text whose first `start` tokens the engine had read for another one."""
-        for text in reversed(self._ended.values()) if start else ():
+        for text in [*self._texts.values(), *reversed(self._ended.values())] if start else ():
             if text.first == 0 and text.count >= start and text.tokens[:start] == request.tokens[:start]:
                 read = min(text.read, start - 1)  # The head's last row may have read a token that differs.
-                return Text(0, start, read, text.features.copied(0, start), text.states.copied(read))
-        return Text(first=start)
+                return Text(request.tokens, 0, start, read, text.features.copied(start), text.states.copied(read))
+        return Text(request.tokens, start)
 
     def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         reaches = []
@@ -183,7 +183,6 @@ class FeatureDrafter(Drafter):
     def end(self, request: RequestState) -> None:
         text = self._texts.pop(request.id, None)
         if text is not None and text.count:
-            text.tokens = request.tokens[: text.first + text.count]
             self._ended[request.id] = text
             while len(self._ended) > ENDED:
                 self._ended.popitem(last=False)

@@ -35,7 +35,8 @@ class Grown:
         held = self._held
         if held is None or len(held) < end:
             size = max(end, 2 * (0 if held is None else len(held)))
-            self._held = rows.new_empty(-(-size // BLOCK) * BLOCK, *rows.shape[1:])
+            with torch.inference_mode(False):  # for passes of either mode
+                self._held = rows.new_empty(-(-size // BLOCK) * BLOCK, *rows.shape[1:])
             if held is not None:
                 self._held[:start] = held[:start]
         assert self._held is not None
@@ -46,10 +47,10 @@ class Grown:
         assert self._held is not None
         return self._held[:end]
 
-    def copied(self, start: int, end: int) -> Grown:
-        """Return a copy of rows [start, end)."""
+    def copied(self, end: int) -> Grown:
+        """Return a copy of the first `end` rows."""
         made = Grown()
-        made.put(0, self.upto(end)[start:])
+        made.put(0, self.upto(end))
         return made
 
 
@@ -67,7 +68,7 @@ class States:
 
     def copied(self, end: int) -> States:
         """Return a copy of the first `end` rows."""
-        copies = [{n: grown.copied(0, end) for n, grown in held.items()} for held in (self.keys, self.values)]
+        copies = [{n: grown.copied(end) for n, grown in held.items()} for held in (self.keys, self.values)]
         return States(*copies)
 
     def attend(self, layer: int, queries: Tensor, end: int, sees: Tensor | None, scaling: float) -> Tensor:

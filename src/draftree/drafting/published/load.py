@@ -15,7 +15,7 @@ from draftree.runner.target import inspect_model
 LOADERS: dict[str, Callable[[Path, int], FeatureDrafter]] = {
     "EAGLE-3": Eagle3.load,
     "P-EAGLE": Eagle3.load,
-    "DFlash": DFlash.load,
+    **dict.fromkeys(("DFlash", "JetSpec", "DSpark", "DFlash2"), DFlash.load),
 }
 
 
