@@ -22,7 +22,7 @@ from draftree.runner.target import inspect_model
 
 DATA = Path(__file__).parents[1] / "data" / "drafters"
 LAYERS = 8  # of the target
-BLOCKS = sorted(p.name for p in DATA.iterdir() if "dflash" in p.name or "dspark" in p.name)
+BLOCKS = sorted(p.name for p in DATA.iterdir() if p.name.endswith("jetspec") or "dflash" in p.name or "dspark" in p.name)
 EAGLE = sorted(p.name for p in DATA.glob("*eagle3*"))
 
 
