@@ -3,11 +3,13 @@
 `tests/data/drafters` holds folders as these libraries save them, and what they answer; see its README.
 """
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import draftree
@@ -22,7 +24,9 @@ from draftree.runner.target import inspect_model
 
 DATA = Path(__file__).parents[1] / "data" / "drafters"
 LAYERS = 8  # of the target
-BLOCKS = sorted(p.name for p in DATA.iterdir() if p.name.endswith("jetspec") or "dflash" in p.name or "dspark" in p.name)
+BLOCKS = sorted(
+    p.name for p in DATA.iterdir() if p.name.endswith("jetspec") or "dflash" in p.name or "dspark" in p.name
+)
 EAGLE = sorted(p.name for p in DATA.glob("*eagle3*"))
 
 
@@ -249,3 +253,65 @@ def test_texts_stay_those_of_hugging_face(name, target):
     expected = target.generate(ids, **options)
     torch.manual_seed(5)
     assert draftree.generate(target, ids, drafter=merged, **options).sequences.tolist() == expected.tolist()
+
+
+def broken(tmp_path, name, **changed):
+    """Return a copy of a recorded folder with other keys in its configuration."""
+    folder = tmp_path / name
+    shutil.copytree(DATA / name, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changed))
+    return folder
+
+
+NAMES = "eagle_aux_hidden_state_layer_ids"
+WRONG = {
+    "names layers twice": ("speculators_eagle3", {"eagle_config": {NAMES: [2, 3, 5]}}),
+    "and the model has 8": ("speculators_eagle3", {NAMES: [2, 4, 9]}),
+    "'fc.weight', and a tensor of shape .* is expected": ("speculators_eagle3", {"target_hidden_size": 24}),
+    "layers of the kind 'mixtral'": ("zlab_dflash", {"model_type": "mixtral"}),
+    "with layers 6, and this one has 8": ("zlab_dflash", {"num_target_layers": 6}),
+    "with vocab_size 32": ("zlab_dflash", {"vocab_size": 32}),
+    "has no usable 'block_size'": ("speculators_dflash", {"block_size": None}),
+    "'gated' Markov head": ("speculators_dspark", {"markov_head_type": "gated"}),
+}
+
+
+@pytest.mark.parametrize("sentence", WRONG)
+def test_folders_that_do_not_fit_are_refused(tmp_path, target, sentence):
+    name, changed = WRONG[sentence]
+    with pytest.raises(ValueError, match=sentence):
+        draftree.load_drafter(broken(tmp_path, name, **changed), target)
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_missing_and_left_over_tensors_are_refused(tmp_path, target, missing):
+    folder = broken(tmp_path, "speculators_eagle3")
+    tensors = load_file(folder / "model.safetensors")
+    name = "layers.0.hidden_norm.weight" if missing else "layers.0.more.weight"
+    tensors = {k: v for k, v in tensors.items() if k != name} if missing else {**tensors, name: torch.zeros(3)}
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=f"{name}', and (a|no) tensor"):
+        draftree.load_drafter(folder, target)
+
+
+def test_more_than_tensors_is_not_opened(tmp_path, target):
+    folder = broken(tmp_path, "original_eagle3")
+    (file,) = folder.glob("*.bin")
+    torch.save({"fc.weight": torch.zeros(2), "note": Path("a")}, file)
+    with pytest.raises(ValueError, match="holds more than tensors"):
+        draftree.load_drafter(folder, target)
+
+
+def test_hub_names_fetch_the_weights_of_published_drafters(monkeypatch, target):
+    import huggingface_hub
+
+    asked = []
+
+    def snapshot(name, allow_patterns):
+        asked.append(allow_patterns)
+        return str(DATA / "original_eagle3")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    assert draftree.load_drafter("someone/EAGLE3", target).name == "eagle-3"
+    assert "pytorch_model*.bin*" in asked[1]

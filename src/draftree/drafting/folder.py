@@ -177,12 +177,14 @@ class Trained(ABC):
 
 
 def load_drafter(folder_or_repo: str | Path, model: Any, *, same_weights: bool = True) -> Any:
-    """Load the trained drafter of a folder or hub repository for `model`.
+    """Load the trained or published drafter of a folder or hub repository for `model`.
 
     Args:
-        folder_or_repo: folder with `draftree_config.json` and `drafter.safetensors`, or a hub repository of them.
+        folder_or_repo: folder with `draftree_config.json` and `drafter.safetensors`, or a published drafter (EAGLE-3,
+            DFlash and their kin); or a hub repository of them.
         model: the Hugging Face model that it was trained for.
-        same_weights: False takes any model of fitting shapes, such as a fine-tune, or weights rounded to another dtype.
+        same_weights: False takes any model of fitting shapes, such as a fine-tune, or weights rounded to another dtype;
+            published drafters always do.
 
     Raises:
         ValueError: a missing or broken file, an unknown method, another base model (shapes, vocabulary, weights), or
@@ -293,7 +295,10 @@ def _fetch(folder_or_repo: str | Path) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS, "config.json"]))
+        found = Path(snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS, "config.json"]))
+        if kind_of(found) is not None:
+            snapshot_download(name, allow_patterns=["model*.safetensors*", "pytorch_model*.bin*"])
+        return found
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ValueError(
             f"{name!r} is no drafter folder, and the hub gave no such repository ({type(error).__name__}): check the "

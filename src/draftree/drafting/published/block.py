@@ -29,7 +29,6 @@ from draftree.drafting.published.lattice import (
     convolve,
 )
 from draftree.drafting.published.layers import Angles, Attention, Head, Span, linear, stock_parts, turned
-from draftree.errors import brief
 from draftree.runner import Runner
 from draftree.tree import Draft, TokenTree
 
@@ -76,10 +75,10 @@ class BlockLayout:
         speculators = "speculators_model_type" in config
         layer = layer_config(config, folder)
         own = {**config, **(config.get("dflash_config") or {})}
-        try:
-            vocabulary, block, mask = int(layer.vocab_size), int(own["block_size"]), int(own["mask_token_id"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{folder / 'config.json'} has no usable {brief(error)}: fetch the folder anew.") from None
+        for key in ("block_size", "mask_token_id"):
+            if not isinstance(own.get(key), int):
+                raise ValueError(f"{folder / 'config.json'} has no usable {key!r}: fetch the folder anew.")
+        vocabulary = int(layer.vocab_size)
         return cls(
             layer,
             _taps(own, layer.num_hidden_layers, layers, speculators=speculators),
@@ -87,8 +86,8 @@ class BlockLayout:
             int(own.get("target_hidden_size") or layer.hidden_size),
             vocabulary,
             int(own.get("draft_vocab_size") or vocabulary),
-            block,
-            mask,
+            own["block_size"],
+            own["mask_token_id"],
             speculators,
             _causal(own, speculators=speculators),
             own,
