@@ -19,7 +19,8 @@ NAMED = (
     *("P-EAGLE", "EAGLE-3", "EAGLE-Llama", "DFlash2", "DFlash", "DSpark", "JetSpec", "Domino", "MTP-Draft"),
     *("MLP-Speculator", "Medusa", "Hydra", "Gemma4-Assistant", "MuseGlimmer-Assistant"),
 )
-RUN = ("EAGLE-3", "P-EAGLE", "DFlash", "JetSpec", "DSpark", "DFlash2")  # Kinds that `draftree.load_drafter` loads.
+# Kinds that `draftree.load_drafter` loads.
+RUN = ("EAGLE-3", "P-EAGLE", "DFlash", "JetSpec", "DSpark", "DFlash2", "MTP-Draft")
 # By a key of config.json.
 KEYS = {
     "eagle_config": "EAGLE-3",

@@ -48,7 +48,8 @@ UNTRAINED = tuple(name for name, entry in REGISTRY.items() if not entry.trained)
 TRAINED = tuple(name for name, entry in REGISTRY.items() if entry.trained and entry.drafts)
 IN_MODEL = tuple(name for name, entry in REGISTRY.items() if entry.in_model)  # Methods that `save_pretrained` writes.
 
-DRAFTERS = ("none", *UNTRAINED, *TRAINED)
+MTP = "mtp"  # The drafter that lies in the target's own checkpoint.
+DRAFTERS = ("none", *UNTRAINED, *TRAINED, MTP)
 CHOICE = (
     f"{', '.join(DRAFTERS)}, several joined by +, the folder of a drafter or small model, or a .json file that "
     "draftree tune wrote"

@@ -18,7 +18,7 @@ import torch
 
 from draftree.drafting import Drafter, Merge
 from draftree.drafting.folder import model_hash, named_drafter
-from draftree.registry import TRAINED, UNTRAINED
+from draftree.registry import DRAFTERS
 from draftree.runner import inspect_model
 from draftree.runner.step_cost import chip_name
 
@@ -70,10 +70,7 @@ def write_tuned(
     """Write a choice for `model` to `path`; see `Tuned` for the other arguments. Folders are given from here."""
     folder = path.parent.absolute()
     # A leading ./ tells a folder from a drafter of the same name.
-    relative = [
-        name if name in (*UNTRAINED, *TRAINED) else os.path.join(".", os.path.relpath(name, folder))
-        for name in drafters
-    ]
+    relative = [name if name in DRAFTERS else os.path.join(".", os.path.relpath(name, folder)) for name in drafters]
     tuned = Tuned(relative, node_budget, model_hash(inspect_model(model).model), machine_of(model), results)
     path.write_text(json.dumps(asdict(tuned), indent=2) + "\n", encoding="utf-8")
 
@@ -122,7 +119,7 @@ def load_tuned(path: str | Path, model: Any, tokenizer: Any = None) -> Drafter |
 
 def _from_here(path: Path, name: str) -> str:
     """Return a name of the file `path`, a folder as an absolute path."""
-    if name in (*UNTRAINED, *TRAINED):
+    if name in DRAFTERS:
         return name
     folder = path.parent.absolute() / name
     if not folder.is_dir():

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from draftree.errors import brief, did_you_mean
 from draftree.published import kind_of, refuse_published
-from draftree.registry import IN_MODEL, REGISTRY, SMALL, TRAINED, UNTRAINED
+from draftree.registry import IN_MODEL, MTP, REGISTRY, SMALL, TRAINED, UNTRAINED
 from draftree.runner.target import inspect_model
 from draftree.runner.weights.blocks import PackedEmbedding
 from draftree.runner.weights.packed import PackedLinear
@@ -181,7 +181,7 @@ def load_drafter(folder_or_repo: str | Path, model: Any, *, same_weights: bool =
 
     Args:
         folder_or_repo: folder with `draftree_config.json` and `drafter.safetensors`, or a published drafter (EAGLE-3,
-            DFlash and their kin); or a hub repository of them.
+            DFlash and their kin); or a hub repository of them; or "mtp", the MTP head in the model's own checkpoint.
         model: the Hugging Face model that it was trained for.
         same_weights: False takes any model of fitting shapes, such as a fine-tune, or weights rounded to another dtype;
             published drafters always do.
@@ -190,6 +190,8 @@ def load_drafter(folder_or_repo: str | Path, model: Any, *, same_weights: bool =
         ValueError: a missing or broken file, an unknown method, another base model (shapes, vocabulary, weights), or
             tensors of the wrong shape.
     """
+    if folder_or_repo == MTP:
+        return import_module("draftree.drafting.published").load_mtp(model)
     folder = _fetch(folder_or_repo)
     if not (folder / CONFIG).is_file() and kind_of(folder) is not None:
         return import_module("draftree.drafting.published").load_published(folder, model)
@@ -221,7 +223,7 @@ def named_drafter(name: str, model: Any, tokenizer: Any) -> Any:
     """Return a drafter that needs no training, that of a folder, or the embedded model's own of a method.
 
     Args:
-        name: one of `UNTRAINED` or `TRAINED`, or a folder of training or of a small model.
+        name: one of `UNTRAINED` or `TRAINED`, `MTP`, or a folder of training or of a small model.
         model: the target.
         tokenizer: the target's; a small model must have the same.
 
@@ -230,6 +232,8 @@ def named_drafter(name: str, model: Any, tokenizer: Any) -> Any:
     """
     if name in UNTRAINED:
         return REGISTRY[name].load()()
+    if name == MTP:
+        return load_drafter(name, model)
     if name in TRAINED or not Path(name).is_dir():
         return demo_drafter(name, model)
     if is_small_model(Path(name)):

@@ -9,21 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from draftree.drafting.base import RequestState
-from draftree.drafting.growth import Best, Limits, Nodes, grow_trees
-from draftree.drafting.published.features import FeatureDrafter, Sizes
+from draftree.drafting.published.features import Sizes
 from draftree.drafting.published.files import draft_vocabulary, fill, layer_config, read_config, read_tensors
-from draftree.drafting.published.layers import Attention, Head, Span, causal, linear, stock_parts
+from draftree.drafting.published.layers import Attention, Head, Span, linear, stock_parts
+from draftree.drafting.published.recursion import RecursiveDrafter
 from draftree.runner import Runner
 from draftree.tree import TokenTree
 
-CHUNK = 512  # rows of a pass over a prompt
 LEFT_OUT = ("t2d", "d2t")  # tensors that are read elsewhere, or in training alone
 
 
@@ -189,14 +187,7 @@ class EagleHead(Head):
         return self.norm(out) if self.layout.norm_before_head else out
 
 
-class _Branch(NamedTuple):
-    """A request's draft rows so far: their outputs, and for each the rows above it and itself."""
-
-    outputs: list[Tensor]
-    seen: list[list[int]]
-
-
-class Eagle3(FeatureDrafter):
+class Eagle3(RecursiveDrafter):
     """Drafts with an EAGLE-3 head; made by `draftree.load_drafter`.
 
     Args:
@@ -243,107 +234,6 @@ class Eagle3(FeatureDrafter):
     def features_of(self, taps: Sequence[Tensor], runner: Runner) -> Tensor:
         features: Tensor = self.head.fuse(taps)
         return features
-
-    def draft_live(self, requests: Sequence[RequestState], budgets: Sequence[int], reaches: Sequence[int]) -> TokenTree:
-        reaches = [min(reach, self.depth) for reach in reaches]
-        branches = [_Branch([], []) for _ in requests]
-        roots: list[Tensor] = []
-        nothing = torch.zeros_like(self.head.norm.weight)
-
-        def first() -> Best:
-            read = iter(self._read([request for request, reach in zip(requests, reaches, strict=True) if reach > 0]))
-            roots.extend(next(read)[0] if reach > 0 else nothing for reach in reaches)
-            return self._best(requests, [[root] for root in roots])
-
-        def more(nodes: Sequence[Nodes], depth: int) -> Best:
-            return self._best(requests, self._deeper(requests, branches, roots, nodes))
-
-        return grow_trees(requests, budgets, reaches, Limits(self.beam, self.confidence, self.source), first, more)
-
-    def _read(self, live: Sequence[RequestState], masks: int = 0) -> list[Tensor]:
-        """Read the texts; return the outputs [1 + masks, width] of the last row of each and of masks behind it."""
-        texts = [self.text_of(request) for request in live]
-        while any(text.count - text.read > CHUNK for text in texts):
-            self._read_rows(live, [min(text.count - 1, text.read + CHUNK) for text in texts], 0)
-        outputs = self._read_rows(live, [text.count for text in texts], masks)
-        return [rows[-1 - masks :] for rows in outputs]
-
-    def _read_rows(self, live: Sequence[RequestState], ends: Sequence[int], masks: int) -> list[Tensor]:
-        """Read each request's rows up to an end, and masks behind them; return their outputs [n, width]."""
-        tokens: list[int] = []
-        positions: list[int] = []
-        features, spans = [], []
-        for request, end in zip(live, ends, strict=True):
-            text = self.text_of(request)
-            begin = text.read
-            new = text.features.upto(end)[begin:]
-            tokens += request.tokens[text.first + begin + 1 : text.first + end + 1]
-            features.append(new)
-            if masks:
-                tokens += [self.head.layout.mask_token] * masks
-                features.append(self.head.unknown().expand(masks, -1))
-            count = end - begin + masks
-            positions += range(text.first + begin, text.first + begin + count)
-            spans.append(Span(text.states, begin, count, causal(begin, count, new.device)))
-            text.read = end
-        out = self._pass(live, tokens, torch.cat(features), positions, spans)
-        return list(out.split([span.count for span in spans]))
-
-    def _deeper(
-        self,
-        requests: Sequence[RequestState],
-        branches: Sequence[_Branch],
-        roots: Sequence[Tensor],
-        nodes: Sequence[Nodes],
-    ) -> list[list[Tensor]]:
-        """Read new nodes of each request's tree, and return their outputs."""
-        tokens: list[int] = []
-        positions: list[int] = []
-        features, spans = [], []
-        for request, branch, root, (new, above) in zip(requests, branches, roots, nodes, strict=True):
-            if not new:
-                continue
-            text, before = self.text_of(request), len(branch.seen)
-            for i, parent in enumerate(above):
-                features.append(root if parent < 0 else branch.outputs[parent])
-                branch.seen.append([*(branch.seen[parent] if parent >= 0 else []), before + i])
-                positions.append(text.first + text.count - 1 + len(branch.seen[-1]))
-            sees = np.zeros((len(new), text.count + before + len(new)), dtype=bool)
-            sees[:, : text.count] = True
-            for row, own in zip(sees, branch.seen[before:], strict=True):
-                row[[text.count + i for i in own]] = True
-            tokens += new
-            spans.append(Span(text.states, text.count + before, len(new), torch.from_numpy(sees).to(root.device)))
-        rows = self.head.fed_back(torch.stack(features))
-        out = iter(self._pass(requests, tokens, rows, positions, spans))
-        made = [[next(out) for _ in new] for new, _ in nodes]
-        for branch, outputs in zip(branches, made, strict=True):
-            branch.outputs.extend(outputs)
-        return made
-
-    def _pass(
-        self,
-        requests: Sequence[RequestState],
-        tokens: Sequence[int],
-        features: Tensor,
-        positions: Sequence[int],
-        spans: Sequence[Span],
-    ) -> Tensor:
-        device = features.device
-        ids, places = (torch.tensor(list(held), dtype=torch.long, device=device) for held in (tokens, positions))
-        return self.head(self.embedded(requests, ids), features, places, spans)
-
-    def _best(self, requests: Sequence[RequestState], outputs: Sequence[Sequence[Tensor]]) -> Best:
-        """Return the best tokens behind each output, by request."""
-        counts = [len(own) for own in outputs]
-        logits = self.logits(requests, self.head.head_input(torch.stack([out for own in outputs for out in own])))
-        tokens, logp = self.best(logits)
-        shape = len(counts), max(counts), tokens.shape[-1]
-        best = np.zeros(shape, dtype=np.int64), np.full(shape, -np.inf, dtype=np.float32)
-        begins = np.cumsum([0, *counts])
-        for b, (begin, count) in enumerate(zip(begins, counts, strict=False)):
-            best[0][b, :count], best[1][b, :count] = tokens[begin : begin + count], logp[begin : begin + count]
-        return best
 
 
 class PEagle(Eagle3):

@@ -121,7 +121,9 @@ class FeatureDrafter(Drafter):
     def _place(self, target: Target) -> None:
         """Move the head to the target; on a CPU it has float32, with products of 8 bits in C."""
         if target.device.type != "cpu":
-            self.head.to(target.device, target.dtype)
+            self.head.to(target.device)
+            for weight in self.head.parameters():  # Buffers keep their type: frequencies, and biases of experts.
+                weight.data = weight.data.to(target.dtype)
             return
         self.head.float()
         for name, module in list(self.head.named_modules()) if load_library() is not None else ():

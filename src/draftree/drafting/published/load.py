@@ -9,6 +9,7 @@ from typing import Any
 from draftree.drafting.published.block import DFlash
 from draftree.drafting.published.eagle import Eagle3
 from draftree.drafting.published.features import FeatureDrafter
+from draftree.drafting.published.mtp import MTP
 from draftree.published import kind_of, refuse_published
 from draftree.runner.target import inspect_model
 
@@ -25,11 +26,13 @@ def load_published(folder: Path, model: Any) -> FeatureDrafter:
     Raises:
         ValueError: a kind that draftree does not run, files that do not fit together, or another model's drafter.
     """
-    target = inspect_model(model)
-    loader = LOADERS.get(kind_of(folder) or "")
-    if loader is None:
+    target, kind = inspect_model(model), kind_of(folder) or ""
+    if kind == "MTP-Draft":
+        drafter: FeatureDrafter = MTP.load(folder, target)
+    elif kind in LOADERS:
+        drafter = LOADERS[kind](folder, len(target.layers))
+    else:
         refuse_published(folder)
         raise ValueError(f"{str(folder)!r} holds no drafter.")
-    drafter = loader(folder, len(target.layers))
     drafter.bind(target)
     return drafter
