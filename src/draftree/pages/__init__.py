@@ -22,6 +22,7 @@ COLOURS = {
     "draft-model": "#e17800",
     "bild": "#b4874b",
     "grammar": "#961eff",
+    "mtp": "#4b6900",
     "several": "#b44b4b",  # Merged drafters that drafted the same token.
 }
 # Greys, for drafters without a colour, Hugging Face and plain decoding.

@@ -204,8 +204,10 @@ class FeatureDrafter(Drafter):
         """Return logits [..., Vd] of what the head's last linear reads, its own or the target's."""
         place, own = requests[0].place, self.head.lm_head
         assert place is not None
-        runner = place.runner
-        made: Tensor = runner.head(closed.to(runner.target.dtype)) if own is None else own(closed)
+        if own is None:
+            rows = closed.to(place.runner.target.dtype).flatten(0, -2)[None]
+            return place.runner.head(rows)[0].view(*closed.shape[:-1], -1)
+        made: Tensor = own(closed)
         return made
 
     def best(self, logits: Tensor) -> tuple[np.ndarray, np.ndarray]:

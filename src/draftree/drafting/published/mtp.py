@@ -165,7 +165,7 @@ class MTP(RecursiveDrafter):
         return cls(head, target)
 
     def features_of(self, taps: Sequence[Tensor], runner: Runner) -> Tensor:
-        return runner.close(taps[0].to(runner.target.dtype)).to(taps[0].dtype)
+        return runner.close(taps[0].to(runner.target.dtype)[None])[0].to(taps[0].dtype)
 
 
 def load_mtp(model: Any) -> MTP:
