@@ -55,10 +55,10 @@ class RecursiveDrafter(FeatureDrafter):
 
     def _read(self, live: Sequence[RequestState], masks: int = 0) -> list[Tensor]:
         """Read the texts; return the outputs [1 + masks, width] of the last row of each and of masks behind it."""
-        texts = [self.text_of(request) for request in live]
-        while any(text.count - text.read > CHUNK for text in texts):
-            self._read_rows(live, [min(text.count - 1, text.read + CHUNK) for text in texts], 0)
-        outputs = self._read_rows(live, [text.count for text in texts], masks)
+        texts = [(request, self.text_of(request)) for request in live]
+        while behind := [(request, text.read) for request, text in texts if text.count - text.read > CHUNK]:
+            self._read_rows([request for request, _ in behind], [read + CHUNK for _, read in behind], 0)
+        outputs = self._read_rows(live, [text.count for _, text in texts], masks)
         return [rows[-1 - masks :] for rows in outputs]
 
     def _read_rows(self, live: Sequence[RequestState], ends: Sequence[int], masks: int) -> list[Tensor]:

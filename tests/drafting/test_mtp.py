@@ -1,0 +1,143 @@
+"""MTP heads in the target's checkpoint: recorded logits, the rows of a request, and texts that do not change."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from few import crossed
+from generate_driver import SAMPLED, hf, left_pad, same
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
+from zoo import draw_weights
+from zoo_members import _MLA, LLAMA_LIKE
+
+import draftree
+from draftree.by_name import make_drafter
+from draftree.drafting.published import recursion
+from draftree.drafting.published.layers import Span, States, causal
+from draftree.drafting.published.mtp import MTP
+from draftree.engine import generate
+from draftree.runner import inspect_model
+from draftree.shaping import Fixed
+
+DATA = Path(__file__).parents[1] / "data" / "drafters"
+TARGETS = ("qwen3_5_mtp", "qwen3_next_mtp", "glm4_moe_mtp", "deepseek_v3_mtp")
+
+
+@functools.cache
+def load(name: str | Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(DATA / name, dtype=torch.float32).eval()
+
+
+def texts(lengths: tuple[int, ...] = (11, 5, 8), seed: int = 3) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, 64, (n,), generator=generator).tolist() for n in lengths]
+
+
+@torch.no_grad()
+def read(drafter: MTP, model: Any, tokens: Tensor, hidden: Tensor, states: States, start: int) -> Tensor:
+    """Return the head's outputs behind its norm, of rows from `start` on."""
+    span = Span(states, start, len(tokens), causal(start, len(tokens), tokens.device))
+    positions = torch.arange(start, start + len(tokens))
+    return drafter.head.fed_back(drafter.head(model.get_input_embeddings()(tokens), hidden, positions, [span]))
+
+
+@pytest.mark.parametrize("name", [*TARGETS, "speculators_mtp"])
+def test_logits_are_those_of_the_reference(name: str) -> None:
+    """Drafts are equal row by row, and in three recursions from each row."""
+    own = name in TARGETS
+    model = load(name if own else "qwen3_5_mtp")
+    drafter = MTP.load(DATA / name, inspect_model(model))
+    told = load_file(DATA / name / "recorded.safetensors")
+    if not own:  # It records fewer rows, and recursions as training has them.
+        told = load_file(DATA / "qwen3_5_mtp" / "recorded.safetensors") | {"logits.0": told["logits.0"]}
+    ids, hidden = told["input_ids"], told["hidden.final"]
+    for row in range(len(told["logits.2"])):
+        states = States()
+        out = read(drafter, model, ids[1 : row + 2], hidden[: row + 1], states, 0)[-1:]
+        for step in range(3):
+            if step:
+                out = read(drafter, model, ids[row + step + 1][None], out, states, row + step)
+            theirs = told[f"logits.{step}"][row : row + 1]
+            assert torch.allclose(model.lm_head(out)[: len(theirs)], theirs, atol=1e-5), (row, step)
+
+
+def test_logits_are_those_of_transformers(tmp_path: Path) -> None:
+    """Hugging Face's own MTP model finds the head behind layer 60, and nowhere else."""
+    torch.manual_seed(0)
+    sizes = LLAMA_LIKE | _MLA | {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 62}
+    whole = DeepseekV3ForCausalLM(DeepseekV3Config(**sizes))
+    draw_weights(whole)
+    whole.save_pretrained(tmp_path)
+    tensors, config = load_file(tmp_path / "model.safetensors"), tmp_path / "config.json"
+    last = "model.layers.61."
+    for norm in ("enorm", "hnorm", "shared_head.norm"):
+        tensors[f"{last}{norm}.weight"] = torch.rand(32) + 0.5
+    tensors[f"{last}eh_proj.weight"] = torch.randn(32, 64) / 8
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config.write_text(config.read_text().replace('"num_hidden_layers": 62', '"num_hidden_layers": 61'))
+    model = load(tmp_path)
+    from transformers.cache_utils import MtpCache
+    from transformers.modeling_layers import MtpModel
+
+    ids = torch.tensor(texts()[0])
+    with torch.no_grad():
+        hidden = model(ids[None], output_hidden_states=True).hidden_states[-1][:, :-1]
+        theirs = MtpModel.from_pretrained(model)
+        cache = MtpCache(config=model.config.get_mtp_config())
+        out = theirs.forward_layer(0, hidden, torch.arange(1, len(ids))[None], cache, input_ids=ids[None, 1:])
+    drafter = MTP.load(tmp_path, inspect_model(model))
+    ours = read(drafter, model, ids[1:], hidden[0], States(), 0)
+    assert torch.allclose(model.lm_head(ours), model.lm_head(out[0]), atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "runner"), crossed(TARGETS, ["auto", "hooked"]))
+def test_a_request_reads_the_states_of_its_text(name: str, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a ragged batch, with long prompts in parts, a draft begins with the best tokens of the whole text's row."""
+    monkeypatch.setattr(recursion, "CHUNK", 4)
+    model = load(name)
+    drafter = draftree.load_drafter("mtp", model)
+    plain = MTP.load(DATA / name, inspect_model(model))
+    drafted, seen = drafter.draft, []
+
+    def draft(requests: Any, budgets: Any) -> Any:
+        trees = drafted(requests, budgets)
+        for b, request in enumerate(requests):
+            tokens, parents = trees.tokens[b].tolist(), trees.parents[b].tolist()
+            seen.append((list(request.tokens), {t for t, p in zip(tokens[1:], parents[1:], strict=True) if p == 0}))
+        return trees
+
+    monkeypatch.setattr(drafter, "draft", draft)
+    ids, mask = left_pad(texts())
+    generate(model, ids, mask, drafter=drafter, shape=Fixed(6), max_new_tokens=12, runner=runner, eos_token_id=None)
+    assert any(children for _, children in seen)
+    for tokens, children in seen[::2]:
+        given = torch.tensor(tokens)
+        with torch.no_grad():
+            hidden = model(given[None, :-1], output_hidden_states=True).hidden_states[-1][0]
+        logits = model.lm_head(read(plain, model, given[1:], hidden, States(), 0)[-1])
+        assert children <= set(logits.topk(5).indices.tolist())
+        assert not children or int(logits.argmax()) in children
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_texts_stay_as_they_are(name: str) -> None:
+    """Greedy and sampled, alone and merged, in a batch and in turns; texts end within drafts too."""
+    model = load(name)
+    ids, mask = left_pad(texts())
+    merged = make_drafter("lookahead+mtp", None, model)
+    for drafter in (draftree.load_drafter("mtp", model), merged):
+        for options in ({"max_new_tokens": 20}, {"max_new_tokens": 20, "eos_token_id": [2, 7, 9, 23]}):
+            out = generate(model, ids, mask, drafter=drafter, shape=Fixed(10), **options)
+            same(out.sequences, hf(model, ids, mask, **options), name)
+            assert sum(out.stats.requests[b].accepted for b in range(3)) > 0
+        sampled = [
+            generate(model, ids, mask, drafter=one, seed=5, max_new_tokens=20, **SAMPLED).sequences
+            for one in (None, drafter)
+        ]
+        same(sampled[1], sampled[0], name)
