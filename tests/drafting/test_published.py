@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import draftree
-from draftree.drafting.published import eagle, features
+from draftree.drafting.published import recursion, features
 from draftree.drafting.published.block import DFlash
 from draftree.drafting.published.eagle import Eagle3
 from draftree.drafting.published.features import Text
@@ -221,7 +221,7 @@ def test_trees_of_eagle_are_those_of_its_rows(name, target):
 @torch.no_grad()
 def test_texts_that_begin_like_one_that_ended(target, monkeypatch):
     """An engine reads only what is new of a dialogue; the drafter keeps its own states of the rest."""
-    monkeypatch.setattr(eagle, "CHUNK", 4)
+    monkeypatch.setattr(recursion, "CHUNK", 4)
     starts, behind = [], Eagle3._behind
     monkeypatch.setattr(Eagle3, "_behind", lambda *given: starts.append(given[-1]) or behind(*given))
     drafter = draftree.load_drafter(DATA / "speculators_eagle3", target)
