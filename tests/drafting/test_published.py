@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import draftree
-from draftree.drafting.published import recursion, features
+from draftree.drafting.published import features, recursion
 from draftree.drafting.published.block import DFlash
 from draftree.drafting.published.eagle import Eagle3
 from draftree.drafting.published.features import Text
