@@ -140,7 +140,7 @@ def _attach(plan: Plan, attachment: Attachment, begin: Tensor, prefill_rows: lis
         prefix_rows = torch.nn.functional.pad(prefix_rows, (offset, 0))
     plan.embeddings, plan.prefix_rows = attachment.embeddings, prefix_rows
     plan.surgeries = tuple(_shift(s, begin, prefill_rows) for s in attachment.surgeries)
-    plan.taps, plan.sizes = attachment.taps, None
+    plan.taps, plan.sizes = attachment.taps, plan.sizes if plan.unchanged else None
 
 
 def _see_prefill(visible: Tensor, prefill_rows: list[int]) -> Tensor:

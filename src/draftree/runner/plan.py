@@ -124,13 +124,12 @@ class Plan:
     @property
     def plain(self) -> bool:
         """True if tokens enter and pass through every layer, without taps, surgeries or embeddings."""
-        return not (
-            self.surgeries
-            or self.taps
-            or self.row_by_row
-            or self.embeddings is not None
-            or self.prefix_rows is not None
-        )
+        return self.unchanged and not self.taps
+
+    @property
+    def unchanged(self) -> bool:
+        """True if tokens enter and pass through every layer, without surgeries or embeddings."""
+        return not (self.surgeries or self.row_by_row or self.embeddings is not None or self.prefix_rows is not None)
 
     def to(self, device: torch.device) -> Plan:
         """Return the plan with its tensors on `device`; itself if they are there."""

@@ -207,7 +207,7 @@ class CpuRunner(EagerRunner):
         if isinstance(cache, RecurrentCache):
             cache.open(first, plan.batch, plan.width + plan.appended, bare=plan.bare)
             cache.begin(plan, [])
-        ragged = plan.sizes is not None and plan.plain and min(plan.sizes) < plan.width
+        ragged = plan.sizes is not None and plan.unchanged and min(plan.sizes) < plan.width
         if not ragged or len(self.tables.tables) > 1 or self.tables.by_length:
             return super().run(plan, cache, first)
         return self._run_packed(plan, cache, first)
@@ -223,11 +223,20 @@ class CpuRunner(EagerRunner):
         turned = Segment(0, None, plan.positions[real][None], plan.visible)  # for the angles alone
         angles = self.tables.of(turned, (), self.target.dtype, cache, self.target.kinds[0])
         x = self._embedding(plan.tokens[real])[None].float()
-        self.stack.run(0, len(self._layers), x, CompiledAngles(angles, segment, self.stack, plan.sizes))
-        made = self._head(x)[0]
-        logits = made.new_zeros(plan.batch, plan.width, made.shape[1])
-        logits[real] = made
-        return PassResult(logits[:, logit_slice(plan, segment)], [segment], {}, self)
+
+        def padded(rows: Tensor) -> Tensor:
+            made = rows.new_zeros(plan.batch, plan.width, rows.shape[1])
+            made[real] = rows
+            return made
+
+        described, hidden, begin = CompiledAngles(angles, segment, self.stack, plan.sizes), {}, 0
+        for end in sorted({*plan.taps, len(self._layers)}):
+            self.stack.run(begin, end, x, described)
+            begin = end
+            if end in plan.taps:
+                hidden[end] = padded(self._of_model(x[0]))
+        logits = padded(self._head(x)[0])
+        return PassResult(logits[:, logit_slice(plan, segment)], [segment], hidden, self)
 
     def _own(self, x: Tensor) -> Tensor:
         return x.float()
