@@ -231,7 +231,8 @@ class CpuRunner(EagerRunner):
 
         described, hidden, begin = CompiledAngles(angles, segment, self.stack, plan.sizes), {}, 0
         for end in sorted({*plan.taps, len(self._layers)}):
-            self.stack.run(begin, end, x, described)
+            if end:
+                self.stack.run(begin, end, x, described)
             begin = end
             if end in plan.taps:
                 hidden[end] = padded(self._of_model(x[0]))
