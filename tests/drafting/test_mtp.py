@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from generate_driver import SAMPLED, hf, left_pad, same
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
-from zoo import draw_weights
+from zoo import build, draw_weights
 from zoo_members import _MLA, LLAMA_LIKE
 
 import draftree
@@ -141,3 +142,92 @@ def test_texts_stay_as_they_are(name: str) -> None:
             for one in (None, drafter)
         ]
         same(sampled[1], sampled[0], name)
+
+
+class Late(MTP):
+    """Reads each state one row too late."""
+
+    def features_of(self, taps: Any, runner: Any) -> Tensor:
+        new = super().features_of(taps, runner)
+        last = self.__dict__.get("last", new[:1])
+        self.last = new[-1:]
+        return torch.cat([last, new[:-1]])
+
+
+def test_a_trained_head_drafts_well_and_a_late_one_does_not() -> None:
+    """A target and its head learn texts of which two tokens say the next, up to some noise."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(DATA / "glm4_moe_mtp", dtype=torch.float32).eval()
+    target = inspect_model(model)
+    head = MTP.load(DATA / "glm4_moe_mtp", target).head.requires_grad_(True)
+    rule = torch.randint(3, 11, (64, 64))
+
+    def draw(count: int, length: int) -> Tensor:
+        rows = torch.randint(3, 11, (count, 2))
+        while rows.shape[1] < length:
+            new = torch.where(torch.rand(count) < 0.15, torch.randint(3, 11, (count,)), rule[rows[:, -2], rows[:, -1]])
+            rows = torch.cat([rows, new[:, None]], 1)
+        return rows
+
+    optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()], lr=5e-3)
+    for _ in range(250):
+        ids = draw(16, 24)
+        out = model(ids, output_hidden_states=True)
+        hidden, embedded = out.hidden_states[-1][:, :-2], model.get_input_embeddings()(ids[:, 1:-1])
+        places = torch.arange(22)[None]
+        x = head.eh_proj(torch.cat([head.enorm(embedded), head.hnorm(hidden)], -1))
+        x = head.layer(x, position_embeddings=head.rope(x, places), attention_mask=None, position_ids=places)
+        logits = out.logits[:, 1:-1], model.lm_head(head.norm(x))
+        loss = sum(torch.nn.functional.cross_entropy(one.transpose(1, 2), ids[:, 2:]) for one in logits)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.requires_grad_(False)
+    accepted = {}
+    for kind in (MTP, Late):
+        ids = [draw(1, 8) for _ in range(6)]
+        runs = [
+            generate(model, one, drafter=kind(head, target), shape=Fixed(4), max_new_tokens=32, eos_token_id=None)
+            for one in ids
+        ]
+        steps = [run.stats.requests[0] for run in runs]
+        accepted[kind] = sum(one.accepted for one in steps) / sum(one.steps for one in steps)
+    assert accepted[MTP] > 1.2, accepted
+    assert accepted[MTP] > 1.5 * accepted[Late], accepted
+
+
+def broken(folder: Path, change: Any) -> Path:
+    """Return a copy of a target whose tensors were changed."""
+    shutil.copytree(DATA / "glm4_moe_mtp", folder, dirs_exist_ok=True)
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda t: t.pop("model.layers.2.hnorm.weight"), "has no tensor for 'hnorm.weight'"),
+        (lambda t: t.pop("model.layers.2.mlp.experts.1.up_proj.weight"), "experts"),
+        (lambda t: t.update({"model.layers.2.self_attn.sinks": torch.zeros(2)}), "no tensor is expected"),
+        (lambda t: t.update({"model.layers.2.eh_proj.weight": torch.zeros(16, 16)}), r"\[16, 16\].*\[16, 32\]"),
+        (lambda t: t.update({"model.layers.2.eh_proj.weight_scale_inv": torch.zeros(1, 1)}), "FP8"),
+        (lambda t: [t.pop(name) for name in [*t] if ".layers.2." in name], "no MTP head.*save_pretrained drops it"),
+    ],
+)
+def test_heads_that_do_not_fit(tmp_path: Path, change: Any, sentence: str) -> None:
+    model = load(broken(tmp_path, change))
+    with pytest.raises(ValueError, match=sentence):
+        draftree.load_drafter("mtp", model)
+
+
+def test_models_without_a_head(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="names no checkpoint folder"):
+        draftree.load_drafter("mtp", build("deepseek_v3"))
+    build("llama").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="no MTP heads of 'llama' models, but those of qwen3_next"):
+        draftree.load_drafter("mtp", load(tmp_path))
+    drafter = draftree.load_drafter("mtp", load("qwen3_5_mtp"))
+    with pytest.raises(ValueError, match="made for a model with hidden_size 16, and this one has 64"):
+        generate(build("qwen3_5"), torch.tensor([[5, 6, 7]]), drafter=drafter)
