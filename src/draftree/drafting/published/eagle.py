@@ -194,25 +194,13 @@ class Eagle3(RecursiveDrafter):
         head: its weights.
         taps: layers of the target that it reads.
         vocabulary: the target's token id of each draft id; None where they are the same.
-        depth, branching, beam, confidence: see `DraftModel`.
     """
 
     name = kind = "eagle-3"
 
-    def __init__(
-        self,
-        head: EagleHead,
-        taps: Sequence[int],
-        vocabulary: Tensor | None = None,
-        *,
-        depth: int = 6,
-        branching: int = 4,
-        beam: int = 4,
-        confidence: float = 0.3,
-    ) -> None:
+    def __init__(self, head: EagleHead, taps: Sequence[int], vocabulary: Tensor | None = None) -> None:
         layout = head.layout
         super().__init__(head, Sizes(layout.target_hidden_size, None, layout.vocab_size), taps, vocabulary)
-        self.depth, self.branching, self.beam, self.confidence = depth, branching, beam, confidence
 
     @classmethod
     def load(cls, folder: Path, layers: int) -> Eagle3:

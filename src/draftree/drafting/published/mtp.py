@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,29 +62,20 @@ class MTPHead(Head):
             self.rope = type(decoder.rotary_emb)(config)
 
     def forward(self, embeddings: Tensor, features: Tensor, positions: Tensor, spans: Sequence[Span]) -> Tensor:
-        """Pass rows through the layer.
-
-        Args:
-            embeddings: [R, width], of each row's next token.
-            features: [R, width], of the target behind its last norm, or what `fed_back` returned.
-            positions: LongTensor [R].
-            spans: of the requests, in the order of their rows.
-
-        Returns:
-            [R, width], before the last norm.
-        """
+        """Pass rows through the layer, as `EagleHead` does; features are what the target's last norm returns."""
         x = self.eh_proj(torch.cat([self.enorm(embeddings), self.hnorm(features)], -1))[None]
         angles = self.rope(x, positions[None])
-        made, counts = [], [span.count for span in spans]
-        parts = (part.split(counts, 1) for part in (x, positions[None], *angles))
-        for span, rows, places, cos, sin in zip(spans, *parts, strict=True):
-            given = {
-                "attention_mask": _additive(span.sees, x.dtype),
-                "position_ids": places,
-                "position_embeddings": (cos, sin),
-                self.cache_argument: _Rows(span),
-            }
-            made.append(self.layer(rows, **given)[0])
+        parts = (part.split([span.count for span in spans], 1) for part in (x, positions[None], *angles))
+        made = [
+            self.layer(
+                rows,
+                attention_mask=_additive(span.sees, x.dtype),
+                position_ids=places,
+                position_embeddings=turns,
+                **{self.cache_argument: _Rows(span)},
+            )[0]
+            for span, rows, places, *turns in zip(spans, *parts, strict=True)
+        ]
         return torch.cat(made)
 
     def fed_back(self, out: Tensor) -> Tensor:
@@ -122,25 +114,14 @@ class MTP(RecursiveDrafter):
     Args:
         head: its weights.
         target: the model.
-        depth, branching, beam, confidence: see `DraftModel`.
     """
 
     name = "mtp"
     kind = "MTP"
 
-    def __init__(
-        self,
-        head: MTPHead,
-        target: Target,
-        *,
-        depth: int = 6,
-        branching: int = 4,
-        beam: int = 4,
-        confidence: float = 0.3,
-    ) -> None:
+    def __init__(self, head: MTPHead, target: Target) -> None:
         layers = len(target.layers)
         super().__init__(head, Sizes(target.hidden_size, layers, target.vocab_size), (layers,), None)
-        self.depth, self.branching, self.beam, self.confidence = depth, branching, beam, confidence
 
     @classmethod
     def load(cls, folder: Path, target: Target) -> MTP:
@@ -154,7 +135,7 @@ class MTP(RecursiveDrafter):
                 f"draftree runs no MTP heads of '{target.model_type}' models, but those of {', '.join(FAMILIES)}: use "
                 "lookahead, or a published drafter of this model."
             )
-        tensors = _stacked(read_head(folder, len(target.layers)))
+        tensors = read_head(folder, len(target.layers))
         if not tensors:
             raise ValueError(
                 f"There is no MTP head among the tensors in {str(folder)!r}, and Hugging Face's save_pretrained drops "
@@ -172,32 +153,22 @@ def load_mtp(model: Any) -> MTP:
     """Return the MTP head of the checkpoint that `model` was loaded from, bound to it.
 
     Raises:
-        ValueError: the folder is not known, or see `MTP.load`.
+        ValueError: that folder is not known, or see `MTP.load`.
     """
     target = inspect_model(model)
-    drafter = MTP.load(checkpoint_of(target.model), target)
-    drafter.bind(target)
-    return drafter
-
-
-def checkpoint_of(model: Any) -> Path:
-    """Return the folder that a model was loaded from, also in the hub's cache.
-
-    Raises:
-        ValueError: there is none.
-    """
-    name = str(model.name_or_path)
-    try:
+    name = str(target.model.name_or_path)
+    folder = Path(name)
+    with suppress(HFValidationError):  # a path
         cached = try_to_load_from_cache(name, "config.json", revision=getattr(model.config, "_commit_hash", None))
-    except HFValidationError:  # a path
-        cached = None
-    folder = Path(cached).parent if isinstance(cached, str) else Path(name)
+        folder = Path(cached).parent if isinstance(cached, str) else folder
     if not name or not folder.is_dir():
         raise ValueError(
             f"The model names no checkpoint folder that its MTP head could be read from, but {brief(repr(name))}: load "
             "it from a folder of safetensors files, or by its hub name."
         )
-    return folder
+    drafter = MTP.load(folder, target)
+    drafter.bind(target)
+    return drafter
 
 
 def read_head(folder: Path, layers: int) -> Tensors:
@@ -210,12 +181,17 @@ def read_head(folder: Path, layers: int) -> Tensors:
     Raises:
         ValueError: a broken file, or a head in FP8.
     """
+    # Further trained layers (mtp.layers.1) are left out.
+    beginning = rf"(?:mtp|mtp_layers\.0|(?:model\.)?(?:language_model\.)?layers\.{layers})\."
+    place = re.compile(beginning + r"(?:layers\.0\.)?((?!layers\.).+)\.(\w+)")
     found: Tensors = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, "pt") as opened:
-                names = {name: _own_name(name, layers) for name in opened.keys()}  # noqa: SIM118 - it is no dictionary
-                found |= {own: opened.get_tensor(name) for name, own in names.items() if own is not None}
+                for match in filter(None, map(place.fullmatch, opened.keys())):
+                    if match[1] not in SHARED:
+                        own = PARTS.get(match[1], f"layer.{match[1]}")
+                        found[f"{own}.{match[2]}"] = opened.get_tensor(match[0])
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{str(file)!r} is broken: fetch the checkpoint anew ({brief(error)}).") from None
     if any(name.endswith("_scale_inv") for name in found):
@@ -223,29 +199,11 @@ def read_head(folder: Path, layers: int) -> Tensors:
             f"The MTP head in {str(folder)!r} is stored in FP8, which draftree does not read: use the checkpoint in "
             "bfloat16, or lookahead."
         )
-    return found
-
-
-def _own_name(name: str, layers: int) -> str | None:
-    """Return the name in `MTPHead` of a tensor in the files; None for what is not of the head."""
-    place = rf"(mtp|mtp_layers\.0|(?:model\.)?(?:language_model\.)?layers\.{layers})\.(.+)"
-    match = re.fullmatch(place, name)
-    if match is None or re.match(r"layers\.[1-9]", match[2]):
-        return None
-    stem, _, kind = match[2].removeprefix("layers.0.").rpartition(".")
-    if stem in SHARED:
-        return None
-    return f"{PARTS[stem]}.{kind}" if stem in PARTS else f"layer.{stem}.{kind}"
-
-
-def _stacked(tensors: Tensors) -> Tensors:
-    """Return the tensors with all experts in one, as the layers of Hugging Face have them."""
-    made = dict(tensors)
+    # Experts stand one by one in files, and are one tensor in Hugging Face's layers.
     base = "layer.mlp.experts"
-    count = sum(re.fullmatch(rf"{base}\.\d+\.down_proj\.weight", name) is not None for name in tensors)
-    names = {part: [f"{base}.{i}.{part}_proj.weight" for i in range(count)] for part in ("gate", "up", "down")}
-    if count and all(name in made for own in names.values() for name in own):
-        gate, up, down = ([made.pop(name) for name in own] for own in names.values())
-        made[f"{base}.gate_up_proj"] = torch.stack([torch.cat(pair) for pair in zip(gate, up, strict=True)])
-        made[f"{base}.down_proj"] = torch.stack(down)
-    return made
+    count = sum(re.fullmatch(rf"{base}\.\d+\.down_proj\.weight", name) is not None for name in found)
+    parts = [[f"{base}.{i}.{part}_proj.weight" for i in range(count)] for part in ("gate", "up", "down")]
+    if count and found.keys() >= {name for names in parts for name in names}:
+        gate, up, down = (torch.stack([found.pop(name) for name in names]) for names in parts)
+        found |= {f"{base}.gate_up_proj": torch.cat([gate, up], 1), f"{base}.down_proj": down}
+    return found

@@ -30,12 +30,15 @@ class RecursiveDrafter(FeatureDrafter):
 
     The head is called with embeddings, features, positions and spans, and returns outputs; `fed_back` makes features of
     these, and `head_input` what the last linear reads.
+
+    Attributes:
+        depth, branching, beam, confidence: limits of the trees; see `DraftModel`.
     """
 
-    depth: int
-    branching: int
-    beam: int
-    confidence: float
+    depth = 6
+    branching = 4
+    beam = 4
+    confidence = 0.3
 
     def draft_live(self, requests: Sequence[RequestState], budgets: Sequence[int], reaches: Sequence[int]) -> TokenTree:
         reaches = [min(reach, self.depth) for reach in reaches]
