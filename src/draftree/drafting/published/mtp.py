@@ -156,10 +156,10 @@ def load_mtp(model: Any) -> MTP:
         ValueError: that folder is not known, or see `MTP.load`.
     """
     target = inspect_model(model)
-    name = str(target.model.name_or_path)
+    config, name = target.model.config, str(target.model.name_or_path)
     folder = Path(name)
     with suppress(HFValidationError):  # a path
-        cached = try_to_load_from_cache(name, "config.json", revision=getattr(model.config, "_commit_hash", None))
+        cached = try_to_load_from_cache(name, "config.json", revision=getattr(config, "_commit_hash", None))
         folder = Path(cached).parent if isinstance(cached, str) else folder
     if not name or not folder.is_dir():
         raise ValueError(
@@ -181,7 +181,6 @@ def read_head(folder: Path, layers: int) -> Tensors:
     Raises:
         ValueError: a broken file, or a head in FP8.
     """
-    # Further trained layers (mtp.layers.1) are left out.
     beginning = rf"(?:mtp|mtp_layers\.0|(?:model\.)?(?:language_model\.)?layers\.{layers})\."
     place = re.compile(beginning + r"(?:layers\.0\.)?((?!layers\.).+)\.(\w+)")
     found: Tensors = {}

@@ -16,6 +16,7 @@ from draftree.drafting.published.layers import Span, causal
 from draftree.tree import TokenTree
 
 CHUNK = 512  # rows of a pass over a prompt
+Rows = tuple[list[int], Tensor, list[int], list[Span]]  # tokens, features [R, width], positions, spans of requests
 
 
 class _Branch(NamedTuple):
@@ -82,7 +83,7 @@ class RecursiveDrafter(FeatureDrafter):
             positions += range(text.first + begin, text.first + begin + count)
             spans.append(Span(text.states, begin, count, causal(begin, count, new.device)))
             text.read = end
-        out = self._pass(live, tokens, torch.cat(features), positions, spans)
+        out = self._pass(live, (tokens, torch.cat(features), positions, spans))
         return list(out.split([span.count for span in spans]))
 
     def _deeper(
@@ -111,22 +112,16 @@ class RecursiveDrafter(FeatureDrafter):
             tokens += new
             spans.append(Span(text.states, text.count + before, len(new), torch.from_numpy(sees).to(root.device)))
         rows = self.head.fed_back(torch.stack(features))
-        out = iter(self._pass(requests, tokens, rows, positions, spans))
+        out = iter(self._pass(requests, (tokens, rows, positions, spans)))
         made = [[next(out) for _ in new] for new, _ in nodes]
         for branch, outputs in zip(branches, made, strict=True):
             branch.outputs.extend(outputs)
         return made
 
-    def _pass(
-        self,
-        requests: Sequence[RequestState],
-        tokens: Sequence[int],
-        features: Tensor,
-        positions: Sequence[int],
-        spans: Sequence[Span],
-    ) -> Tensor:
+    def _pass(self, requests: Sequence[RequestState], rows: Rows) -> Tensor:
+        tokens, features, positions, spans = rows
         device = features.device
-        ids, places = (torch.tensor(list(held), dtype=torch.long, device=device) for held in (tokens, positions))
+        ids, places = (torch.tensor(held, dtype=torch.long, device=device) for held in (tokens, positions))
         return self.head(self.embedded(requests, ids), features, places, spans)
 
     def _best(self, requests: Sequence[RequestState], outputs: Sequence[Sequence[Tensor]]) -> Best:
