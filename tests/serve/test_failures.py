@@ -121,7 +121,7 @@ def test_the_end_of_the_engine_s_thread_fails_all_requests(demo: Any, monkeypatc
         while len(worker.engine.running) < 2:
             time.sleep(0.005)
         monkeypatch.setattr(worker.metrics, "emitted", fails)
-        scoring = Scoring([[1, 2, 3]], 0, time.monotonic() + 60)
+        scoring = Scoring([[1, 2, 3]], iter(()), time.monotonic() + 60)
         worker._tasks.put(partial(worker._add_scoring, scoring))
         for answer in running:
             assert "shutting down" in answer.result().text

@@ -332,11 +332,10 @@ SCORED: dict[str, Any] = {"max_tokens": 0, "echo": True, "logprobs": 1}
 
 
 def test_each_prompt_is_scored_once(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts, caches = [], []
+    prompts = []
 
     def spied(runner: Any, prompt: Any, count: int, cache: Any) -> Any:
         prompts.append(prompt)
-        caches.append(cache)
         return score_prompt(runner, prompt, count, cache)
 
     monkeypatch.setattr("draftree.serve.worker.score_prompt", spied)
@@ -344,7 +343,6 @@ def test_each_prompt_is_scored_once(server: Running, monkeypatch: pytest.MonkeyP
     several = server.complete(rows, n=3, **fields)["choices"]
     best = server.complete(rows, best_of=4, **fields)["choices"]
     assert prompts == rows * 2
-    assert len({id(cache) for cache in caches}) == 1
     alone = [server.complete(row, **fields)["choices"][0]["logprobs"] for row in rows]
     assert [choice["logprobs"] for choice in several] == [alone[0]] * 3 + [alone[1]] * 3
     assert [choice["logprobs"] for choice in best] == alone

@@ -188,12 +188,9 @@ def test_a_file_that_is_no_trace_is_refused_in_a_sentence(tmp_path):
     whole = write_trace(recorder, tmp_path / "run.jsonl").read_text().splitlines(keepends=True)
     first = json.loads(whole[0])
     for name, content, words in (
-        ("empty", "", "line 1 is no JSON object"),
+        ("empty", "", "is no trace"),
         ("other", '{"prompt": "x"}\n', "is no trace"),
         ("later", json.dumps(first | {"format": 99}) + "\n", "trace of format 99"),
-        ("cut", "".join(whole[:-1]), "was cut off"),
-        ("torn", "".join(whole)[:-9], "is no JSON object"),
-        ("changed", whole[0] + '{"kind": "run"}\n', "is not as draftree writes it"),
     ):
         path = tmp_path / name
         path.write_text(content)

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftree.bench.methods import Answer, Method
 from draftree.engine import RequestStats
-from draftree.engine.limits import check_prompt
+from draftree.engine.limits import check_prompt, check_source
 from draftree.models import encode_prompt
 from draftree.prompts import Prompt, Watcher
 from draftree.runner import inspect_model
@@ -147,7 +147,10 @@ def encode_tasks(tokenizer: Any, model: Any, prompts: Sequence[Prompt], new: int
     tasks = [Task(prompt, encode_prompt(tokenizer, prompt.text)) for prompt in prompts]
     for task in tasks:
         try:
-            check_prompt(task.ids, new, target.vocab_size, target.max_positions)
+            if target.encoder_decoder:
+                check_source(task.ids, target.vocab_size, target.max_positions)
+            else:
+                check_prompt(task.ids, new, target.vocab_size, target.max_positions)
         except ValueError as error:
             raise ValueError(f"Prompt {task.prompt.id!r}: {error}") from None
     return tasks

@@ -24,7 +24,6 @@ from draftree.engine.limits import (
     check_mask,
     check_prompt,
     check_source,
-    check_tokens,
     criteria_by_request,
     decoder_start,
 )
@@ -165,7 +164,6 @@ def generate(
             input_ids = input_ids.repeat_interleave(copies, 0)
             attention_mask = None if attention_mask is None else attention_mask.repeat_interleave(copies, 0)
         check_streamer(streamer, len(input_ids))
-        check_tokens(read.config, target.vocab_size)
         grammars = compile_grammars(grammar, len(input_ids), tokenizer, target.vocab_size, read.eos_token_ids)
         seeds = seeds_of(read.config.do_sample, seed, len(input_ids))
         rows, texts = _rows(target, input_ids, attention_mask, read, seeds, grammars)

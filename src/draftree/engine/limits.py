@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from numbers import Integral
 from typing import Any
@@ -128,38 +128,6 @@ def _check_ids(prompt: Sequence[int], vocabulary: int) -> None:
                 f"The prompt holds token id {token}, outside the model's vocabulary of {vocabulary}: "
                 "tokenize it with this model's own tokenizer."
             )
-
-
-def check_tokens(config: Any, vocabulary: int) -> None:
-    """Check token ids in options, which Hugging Face would look up in a row of scores.
-
-    Args:
-        config: a GenerationConfig.
-        vocabulary: of the model.
-
-    Raises:
-        ValueError: a value does not fit the model; one sentence.
-    """
-    names = ("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "sequence_bias")
-    raised = ("eos_token_id",) if config.exponential_decay_length_penalty is not None else ()
-    for name in (*names, *raised):
-        beyond = next((token for token in _ids_in(getattr(config, name)) if token >= vocabulary), None)
-        if beyond is not None:
-            raise ValueError(
-                f"{name} has token id {beyond}, outside the model's vocabulary of {vocabulary}: use the ids of this "
-                "model's own tokenizer."
-            )
-
-
-def _ids_in(value: Any) -> Iterator[int]:
-    """Yield the integers of a nested option; of a mapping the keys."""
-    if isinstance(value, Integral):
-        yield int(value)
-    elif isinstance(value, torch.Tensor | np.ndarray):
-        yield from _ids_in(value.tolist())
-    elif isinstance(value, Mapping | list | tuple):
-        for part in value:
-            yield from _ids_in(part)
 
 
 def check_grammar(grammar: CompiledGrammar | None, end_tokens: Sequence[int], vocabulary: int) -> None:

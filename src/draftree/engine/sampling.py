@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from draftree.engine.limits import as_ids, as_seed, check_tokens, split_criteria
+from draftree.engine.limits import as_ids, as_seed, split_criteria
 from draftree.errors import brief, check_kind, check_least, did_you_mean, whole
 from draftree.grammar import CompiledGrammar, compile_grammars
 from draftree.runner.target import Target, device_of
@@ -314,7 +314,6 @@ def params_of(
     options = read_options(target.model, config, criteria, tokenizer, left)
     if int(options.config.num_return_sequences or 1) > 1:
         raise ValueError("num_return_sequences: one request has one answer; add the prompt again for another.")
-    check_tokens(options.config, target.vocab_size)
     (compiled,) = compile_grammars(grammar, 1, tokenizer, target.vocab_size, options.eos_token_ids)
     read = padded_prompt
     if read is None:

@@ -27,7 +27,6 @@ from draftree.engine.generate import Row, check_streamer, ended, real_tokens, ru
 from draftree.engine.limits import (
     check_mask,
     check_prompt,
-    check_tokens,
     criteria_by_request,
     processors_by_request,
     split_criteria,
@@ -135,7 +134,6 @@ class _DecodingLoop:
             own_mask = None if encoder_decoder else model_kwargs.get("attention_mask")
             prompts = real_tokens(input_ids, own_mask)
             new = max(1, most - input_ids.shape[1])  # Criteria are called after a token, so there is at least one.
-            check_tokens(generation_config, opened.target.vocab_size)
             for prompt in prompts:
                 check_prompt(prompt, new, opened.target.vocab_size, opened.target.max_positions)
             params = self._params(opened, generation_config, len(prompts), new, eos, logits_processor, criteria)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transformers.utils.chat_parsing import ResponseParser
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from draftree.models import encode_messages
 from draftree.serve.protocol import Chat, Message, ToolCall
@@ -94,16 +93,16 @@ def template_variables(tokenizer: Any, given: dict[str, Any] | None) -> dict[str
     Raises:
         ApiError: a name is an argument of the tokenizer, such as `chat_template` or `truncation`.
     """
-    if not given:
-        return {}
-    functions = chat_prompt, encode_messages, type(tokenizer).apply_chat_template, render_jinja_template
-    parameters = [p for one in functions for p in inspect.signature(one).parameters.values()]
-    taken = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
-    for name in given:
+    taken = inspect.signature(type(tokenizer).apply_chat_template).parameters.keys() | {
+        "check",
+        "messages",
+        "tokenizer",
+    }
+    for name in given or {}:
         if name in taken:
             message = f"chat_template_kwargs gives {name!r}, which is no variable of the chat template: leave it out."
             raise ApiError(message, f"chat_template_kwargs.{name}")
-    return dict(given)
+    return dict(given or {})
 
 
 def _as_dict(message: Message) -> dict[str, Any]:

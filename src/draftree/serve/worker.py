@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -20,7 +20,6 @@ from draftree.engine import Engine
 from draftree.engine.passes import score_prompt
 from draftree.engine.request import Request, State, TokenScores
 from draftree.engine.sampling import SamplingParams
-from draftree.runner import Runner
 from draftree.serve.metrics import Metrics
 from draftree.serve.output import Delta, OutputReader, OutputStream, hand_over
 from draftree.serve.settings import ApiError, FullError, LateError, QueuedError, StoppingError
@@ -28,76 +27,33 @@ from draftree.serve.settings import ApiError, FullError, LateError, QueuedError,
 Scores = list[list[TokenScores]]
 
 
-@dataclass(slots=True, eq=False)
 class Scoring:
-    """Hold the prompts of one HTTP request and their scores; cancelling `found` ends the scoring."""
+    """Score the prompts of one HTTP request, chunk by chunk; cancelling `found` ends it.
 
-    prompts: Sequence[Sequence[int]]
-    count: int  # Likeliest tokens to report for each position.
-    deadline: float  # By `time.monotonic`.
-    found: Future[Scores] = field(default_factory=Future)
+    `chunks` yields the scores of the prompts' tokens in pieces; `deadline` is by `time.monotonic`.
+    """
 
-    def fail(self, error: Exception) -> None:
-        """End the scoring with an error, unless it was cancelled."""
-        if self.found.set_running_or_notify_cancel():
-            self.found.set_exception(error)
-
-
-class Scorer:
-    """Score prompts in order of arrival, in the worker's thread, by the `runner` of a decoder-only model."""
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self._cache = runner.new_cache(1)
-        self._queue: list[tuple[Scoring, Iterator[Scores]]] = []
-
-    def __len__(self) -> int:
-        """Return the number of prompts that wait or are being scored."""
-        return sum(len(scoring.prompts) for scoring, _ in self._queue)
-
-    def add(self, scoring: Scoring) -> None:
-        """Queue the prompts of a request."""
-        self._queue.append((scoring, self._chunks(scoring)))
+    def __init__(self, prompts: Sequence[Sequence[int]], chunks: Iterator[list[TokenScores]], deadline: float) -> None:
+        self.prompts, self.deadline = prompts, deadline
+        self.found: Future[Scores] = Future()
+        self._chunks, self._done = chunks, list[TokenScores]()
 
     def turn(self) -> None:
-        """Score one chunk of one prompt, so that decoding continues; end late and cancelled requests."""
-        now = time.monotonic()
-        for scoring, _ in self._queue:
-            if now > scoring.deadline:
-                scoring.fail(LateError())
-        self._tidy()
-        if not self._queue:
-            return
-        scoring, chunks = self._queue[0]
+        """Score one chunk, so that decoding continues meanwhile."""
         try:
-            scores = next(chunks)
+            self._done += next(self._chunks, ())
         except Exception as error:
-            scoring.fail(error)
-        else:
-            if len(scores) == len(scoring.prompts) and scoring.found.set_running_or_notify_cancel():
-                scoring.found.set_result(scores)
-        self._tidy()
+            self.fail(error)
+            return
+        lengths = [len(prompt) - 1 for prompt in self.prompts]
+        if len(self._done) == sum(lengths) and self.found.set_running_or_notify_cancel():
+            scores = iter(self._done)
+            self.found.set_result([list(islice(scores, length)) for length in lengths])
 
-    def end(self, error: Exception) -> None:
-        """End all requests with an error."""
-        for scoring, _ in self._queue:
-            scoring.fail(error)
-        self._tidy()
-
-    def _chunks(self, scoring: Scoring) -> Iterator[Scores]:
-        """Yield the scores of all finished prompts, after every chunk."""
-        done: Scores = []
-        for prompt in scoring.prompts:
-            scores: list[TokenScores] = []
-            for chunk in score_prompt(self._runner, prompt, scoring.count, self._cache):
-                scores += chunk
-                if len(scores) < len(prompt) - 1:
-                    yield done
-            done.append(scores)
-            yield done
-
-    def _tidy(self) -> None:
-        self._queue = [(scoring, chunks) for scoring, chunks in self._queue if not scoring.found.done()]
+    def fail(self, error: Exception) -> None:
+        """End it with an error, unless it was cancelled."""
+        if self.found.set_running_or_notify_cancel():
+            self.found.set_exception(error)
 
 
 log = logging.getLogger("draftree.serve")
@@ -114,7 +70,7 @@ class Worker:
         self._usual = 1.0  # Running mean of the seconds of an output in its slot.
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._live: list[OutputReader] = []
-        self._scorer = Scorer(engine.runner)
+        self._scorings: list[Scoring] = []
         self._stopping = self._over = False  # It refuses new requests; an error has ended the thread.
         self._failures = 0  # Failed steps since the last successful one.
         self._thread = threading.Thread(target=self._run, name="draftree-engine", daemon=True)
@@ -123,7 +79,7 @@ class Worker:
     @property
     def live(self) -> int:
         """Return the number of unfinished outputs and of prompts that wait for scores."""
-        return len(self._live) + len(self._scorer)
+        return len(self._live) + sum(len(scoring.prompts) for scoring in self._scorings)
 
     @property
     def alive(self) -> bool:
@@ -162,7 +118,9 @@ class Worker:
             StoppingError: the server is shutting down.
             LateError: it took longer than `timeout` seconds.
         """
-        scoring = Scoring(prompts, count, time.monotonic() + timeout)
+        runner, cache = self.engine.runner, self.engine.runner.new_cache(1)
+        chunks = (part for one in prompts for part in score_prompt(runner, one, count, cache))
+        scoring = Scoring(prompts, chunks, time.monotonic() + timeout)
         self._put(partial(self._add_scoring, scoring))
         return await asyncio.wrap_future(scoring.found)
 
@@ -210,14 +168,14 @@ class Worker:
                     self._failures = 0
             if self._live:  # A failed move of slots can end all requests outside of a step.
                 self._deliver()
-            if self._scorer:
-                self._scorer.turn()
+            if self._scorings:
+                self._score()
             if self._stopping and not self._at_work and self._tasks.empty():
                 return
 
     @property
     def _at_work(self) -> bool:
-        return self.engine.busy or bool(self._live) or bool(self._scorer)
+        return self.engine.busy or bool(self._live) or bool(self._scorings)
 
     def _take_tasks(self) -> None:
         """Run the tasks of event loops; sleep while there is no work."""
@@ -253,7 +211,16 @@ class Worker:
         except ApiError as error:
             scoring.fail(error)
         else:
-            self._scorer.add(scoring)
+            self._scorings.append(scoring)
+
+    def _score(self) -> None:
+        """Score a chunk of the first prompt; end late requests."""
+        for scoring in self._scorings:
+            if time.monotonic() > scoring.deadline:
+                scoring.fail(LateError())
+        self._scorings = [scoring for scoring in self._scorings if not scoring.found.done()]
+        if self._scorings:
+            self._scorings[0].turn()
 
     def check_queue(self, more: int) -> None:
         """Raise an error unless the queue can take `more` outputs; safe in any thread.
@@ -283,15 +250,17 @@ class Worker:
             live.request.error = StoppingError()
             self._leave(live.request)
         self._deliver()
-        self._scorer.end(StoppingError())
+        for scoring in self._scorings:
+            scoring.fail(StoppingError())
 
     def _fail_all(self) -> None:
         """Fail all outputs without the engine or `_deliver`, because either may be the cause."""
         for live in self._live:
             delta = Delta(live.index, finish="error", error=StoppingError())
             _hand_over(live.stream.loop, [(live.stream, delta)])
-        self._live = []
-        self._scorer.end(StoppingError())
+        for scoring in self._scorings:
+            scoring.fail(StoppingError())
+        self._live, self._scorings = [], []
         with suppress(Empty):
             while True:
                 self._tasks.get(block=False)()  # `check_queue` refuses each request.

@@ -10,6 +10,7 @@ import html
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -116,12 +117,14 @@ def read_trace(path: str | Path) -> Trace:
 
     Raises:
         OSError: there is no such file.
-        ValueError: the file is not a trace, was cut off, or has another format.
+        ValueError: the file is not a trace, or has another format.
     """
     path = Path(path)
     lines = path.read_bytes().splitlines()
-    first = _parsed(path, 1, lines[0] if lines else b"")
-    if "format" not in first or first.get("kind") != "trace":
+    first: Any = None
+    with suppress(ValueError):
+        first = json.loads(lines[0] if lines else b"")
+    if not isinstance(first, dict) or first.get("kind") != "trace":
         raise ValueError(f"{path} is no trace: give a file that draftree trace or draftree.write_trace wrote.")
     if first["format"] != FORMAT:
         raise ValueError(
@@ -129,32 +132,16 @@ def read_trace(path: str | Path) -> Trace:
             "record it again."
         )
     trace = Trace({}, {}, [], {})
-    try:
-        for number, line in enumerate(lines[1:], 2):
-            record = _parsed(path, number, line)
-            if record["kind"] == "run":
-                trace.runs[record["run"]] = record
-            elif record["kind"] == "request":
-                trace.requests[record["request"]] = record
-            elif record["kind"] == "step":
-                trace.steps.append(record)
-            else:
-                trace.tokens.update((int(token), text) for token, text in record["texts"].items())
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}, line {number}, is not as draftree writes it ({error}): record it again.") from None
-    if not trace.tokens or not trace.steps:
-        raise ValueError(f"{path} was cut off: its last line, with the texts of tokens, is missing. Record it again.")
+    for record in map(json.loads, lines[1:]):
+        if record["kind"] == "run":
+            trace.runs[record["run"]] = record
+        elif record["kind"] == "request":
+            trace.requests[record["request"]] = record
+        elif record["kind"] == "step":
+            trace.steps.append(record)
+        else:
+            trace.tokens.update((int(token), text) for token, text in record["texts"].items())
     return trace
-
-
-def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        record = None
-    if not isinstance(record, dict):
-        raise ValueError(f"{path}, line {number} is no JSON object: give a file that draftree trace wrote.")
-    return record
 
 
 def write_trace_page(trace: Trace, path: str | Path, title: str = "draftree trace") -> Path:

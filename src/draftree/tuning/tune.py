@@ -15,13 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from draftree.engine import RequestStats, generate
-from draftree.engine.limits import check_prompt, check_source
-from draftree.models import encode_prompt
+from draftree.bench.measure import encode_tasks
+from draftree.bench.methods import Draftree
+from draftree.engine import RequestStats
 from draftree.prompts import Prompt, Watcher, take_per_set
-from draftree.runner import inspect_model
 from draftree.shaping import DynamicTree, Fixed, Shape
 from draftree.tuned import make_drafter
 
@@ -96,30 +93,14 @@ class Runner:
         return total.acceptance_length
 
 
-def make_runners(model: Any, tokenizer: Any, candidates: Sequence[Candidate], max_new_tokens: int) -> list[Runner]:
-    """Return a runner of each candidate, with a drafter that lives from prompt to prompt, as it does in a server.
-
-    Raises:
-        ValueError: a drafter is missing or does not fit the model.
-    """
-    return [Runner(one, _decoder(model, tokenizer, one, max_new_tokens)) for one in candidates]
-
-
-def _decoder(
-    model: Any, tokenizer: Any, candidate: Candidate, max_new_tokens: int
-) -> Callable[[Sequence[int]], RequestStats]:
+def make_runner(model: Any, tokenizer: Any, candidate: Candidate, new: int) -> Runner:
+    """Return the runner of a candidate, with a drafter that lives from prompt to prompt, as it does in a server."""
     drafter = make_drafter(candidate.drafters, model, tokenizer)
     shape: Shape | None = None
     if drafter is not None:
         shape = DynamicTree() if candidate.node_budget is None else Fixed(candidate.node_budget)
-
-    def answer(ids: Sequence[int]) -> RequestStats:
-        prompt = torch.tensor([list(ids)], dtype=torch.long, device=model.device)
-        mask = torch.ones_like(prompt)
-        options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": False}
-        return generate(model, prompt, mask, drafter=drafter, shape=shape, **options).stats.total
-
-    return answer
+    method = Draftree(candidate.label, model, new, lambda: drafter, lambda: shape)
+    return Runner(candidate, lambda ids: method.answer(ids).stats or RequestStats())
 
 
 FIRST_ROUND = 4  # prompts of the first round; fewer if there are not enough for all rounds
@@ -186,8 +167,9 @@ def tune(
     if len(prompts) < 2:
         raise ValueError("Tuning takes two prompts or more, the first for warm-up: give more prompts.")
     watcher = watcher or Watcher()
-    first, *rest = _encode(model, tokenizer, take_per_set(prompts, len(prompts)), max_new_tokens)
-    runners = make_runners(model, tokenizer, list_candidates(drafters), max_new_tokens)
+    tasks = encode_tasks(tokenizer, model, take_per_set(prompts, len(prompts)), max_new_tokens)
+    first, *rest = [task.ids for task in tasks]
+    runners = [make_runner(model, tokenizer, one, max_new_tokens) for one in list_candidates(drafters)]
     end = time.perf_counter() + 60 * minutes
     watcher.stage("warming up", len(runners))
     for one in runners:
@@ -253,24 +235,3 @@ def _alike(a: Runner, b: Runner) -> bool:
 def _result(one: Runner, plain: Runner, rounds: int) -> Result:
     count, speed = len(one.seconds), one.speed()
     return Result(one.candidate, rounds, count, speed, speed / plain.speed(count), one.acceptance_length)
-
-
-def _encode(model: Any, tokenizer: Any, prompts: Sequence[Prompt], new: int) -> list[list[int]]:
-    """Return the prompts' token ids, through the chat template if there is one.
-
-    Raises:
-        ValueError: names a prompt that the model cannot answer with `new` tokens.
-    """
-    target = inspect_model(model)
-    encoded = []
-    for prompt in prompts:
-        ids = encode_prompt(tokenizer, prompt.text)
-        try:
-            if target.encoder_decoder:
-                check_source(ids, target.vocab_size, target.max_positions)
-            else:
-                check_prompt(ids, new, target.vocab_size, target.max_positions)
-        except ValueError as error:
-            raise ValueError(f"Prompt {prompt.id!r}: {error}") from None
-        encoded.append(ids)
-    return encoded
