@@ -21,7 +21,7 @@ import draftree
 from draftree.by_name import make_drafter
 from draftree.drafting.published import recursion
 from draftree.drafting.published.layers import Span, States, causal
-from draftree.drafting.published.mtp import MTP
+from draftree.drafting.published.mtp import MTP, read_head
 from draftree.engine import generate
 from draftree.runner import inspect_model
 from draftree.shaping import Fixed
@@ -212,7 +212,6 @@ def broken(folder: Path, change: Any) -> Path:
         (lambda t: t.pop("model.layers.2.mlp.experts.1.up_proj.weight"), "experts"),
         (lambda t: t.update({"model.layers.2.self_attn.sinks": torch.zeros(2)}), "no tensor is expected"),
         (lambda t: t.update({"model.layers.2.eh_proj.weight": torch.zeros(16, 16)}), r"\[16, 16\].*\[16, 32\]"),
-        (lambda t: t.update({"model.layers.2.eh_proj.weight_scale_inv": torch.zeros(1, 1)}), "FP8"),
         (lambda t: [t.pop(name) for name in [*t] if ".layers.2." in name], "no MTP head.*save_pretrained drops it"),
     ],
 )
@@ -220,6 +219,19 @@ def test_heads_that_do_not_fit(tmp_path: Path, change: Any, sentence: str) -> No
     model = load(broken(tmp_path, change))
     with pytest.raises(ValueError, match=sentence):
         draftree.load_drafter("mtp", model)
+
+
+def test_heads_in_fp8(tmp_path: Path) -> None:
+    """Each block of weights has a scale."""
+    name, weight = "model.layers.2.mlp.experts.1.up_proj.weight", torch.randn(200, 16)
+    scales, stored = torch.tensor([[2.0], [0.5]]), weight.to(torch.float8_e4m3fn)
+    shutil.copytree(DATA / "glm4_moe_mtp", tmp_path, dirs_exist_ok=True)
+    tensors = {f"{name}_scale_inv": scales, name: stored, "model.layers.2.hnorm.weight": torch.ones(16)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    found = read_head(tmp_path, 2)
+    assert found.keys() == {"layer.mlp.experts.1.up_proj.weight", "hnorm.weight"}
+    wanted = stored.float() * torch.tensor([2.0] * 128 + [0.5] * 72)[:, None]
+    assert torch.equal(found["layer.mlp.experts.1.up_proj.weight"], wanted)
 
 
 def test_models_without_a_head(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ PARTS = {
     **dict.fromkeys(("fc", "eh_proj", "input_proj"), "eh_proj"),
     **dict.fromkeys(("norm", "shared_head.norm", "final_layernorm"), "norm"),
 }
+FP8_BLOCK = 128  # Rows and columns with one scale in checkpoints of DeepSeek and Qwen.
 SHARED = ("embed_tokens", "shared_head.head")  # Copies of the target's tables, as in Hugging Face's loader.
 
 
@@ -179,7 +180,7 @@ def read_head(folder: Path, layers: int) -> Tensors:
         layers: of the target. Of several MTP layers the first is read.
 
     Raises:
-        ValueError: a broken file, or a head in FP8.
+        ValueError: a broken file.
     """
     beginning = rf"(?:mtp|mtp_layers\.0|(?:model\.)?(?:language_model\.)?layers\.{layers})\."
     place = re.compile(beginning + r"(?:layers\.0\.)?((?!layers\.).+)\.(\w+)")
@@ -193,11 +194,11 @@ def read_head(folder: Path, layers: int) -> Tensors:
                         found[f"{own}.{match[2]}"] = opened.get_tensor(match[0])
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{str(file)!r} is broken: fetch the checkpoint anew ({brief(error)}).") from None
-    if any(name.endswith("_scale_inv") for name in found):
-        raise ValueError(
-            f"The MTP head in {str(folder)!r} is stored in FP8, which draftree does not read: use the checkpoint in "
-            "bfloat16, or lookahead."
-        )
+    for name in [name.removesuffix("_scale_inv") for name in found if name.endswith("_scale_inv")]:
+        if name in found:  # FP8, with a scale for each block
+            weight, scales = found[name].float(), found.pop(f"{name}_scale_inv")
+            scales = scales.float().repeat_interleave(FP8_BLOCK, 0).repeat_interleave(FP8_BLOCK, 1)
+            found[name] = weight * scales[: len(weight), : weight.shape[1]]
     # Experts stand one by one in files, and are one tensor in Hugging Face's layers.
     base = "layer.mlp.experts"
     count = sum(re.fullmatch(rf"{base}\.\d+\.down_proj\.weight", name) is not None for name in found)
