@@ -13,8 +13,14 @@ from few import crossed
 from generate_driver import SAMPLED, hf, left_pad, same
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
-from zoo import build, draw_weights
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
+)
+from zoo import MEMBERS, build, construct, draw_weights
 from zoo_members import _MLA, LLAMA_LIKE
 
 import draftree
@@ -142,6 +148,28 @@ def test_texts_stay_as_they_are(name: str) -> None:
             for one in (None, drafter)
         ]
         same(sampled[1], sampled[0], name)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_moe", "glm4_moe_lite"])
+def test_families_without_a_recording(tmp_path: Path, name: str) -> None:
+    """A head of the family's own layer is read, also with its experts in one tensor, and the text stays."""
+    if name in MEMBERS:
+        model = construct(MEMBERS[name])
+    else:
+        torch.manual_seed(0)
+        model = Glm4MoeLiteForCausalLM(Glm4MoeLiteConfig(**LLAMA_LIKE | _MLA)).eval()
+        draw_weights(model)
+    model.save_pretrained(tmp_path)
+    width, place = 64, "mtp." if "qwen" in name else "model.layers.4."
+    tensors = {"eh_proj.weight": torch.randn(width, 2 * width) / 8}
+    tensors |= {f"{norm}.weight": torch.rand(width) for norm in ("enorm", "hnorm", "shared_head.norm")}
+    tensors |= {key: tensor.clone() for key, tensor in model.model.layers[3].state_dict().items()}
+    save_file({f"{place}{key}": tensor for key, tensor in tensors.items()}, tmp_path / "mtp.safetensors")
+    loaded = load(tmp_path)
+    ids, mask = left_pad(texts())
+    out = generate(loaded, ids, mask, drafter=draftree.load_drafter("mtp", loaded), shape=Fixed(8), max_new_tokens=12)
+    same(out.sequences, hf(loaded, ids, mask, max_new_tokens=12), name)
+    assert out.stats.total.drafted > 0
 
 
 class Late(MTP):
