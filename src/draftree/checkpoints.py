@@ -65,11 +65,7 @@ class Placement:
         return device == "cpu" and self.device_map is None and self.dtype in ("auto", "float32")
 
     def check(self) -> None:
-        """Refuse impossible placements before a model is loaded.
-
-        Raises:
-            ValueError: no such device or type, or a device beside a map.
-        """
+        """Refuse impossible placements before a model is loaded."""
         if self.dtype not in DTYPES:
             hint = did_you_mean(self.dtype, DTYPES, 0.5)  # So that "fp16" finds float16.
             raise ValueError(f"dtype is {self.dtype!r}: choose {', '.join(DTYPES)}.{hint}")
@@ -102,12 +98,7 @@ class Placement:
             raise ValueError(f"There is no device {self.device!r} here: give cpu, or auto for the best.") from None
 
     def put(self, model: Any, report: Callable[[str], None]) -> Any:
-        """Move `model` to the device and type; quantised models and those on several devices stay.
-
-        Args:
-            model: as loaded.
-            report: receives a sentence if the type is not the stored one.
-        """
+        """Move `model` to the device and type; quantised models and those on several devices stay."""
         import torch
 
         if self.device_map is not None:
@@ -179,15 +170,7 @@ def is_gguf(name: str) -> bool:
 
 
 def pretrained(source: str | os.PathLike[str], **options: Any) -> Any:
-    """Load a model by transformers, and refuse a checkpoint with missing weights.
-
-    Args:
-        source: a folder, or a hub name.
-        options: of `from_pretrained`.
-
-    Raises:
-        ValueError: weights are missing (transformers would initialise them at random) or unreadable, or a package is.
-    """
+    """Load a model by transformers, and refuse a checkpoint with missing weights."""
     from safetensors import SafetensorError
 
     name = os.fspath(source)
@@ -225,11 +208,7 @@ def _packed_weights_alone(config: Any) -> bool:
 
 
 def check_packages(name: str) -> None:
-    """Refuse a model folder that needs a package which is not installed; torch is not imported for it.
-
-    Raises:
-        ValueError: the package, and what needs it.
-    """
+    """Refuse a model folder that needs a package which is not installed; torch is not imported for it."""
     folder = Path(name)
     if (folder / "adapter_config.json").is_file() and find_spec("peft") is None:
         raise ValueError(f"The folder {name!r} holds an adapter (LoRA): pip install peft, or give the merged model.")
@@ -277,10 +256,6 @@ def known_folder(name: str) -> str:
     """Return a model's folder, GGUF file, or hub name.
 
     A GGUF file on the hub, `owner/name:file.gguf`, is downloaded if the cache does not have it.
-
-    Raises:
-        ValueError: no such folder, file or model on the hub, a folder or file without a model or with a
-            published drafter, or a missing package.
     """
     folder = Path(name).expanduser()
     if is_gguf(name):
@@ -307,11 +282,7 @@ def known_folder(name: str) -> str:
 
 
 def _file_on_hub(repository: str, file: str) -> str:
-    """Return the path of a file of the Hugging Face hub in the cache; download it if necessary.
-
-    Raises:
-        ValueError: no such repository or file, or no connection.
-    """
+    """Return the path of a file of the Hugging Face hub in the cache; download it if necessary."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
 
@@ -334,9 +305,6 @@ def _on_hub(name: str) -> str:
 
     One question is asked before loading: Hugging Face's loaders ask for several files and retry each, which takes most
     of a minute without a network.
-
-    Raises:
-        ValueError: the hub does not have it, or is not reached and the cache does not have it either.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RepositoryNotFoundError

@@ -25,9 +25,6 @@ def encode_prompt(
         raw: True omits the template.
         history: earlier messages of user and model, oldest first; without a template, they precede the prompt as lines.
         system: system message for the template.
-
-    Raises:
-        ValueError: a system message without a template, or messages that the template refuses.
     """
     if not raw and getattr(tokenizer, "chat_template", None):
         messages = [{"role": "system", "content": system}] if system is not None else []
@@ -44,11 +41,7 @@ def encode_prompt(
 
 
 def encode_dialogue(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> list[int]:
-    """Return the token ids of a dialogue, by the tokenizer's chat template.
-
-    Raises:
-        ValueError: the template refuses the messages; Gemma's, say, refuses system messages.
-    """
+    """Return the token ids of a dialogue, by the tokenizer's chat template."""
     from jinja2 import TemplateError
 
     try:
@@ -111,11 +104,7 @@ def is_text(prompts: Any) -> TypeGuard[str | Sequence[str]]:
 
 
 def encode_texts(tokenizer: Any, prompts: str | Sequence[str], mask: Any) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the ids and the mask of texts [batch, length], padded on the left; see `encode_prompt`.
-
-    Raises:
-        ValueError: no tokenizer, a blank text, or a mask.
-    """
+    """Return the ids and the mask of texts [batch, length], padded on the left; see `encode_prompt`."""
     if tokenizer is None:
         raise ValueError("The prompt is text, which needs the model's tokenizer: pass tokenizer=.")
     if mask is not None:

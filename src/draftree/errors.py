@@ -41,22 +41,14 @@ def given_as(value: object) -> str:
 
 
 def check_kind(kind: type, advice: str, **options: object) -> None:
-    """Refuse options that are neither None nor of this type; `advice` says what to pass.
-
-    Raises:
-        TypeError: the first such option, by its name.
-    """
+    """Refuse options that are neither None nor of this type; `advice` says what to pass."""
     for option, value in options.items():
         if value is not None and not isinstance(value, kind):
             raise TypeError(f"{option} is {given_as(value)}: pass {advice}.")
 
 
 def whole(option: str, value: SupportsIndex) -> int:
-    """Return a whole number of any type, such as NumPy's, as an int.
-
-    Raises:
-        ValueError: the value is not a whole number.
-    """
+    """Return a whole number of any type, such as NumPy's, as an int."""
     try:
         return operator.index(value)
     except TypeError:
@@ -70,11 +62,7 @@ def check_runner(name: str) -> None:
 
 
 def check_least(least: int, most: float = LARGEST, **options: int | None) -> None:
-    """Refuse options other than None or a whole number from `least` to `most`.
-
-    Raises:
-        ValueError: the first such option, by its name.
-    """
+    """Refuse options other than None or a whole number from `least` to `most`."""
     for option, value in options.items():
         number = least if value is None else whole(option, value)
         if not least <= number <= most:

@@ -70,11 +70,7 @@ def load_model(
 
 
 def _gguf_options(path: str, placement: Placement) -> dict[str, str]:
-    """Return the loading options of a GGUF file; none for other models.
-
-    Raises:
-        ValueError: no reader installed, or `quantize` beside the file's own quantisation.
-    """
+    """Return the loading options of a GGUF file; none for other models."""
     file = Path(path)
     if not is_gguf(path):
         return {}

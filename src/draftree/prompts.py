@@ -18,21 +18,13 @@ FIELDS = ("turns", "prompt", "question")  # Entries of a row that may hold its t
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt and its origin.
+    """A prompt and its origin."""
 
-    Attributes:
-        id: names the row in result files.
-        set: its set; figures are also given by set.
-        text: the user's message, without a chat template.
-        warm: whether a drafter may see it before the measurement.
-        later: the user's further messages of a dialogue; mostly none.
-    """
-
-    id: str
-    set: str
-    text: str
-    warm: bool = False
-    later: tuple[str, ...] = ()
+    id: str  # Names the row in result files.
+    set: str  # Its set; figures are also given by set.
+    text: str  # The user's message, without a chat template.
+    warm: bool = False  # Whether a drafter may see it before the measurement.
+    later: tuple[str, ...] = ()  # The user's further messages of a dialogue; mostly none.
 
 
 def embedded_prompts() -> list[Prompt]:
@@ -42,15 +34,7 @@ def embedded_prompts() -> list[Prompt]:
 
 
 def read_prompts(path: Path, column: str | None = None) -> list[Prompt]:
-    """Read the prompts of a JSON-lines file, or of all *.jsonl files of a folder.
-
-    Args:
-        path: the file or folder.
-        column: entry of a row that holds the prompt; None for one of `FIELDS`.
-
-    Raises:
-        ValueError: no such file, an empty one, or a line without a prompt.
-    """
+    """Read the prompts of a JSON-lines file, or of all *.jsonl files of a folder."""
     fields = FIELDS if column is None else (column,)
     found = [prompt for file in jsonl_files(path, "prompts") for _, prompt, _ in jsonl_prompts(file, fields)]
     if not found:
@@ -59,11 +43,7 @@ def read_prompts(path: Path, column: str | None = None) -> list[Prompt]:
 
 
 def jsonl_files(path: Path, kind: str) -> list[Path]:
-    """Return the file, or all *.jsonl files of the folder, in order; `kind` names their content in messages.
-
-    Raises:
-        ValueError: there is no such file, or none in the folder.
-    """
+    """Return the file, or all *.jsonl files of the folder, in order; `kind` names their content in messages."""
     if not path.exists():
         raise ValueError(f"There is no {kind} file {str(path)!r}: give a .jsonl file or a folder of them.")
     found = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
@@ -73,11 +53,7 @@ def jsonl_files(path: Path, kind: str) -> list[Path]:
 
 
 def jsonl_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) of each non-empty line; {} for other JSON values than objects.
-
-    Raises:
-        ValueError: a line that is not JSON, or bytes that are not UTF-8.
-    """
+    """Yield (line number, object) of each non-empty line; {} for other JSON values than objects."""
     with file.open(encoding="utf-8-sig") as lines:  # Some editors write a byte-order mark.
         try:
             for number, line in enumerate(lines, 1):
@@ -91,11 +67,7 @@ def jsonl_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def jsonl_prompts(file: Path, fields: Sequence[str] = FIELDS) -> Iterator[tuple[str, Prompt, dict[str, Any]]]:
-    """Yield (place for messages, prompt, whole row) of each row of a file, with its text in one of `fields`.
-
-    Raises:
-        ValueError: of `jsonl_rows`; a row without a text.
-    """
+    """Yield (place for messages, prompt, whole row) of each row of a file, with its text in one of `fields`."""
     for number, row in jsonl_rows(file):
         where = f"{file}, line {number},"
         turns = next((found for name in fields if (found := _texts(row.get(name)))), ())
@@ -137,11 +109,7 @@ def take_per_set(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
 
 
 def split_prompts(prompts: Sequence[Prompt], per_set: int, warm_per_set: int) -> tuple[list[Prompt], list[Prompt]]:
-    """Return (measured, warm-up) prompts: by their rows, else the first ones of each set and later ones.
-
-    Raises:
-        ValueError: no prompt to measure.
-    """
+    """Return (measured, warm-up) prompts: by their rows, else the first ones of each set and later ones."""
     tests = [prompt for prompt in prompts if not prompt.warm]
     measured = take_per_set(tests, per_set)
     warm = [prompt for prompt in prompts if prompt.warm]

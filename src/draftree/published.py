@@ -52,11 +52,7 @@ def kind_of(folder: str | Path) -> str | None:
 
 
 def refuse_published(folder: str | Path) -> None:
-    """Refuse a folder with a published drafter where a model is expected.
-
-    Raises:
-        ValueError: the kind of drafter, and what to do.
-    """
+    """Refuse a folder with a published drafter where a model is expected."""
     kind = kind_of(folder)
     if kind in RUN:
         raise ValueError(

@@ -43,19 +43,12 @@ READY_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question of the demo.
+    """A question of the demo."""
 
-    Attributes:
-        kind: its row label in the table.
-        text: the prompt.
-        follows: whether it continues the dialogue of the question before it.
-        schema: a JSON schema that the answer must fit; None for free text.
-    """
-
-    kind: str
-    text: str
-    follows: bool = False
-    schema: dict[str, Any] | None = None
+    kind: str  # Its row label in the table.
+    text: str  # The prompt.
+    follows: bool = False  # Whether it continues the dialogue of the question before it.
+    schema: dict[str, Any] | None = None  # A JSON schema that the answer must fit; None for free text.
 
 
 PARAGRAPH = (
@@ -174,17 +167,6 @@ def side_by_side(
 
     The way that has used less time steps next, so that both texts grow as they would alone. The time of a way is that
     of its engine and its steps, prompts included. What both need first, such as memory, a short answer before prepares.
-
-    Args:
-        model: a decoder-only model.
-        tokenizer, drafter: the model's tokenizer, and the drafter; None decodes both plainly.
-        questions: in order. The KV cache is reused from turn to turn, unless there is a reference, which reuses none.
-        max_new_tokens: limit of each answer.
-        viewer: follows the answers; None for nobody.
-        reference: whether Hugging Face's `generate` answers too.
-
-    Raises:
-        ValueError: an encoder-decoder, or a dialogue beyond the context.
     """
     if model.config.is_encoder_decoder:
         raise ValueError("A dialogue needs a decoder-only model: use draftree generate.")

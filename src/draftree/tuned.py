@@ -43,11 +43,7 @@ class Tuned:
 
 
 def make_drafter(names: Sequence[str], model: Any, tokenizer: Any) -> Drafter | None:
-    """Return the drafter of these names, merged if there are several; None for no name.
-
-    Raises:
-        ValueError: a folder is missing, or its drafter does not fit the model.
-    """
+    """Return the drafter of these names, merged if there are several; None for no name."""
 
     made = [named_drafter(name, model, tokenizer) for name in names]
     if len(made) > 1:

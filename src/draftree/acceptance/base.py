@@ -75,11 +75,6 @@ def best_tokens(logits: Tensor) -> list[Any]:
 def lazy_walk(scored: ScoredTree, chooser: PrefixChooser | None, best: Sequence[int] = ()) -> Iterator[Choice]:
     """Walk a tree from its root, choosing at the current node only (all nodes would cost many times more).
 
-    Args:
-        scored: the tree.
-        chooser: the request's rule; its prefix must be the request's tokens. None takes the best tokens.
-        best: the best token of each row of the logits, where there is no chooser.
-
     Yields:
         (node, token, drafted_by): the token chosen after that node and the child that drafted it, if any. Stop
         iterating to stop the walk.

@@ -58,11 +58,7 @@ class PrefixChooser:
             return self._processors(ids, raw)  # type: ignore[arg-type]
 
     def choose(self, logits: Tensor) -> int:
-        """Choose the next token given raw `logits` [V] at the true prefix; called once per emitted token, in order.
-
-        Raises:
-            NoTokenError: nothing can be drawn, where Hugging Face's `generate` raises one as well.
-        """
+        """Choose the next token given raw `logits` [V] at the true prefix; called once per emitted token, in order."""
         noisy = self._noisy(self.scores(logits), 0)
         token = int(noisy.argmax(-1))
         if self._sample and math.isnan(noisy[0, token]):

@@ -138,11 +138,7 @@ class Sample:
 
 
 def encode_tasks(tokenizer: Any, model: Any, prompts: Sequence[Prompt], new: int) -> list[Task]:
-    """Return prompts with their token ids, by the chat template if there is one.
-
-    Raises:
-        ValueError: `model` cannot answer a prompt with `new` tokens; the message names the prompt.
-    """
+    """Return prompts with their token ids, by the chat template if there is one."""
     target = inspect_model(model)
     tasks = [Task(prompt, encode_prompt(tokenizer, prompt.text)) for prompt in prompts]
     for task in tasks:
@@ -186,14 +182,7 @@ def ready(methods: Sequence[Method], tasks: Sequence[Task], batch: int = 1) -> t
 def measure(
     methods: Sequence[Method], tasks: Sequence[Task], rounds: int, watcher: Watcher, *, batch: int = 1
 ) -> list[Sample]:
-    """Answer all tasks with all methods, `rounds` times.
-
-    Args:
-        methods: in the order of the first group's answers.
-        tasks, rounds: the prompts, and how often each is answered.
-        watcher: stepped after each method's answers to a group, outside of the measured time.
-        batch: neighbouring tasks that are answered together.
-    """
+    """Answer all tasks with all methods, `rounds` times."""
     groups = groups_of(tasks, batch)
     samples: list[Sample] = []
     for number in range(rounds):
@@ -267,11 +256,7 @@ class Row:
     differing: list[tuple[Task, Difference]] = field(default_factory=list)
 
     def values(self, columns: dict[str, str]) -> dict[str, Any]:
-        """Return plain values by column; X_low and X_high are the interval of X.
-
-        Args:
-            columns: reference methods by the column of the speed over theirs.
-        """
+        """Return plain values by column; X_low and X_high are the interval of X."""
         found: dict[str, Any] = {"method": self.method, "tokens": self.tokens, "seconds": self.seconds}
         found |= self.speed.columns("tokens/s")
         for column, reference in columns.items():

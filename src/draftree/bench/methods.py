@@ -20,17 +20,11 @@ AfterStep = Callable[[Request], None]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answered prompt.
+    """One answered prompt."""
 
-    Attributes:
-        ids: new token ids, an EOS included.
-        seconds: wall time of the call, prefill included; each prompt of a batch counts an equal part.
-        stats: the engine's counts; None for Hugging Face's methods.
-    """
-
-    ids: list[int]
-    seconds: float
-    stats: RequestStats | None = None
+    ids: list[int]  # New token ids, an EOS included.
+    seconds: float  # Wall time of the call, prefill included; each prompt of a batch counts an equal part.
+    stats: RequestStats | None = None  # The engine's counts; None for Hugging Face's methods.
 
 
 class Method(ABC):
@@ -108,15 +102,7 @@ class HuggingFace(Method):
 
 
 class Draftree(Method):
-    """An engine for each answer, whose construction counts, as in `generate`; drafter and shape serve a whole round.
-
-    Args:
-        model: decoder-only, or an encoder-decoder, whose encoder reads the prompts.
-        make_drafter: makes a round's drafter; None for plain decoding.
-        make_shape: makes a round's shape; None for the engine's default.
-        temperature: 0 for greedy decoding; prompt b of a batch has seed b.
-        options: of `Engine`, such as `runner` or `reject_drafts`.
-    """
+    """An engine for each answer, whose construction counts, as in `generate`; drafter and shape serve a whole round."""
 
     def __init__(
         self,
@@ -140,13 +126,7 @@ class Draftree(Method):
         self.shape = self._make_shape()
 
     def answer(self, ids: Sequence[int], after_step: AfterStep | None = None, **asked: Any) -> Answer:
-        """Answer one prompt.
-
-        Args:
-            ids: token ids of the prompt.
-            after_step: called with the request after each step, outside of the measured time.
-            asked: arguments of `Engine.add`, such as `grammar`.
-        """
+        """Answer one prompt."""
         return self.answers([ids], after_step, **asked)[0]
 
     def answers(

@@ -40,18 +40,12 @@ MOST_DISTURBED = 0.02  # Share of slow answers above which a report warns.
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The size of a measurement.
+    """The size of a measurement."""
 
-    Attributes:
-        per_set: measured prompts of each set.
-        rounds: answers of each prompt.
-        warm_per_set: prompts of each set whose answers fill the trie.
-    """
-
-    per_set: int = 1
+    per_set: int = 1  # Measured prompts of each set.
     max_new_tokens: int = 96
-    rounds: int = 2
-    warm_per_set: int = 4
+    rounds: int = 2  # Answers of each prompt.
+    warm_per_set: int = 4  # Prompts of each set whose answers fill the trie.
 
 
 def warmed(model: Any, lessons: Sequence[Sequence[int]], new: int, watcher: Watcher) -> Draftree:
@@ -77,19 +71,7 @@ def run_quick(
     small: Any = None,
     watcher: Watcher | None = None,
 ) -> Report:
-    """Measure all methods.
-
-    Args:
-        model, tokenizer: as loaded; decoder-only.
-        prompts: measured ones, and those that warm the trie.
-        settings: the size of the measurement.
-        name: of the model, for the report; None for the embedded one.
-        small: a small Hugging Face model that drafts, or None.
-        watcher: shows progress.
-
-    Raises:
-        ValueError: a model or prompt that cannot be measured.
-    """
+    """Measure all methods."""
     watcher, new = watcher or Watcher(), settings.max_new_tokens
     if inspect_model(model).encoder_decoder:
         raise ValueError("This benchmark measures decoder-only models: this one has an encoder.")

@@ -130,23 +130,14 @@ def _cell(row: dict[str, Any], name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A finished measurement.
+    """A finished measurement."""
 
-    Attributes:
-        name: of its file, after "bench-".
-        says: a line about the first table.
-        about: commit, device, threads, dtype, command, model and more.
-        tables: the first has the rows of the JSON file.
-        remarks: lines below the tables.
-        more: further plain values for the JSON file.
-    """
-
-    name: str
-    says: str
-    about: dict[str, Any]
-    tables: list[Table]
-    remarks: list[str]
-    more: dict[str, Any]
+    name: str  # Of its file, after "bench-".
+    says: str  # A line about the first table.
+    about: dict[str, Any]  # Commit, device, threads, dtype, command, model and more.
+    tables: list[Table]  # The first has the rows of the JSON file.
+    remarks: list[str]  # Lines below the tables.
+    more: dict[str, Any]  # Further plain values for the JSON file.
 
     def printed(self) -> Iterator[Any]:
         """Yield the parts for a rich console."""

@@ -40,11 +40,7 @@ MARK = "benchmarks/harness/command.py"  # A file that only a checkout has.
 
 
 def from_checkout(name: str) -> ModuleType:
-    """Import `benchmarks.NAME` of the checkout that the working folder or the package lies in.
-
-    Raises:
-        ValueError: there is no checkout.
-    """
+    """Import `benchmarks.NAME` of the checkout that the working folder or the package lies in."""
     starts = (Path.cwd().absolute(), Path(__file__).absolute().parent)
     folders = (folder for start in starts for folder in (start, *start.parents))
     root = next((folder for folder in folders if (folder / MARK).is_file()), None)
@@ -108,11 +104,7 @@ OF_A_CHECKOUT = {
 
 
 def forward(context: typer.Context) -> None:
-    """Call the verb of the same name in `benchmarks/cli.py` with all arguments.
-
-    Raises:
-        ValueError: there is no checkout, or a package that the benchmarks need is missing.
-    """
+    """Call the verb of the same name in `benchmarks/cli.py` with all arguments."""
     try:
         from_checkout("cli").app([context.info_name, *context.args], standalone_mode=False)
     except ModuleNotFoundError as error:

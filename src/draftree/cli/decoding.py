@@ -89,11 +89,7 @@ class Drafting:
             raise ValueError("--nodes sizes a drafter's trees: name a drafter, or leave it out.")
 
     def for_engine(self, target: Any, tokenizer: Any, trie: Path | None) -> dict[str, Any]:
-        """Return `drafter` and `pruner` for an `Engine` of `target`.
-
-        Raises:
-            ValueError: a folder without a drafter or head, one for another model, or a threshold out of range.
-        """
+        """Return `drafter` and `pruner` for an `Engine` of `target`."""
         from draftree.by_name import make_bild, make_drafter, make_pruner
 
         if self.bild is None:
@@ -236,11 +232,7 @@ def opened(
 
 
 def read_prompt(prompt: str) -> str:
-    """Return the prompt, or standard input for "-"; bytes outside UTF-8 become replacement characters.
-
-    Raises:
-        ValueError: the prompt is blank.
-    """
+    """Return the prompt, or standard input for "-"; bytes outside UTF-8 become replacement characters."""
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():
         raise ValueError("The prompt is empty: give a text, or '-' to read it from standard input.")
@@ -256,12 +248,7 @@ def ask(
     grammar: Grammar | None = None,
     number: int = 0,
 ) -> Request:
-    """Add a prompt to the engine, sampled with seed + `number`; an encoder-decoder gets it as encoder input.
-
-    Raises:
-        ValueError: a prompt beyond the context, a system message that the template refuses, or a grammar that the
-            vocabulary cannot express.
-    """
+    """Add a prompt to the engine, sampled with seed + `number`; an encoder-decoder gets it as encoder input."""
     import torch
 
     from draftree.engine.limits import check_source, decoder_start

@@ -25,12 +25,7 @@ TABLE_CAPTION = "tokens a step: the acceptance length, 1 + accepted / steps"
 
 
 class View:
-    """Display `side_by_side` while it runs.
-
-    Args:
-        tokenizer: of the model.
-        drafter: its name as the user typed it.
-    """
+    """Display `side_by_side` while it runs."""
 
     def __init__(self, tokenizer: Any, drafter: str) -> None:
         self.console = Console(highlight=False)

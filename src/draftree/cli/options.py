@@ -133,11 +133,7 @@ def _declared(name: str, default: Any, annotation: Any) -> inspect.Parameter:
 
 
 def the_model(first: str | None, option: str | None) -> str | None:
-    """Return the model of the first argument or of --model, before torch is imported.
-
-    Raises:
-        ValueError: two models, or one that is not there.
-    """
+    """Return the model of the first argument or of --model, before torch is imported."""
     if first is not None and option not in (None, os.environ.get(VARIABLE)):
         raise ValueError(f"The model is given twice, as {first!r} and as --model {option!r}: leave one out.")
     model = option if first is None else first
@@ -168,13 +164,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_file(path: Path | None, option: str, **inputs: Path | None) -> None:
-    """Raise a ValueError if the output file cannot be written or would overwrite an input.
-
-    Args:
-        path: the output file; None passes.
-        option: its name on the command line.
-        inputs: files of other options, by their argument names.
-    """
+    """Raise a ValueError if the output file cannot be written or would overwrite an input."""
     if path is None:
         return
     for name, given in inputs.items():
@@ -219,14 +209,7 @@ class Where:
         use_threads(self.threads)
 
     def load(self, model: str | None) -> tuple[Any, Any]:
-        """Load (model, tokenizer) and print on standard error if the dtype is changed.
-
-        Args:
-            model: folder, GGUF file or hub name; None for the embedded model.
-
-        Raises:
-            ValueError: the model cannot be loaded, or the device or dtype is unavailable.
-        """
+        """Load (model, tokenizer) and print on standard error if the dtype is changed."""
         from transformers.utils.logging import disable_progress_bar
 
         from draftree.models import load_model

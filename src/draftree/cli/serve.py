@@ -132,11 +132,7 @@ def hosts_for(host: str, allowed: Sequence[str], keys: Sequence[str]) -> tuple[s
 
 
 def scale_out(launch: Launch, replicas: int, host: str, port: int, **options: Any) -> None:
-    """Serve with replicas on this machine that share its cores; see `deployment` for `options`.
-
-    Raises:
-        ValueError: Ray is not installed, the model cannot be loaded, or the port is in use.
-    """
+    """Serve with replicas on this machine that share its cores; see `deployment` for `options`."""
     from draftree.integrations import ray_serve
 
     cores, most = os.cpu_count() or 1, options.get("most_replicas") or replicas
@@ -150,11 +146,7 @@ def scale_out(launch: Launch, replicas: int, host: str, port: int, **options: An
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
-
-    Raises:
-        ValueError: the address or the port cannot be used.
-    """
+    """Return a listening socket."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)

@@ -97,11 +97,7 @@ def _refuse_recording(context: typer.Context) -> None:
 
 
 def show_recorded(replay: Path, html: Path | None) -> None:
-    """Show a recorded run, see `show`.
-
-    Raises:
-        ValueError: there is no such run.
-    """
+    """Show a recorded run, see `show`."""
     if not replay.is_file():
         raise ValueError(f"There is no recorded run {str(replay)!r}: make one with draftree trace PROMPT.")
     from draftree.trace.file import read_trace  # Torch is imported after the check, which then answers at once.
@@ -110,13 +106,7 @@ def show_recorded(replay: Path, html: Path | None) -> None:
 
 
 def show(trace: Trace, html: Path | None, written: list[Path]) -> None:
-    """Print the text of a run, coloured by drafter, and its statistics; write the trees of its steps to a page `html`.
-
-    Args:
-        trace: the run.
-        html: the page; None for none.
-        written: files to name at the end, besides the page.
-    """
+    """Print a run's text, coloured by drafter, and its statistics; write the trees of its steps to a page `html`."""
     console = wide_console()
     for request, name in trace.names().items():
         if len(trace.requests) > 1:

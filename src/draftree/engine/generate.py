@@ -259,11 +259,7 @@ class Row:
 
 
 def real_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
-    """Return the prompts [batch, length] without their padding.
-
-    Raises:
-        ValueError: a mask of another shape, a prompt of padding alone, or hidden tokens inside a prompt.
-    """
+    """Return the prompts [batch, length] without their padding."""
     check_mask(input_ids, attention_mask)
     if not input_ids.shape[1]:
         raise ValueError("The prompt is empty: give at least one token (the tokenizer's BOS, say).")
@@ -284,11 +280,7 @@ def real_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[i
 
 
 def seeds_of(sample: bool | None, seed: Any, count: int) -> list[int | None]:
-    """Return a seed for each of `count` requests; None for greedy decoding or torch's default generator.
-
-    Raises:
-        TypeError, ValueError: the seed is not an integer of at most 64 bits.
-    """
+    """Return a seed for each of `count` requests; None for greedy decoding or torch's default generator."""
     seed = None if seed is None else as_seed(seed)
     if not sample or (seed is None and count == 1):
         return [None] * count
@@ -298,12 +290,7 @@ def seeds_of(sample: bool | None, seed: Any, count: int) -> list[int | None]:
 
 
 def check_streamer(streamer: Any, count: int) -> None:
-    """Raise an error for a streamer that cannot follow `count` requests; None passes.
-
-    Raises:
-        TypeError: an object without the methods of a streamer.
-        ValueError: several requests.
-    """
+    """Raise an error for a streamer that cannot follow `count` requests; None passes."""
     if streamer is None:
         return
     if not (hasattr(streamer, "put") and hasattr(streamer, "end")):
@@ -345,9 +332,6 @@ def run_batch(
         pad_token_id: fills short rows.
         streamer: gets the prompt and each new token; None for none.
         prompt_streamed: whether the streamer has the prompt already.
-
-    Raises:
-        Exception: the first error that ended one of the requests.
     """
 
     def put(emitted: Emitted) -> None:

@@ -35,11 +35,7 @@ from draftree.runner.target import rows_of
 
 
 def check_added(prompt: Any, params: Any, kind: type) -> None:
-    """Check the types of the arguments of `Engine.add`.
-
-    Raises:
-        TypeError: the prompt is a text, or the params are not of `kind`.
-    """
+    """Check the types of the arguments of `Engine.add`."""
     if isinstance(prompt, str):
         raise TypeError("The prompt is a text, and an engine takes token ids: give tokenizer(text).input_ids.")
     if params is not None and not isinstance(params, kind):
@@ -50,11 +46,7 @@ def check_added(prompt: Any, params: Any, kind: type) -> None:
 
 
 def check_prompt(prompt: Sequence[int], new: int, vocabulary: int, limit: int | None) -> None:
-    """Check that a prompt and `new` tokens fit a context of `limit` tokens (None: unlimited).
-
-    Raises:
-        ValueError: a value does not fit the model; one sentence.
-    """
+    """Check that a prompt and `new` tokens fit a context of `limit` tokens (None: unlimited)."""
     check_least(1, math.inf, max_new_tokens=new)
     if not len(prompt):
         raise ValueError("The prompt is empty: give at least one token (the tokenizer's BOS, say).")
@@ -72,11 +64,7 @@ def check_prompt(prompt: Sequence[int], new: int, vocabulary: int, limit: int | 
 
 
 def check_mask(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> None:
-    """Check that a mask has the shape of the ids [batch, length]; None passes.
-
-    Raises:
-        ValueError: a value does not fit the model; one sentence.
-    """
+    """Check that a mask has the shape of the ids [batch, length]; None passes."""
     if attention_mask is not None and attention_mask.shape != input_ids.shape:
         raise ValueError(
             f"attention_mask has shape {tuple(attention_mask.shape)} and input_ids {tuple(input_ids.shape)}: "
@@ -85,11 +73,7 @@ def check_mask(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> 
 
 
 def check_source(source: Sequence[int], vocabulary: int, limit: int | None) -> None:
-    """Check the input of an encoder; arguments as of `check_prompt`.
-
-    Raises:
-        ValueError: a value does not fit the model; one sentence.
-    """
+    """Check the input of an encoder; arguments as of `check_prompt`."""
     _check_ids(source, vocabulary)
     if limit is not None and len(source) > limit:
         raise ValueError(
@@ -98,16 +82,7 @@ def check_source(source: Sequence[int], vocabulary: int, limit: int | None) -> N
 
 
 def check_encoder_side(target: Any, ids: torch.Tensor | None, states: torch.Tensor | None) -> None:
-    """Check the encoder input of a request.
-
-    Args:
-        target: the model (`draftree.runner.Target`).
-        ids: LongTensor [L], the input of the encoder.
-        states: [L, d], its output if it was computed already.
-
-    Raises:
-        TypeError, ValueError: a value does not fit the model; one sentence.
-    """
+    """Check the encoder input of a request."""
     check_kind(torch.Tensor, "a tensor", encoder_input=ids, encoder_states=states)
     if not target.encoder_decoder:
         if ids is not None or states is not None:
@@ -131,11 +106,7 @@ def _check_ids(prompt: Sequence[int], vocabulary: int) -> None:
 
 
 def check_grammar(grammar: CompiledGrammar | None, end_tokens: Sequence[int], vocabulary: int) -> None:
-    """Check that a compiled grammar fits the model and can end; None passes.
-
-    Raises:
-        ValueError: a value does not fit the model; one sentence.
-    """
+    """Check that a compiled grammar fits the model and can end; None passes."""
     if grammar is None:
         return
     if not isinstance(grammar, CompiledGrammar):
@@ -163,11 +134,7 @@ def eos_token_ids(model: Any) -> tuple[int, ...]:
 
 
 def decoder_start(config: Any) -> int:
-    """Return the first token of an encoder-decoder's decoder.
-
-    Raises:
-        ValueError: the generation config names none.
-    """
+    """Return the first token of an encoder-decoder's decoder."""
     start = config.bos_token_id if config.decoder_start_token_id is None else config.decoder_start_token_id
     if start is None:
         raise ValueError(
@@ -178,14 +145,7 @@ def decoder_start(config: Any) -> int:
 
 
 def as_ids(ids: Any) -> tuple[int, ...]:
-    """Return EOS ids as a tuple, without negative ones.
-
-    Args:
-        ids: None, an id, a sequence or a tensor.
-
-    Raises:
-        ValueError: an id is not an integer.
-    """
+    """Return EOS ids as a tuple, without negative ones."""
     if ids is None:
         return ()
     try:
@@ -197,12 +157,7 @@ def as_ids(ids: Any) -> tuple[int, ...]:
 
 
 def as_seed(seed: Any) -> int:
-    """Return a seed as an int of at most 64 bits, signed or not; it may be a tensor of one integer.
-
-    Raises:
-        TypeError: the seed is not an integer.
-        ValueError: it has more than 64 bits.
-    """
+    """Return a seed as an int of at most 64 bits, signed or not; it may be a tensor of one integer."""
     try:
         number = operator.index(seed)
     except TypeError:
@@ -257,9 +212,6 @@ def own_copy(one: Any) -> Any:
     """Return a deep copy of a processor or a criterion, for one text of a batch; models and tokenizers are shared.
 
     Functions are shared as well, so one that counts in a variable counts for all texts.
-
-    Raises:
-        ValueError: something in it cannot be copied.
     """
     shared = {id(value): value for value in getattr(one, "__dict__", {}).values() if isinstance(value, SHARED)}
     try:
@@ -283,12 +235,7 @@ class _InPlace(StoppingCriteria):
 
 
 class Asked:
-    """The criteria of one request, called with the whole text after each token.
-
-    Args:
-        criteria: of the request.
-        prefix: LongTensor [1, L], the text before the new tokens.
-    """
+    """The criteria of one request, called with the whole text after each token."""
 
     def __init__(self, criteria: StoppingCriteriaList, prefix: Tensor) -> None:
         self._criteria = criteria
@@ -308,10 +255,6 @@ def processors_by_request(processors: LogitsProcessorList, count: int) -> list[L
     In a batch each request gets copies, because some processors keep state. A copy of a processor that may distinguish
     rows by their place sees the request's row in all places. A `prefix_allowed_tokens_fn` is shared and gets the row
     number.
-
-    Raises:
-        ValueError: a processor runs a model over the whole batch, such as classifier-free guidance, or cannot be
-        copied.
     """
     if count == 1:
         return [processors]

@@ -29,17 +29,7 @@ from draftree.tree import TokenTree
 
 
 class Loop:
-    """Advance requests in neighbouring slots.
-
-    Args:
-        config: the engine's options.
-        runner: runs the passes.
-        cache: the requests' keys and values, by slot.
-        encoder: cross attention of an encoder-decoder, by slot; None for other models.
-        sizer: sizes the trees; None without a drafter.
-        pruner: drops draft tokens inside the pass; None for none.
-        track: records each step; None for no record.
-    """
+    """Advance requests in neighbouring slots."""
 
     def __init__(
         self,
@@ -71,12 +61,7 @@ class Loop:
         return self.config.strict or self.target.recurrence is not None
 
     def advance(self, first: int, requests: list[Request]) -> None:
-        """Run one pass of the target over requests in slots [first, first + len(requests)).
-
-        Args:
-            first: slot of the first request.
-            requests: in the order of their slots.
-        """
+        """Run one pass of the target over requests in slots [first, first + len(requests))."""
         clock = self.config.clock
         reads = any(not request.output for request in requests)
         alone = reads and self.reads_alone
@@ -193,13 +178,7 @@ class Loop:
             return turn, self.runner.run(turn.plan, self.cache, first, self.encoder)
 
     def read(self, first: int, requests: list[Request], counts: list[int]) -> None:
-        """Commit prompt tokens in one pass, without drafting or emitting; the drafter observes the hidden states.
-
-        Args:
-            first: slot of the first request.
-            requests: in the order of their slots.
-            counts: number of tokens of each, at least one.
-        """
+        """Commit prompt tokens in one pass, without drafting or emitting; the drafter observes the hidden states."""
         began = self.config.clock()
         contexts = [request.context for request in requests]
         unread = self._unread(first, contexts)
@@ -281,11 +260,7 @@ class Loop:
 
 
 def _check_roots(plan: StepPlan, contexts: Sequence[RequestState]) -> None:
-    """Check the roots of the trees.
-
-    Raises:
-        ValueError: the roots are not the requests' newest tokens, in the order of the requests.
-    """
+    """Check the roots of the trees."""
     if _trees_of(plan).tokens[:, 0].tolist() != [context.tokens[-1] for context in contexts]:
         raise ValueError(
             "The drafter or the shape returned trees whose roots are not the requests' newest tokens, in the requests' "

@@ -49,14 +49,7 @@ class TreePass:
 
 
 def nodes_behind(rows: Tensor, offset: int, logits: int, width: int) -> Tensor:
-    """Return the node number of each of `logits` final rows [B, n], -1 for rows that are not nodes.
-
-    Args:
-        rows: row numbers of the pass.
-        offset: row where trees begin.
-        logits: how many columns have logits.
-        width: of the trees.
-    """
+    """Return the node number of each of `logits` final rows [B, n], -1 for rows that are not nodes."""
     nodes = rows[:, offset : offset + logits] - offset
     return nodes.masked_fill((nodes < 0) | (nodes >= width), -1)
 

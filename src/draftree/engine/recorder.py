@@ -49,12 +49,7 @@ class _Step(NamedTuple):
 
 
 class Track:
-    """The steps of one engine; `Recorder.track` makes it.
-
-    Args:
-        about: description of the engine, in plain values.
-        drafter: names the sources.
-    """
+    """The steps of one engine; `Recorder.track` makes it."""
 
     def __init__(self, about: dict[str, Any], drafter: Drafter | None) -> None:
         self.about = about

@@ -80,13 +80,7 @@ class RequestStats:
         return sum(self.seconds.values())
 
     def count(self, drafted_by: Sequence[int | None], drafted: int, *, passed: bool = True) -> None:
-        """Add the counts of a step.
-
-        Args:
-            drafted_by: node that drafted each emitted token; None for the target's own.
-            drafted: draft tokens of the step.
-            passed: False if a lossy rule ended the text without a pass.
-        """
+        """Add the counts of a step."""
         accepted = len(drafted_by) - drafted_by.count(None)
         self.steps += passed
         self.drafted += drafted
@@ -246,21 +240,13 @@ class Emitted:
 
 @dataclass(frozen=True, slots=True)
 class StepTree:
-    """The draft tree of a step, for display.
+    """The draft tree of a step, for display."""
 
-    Attributes:
-        tokens: of the nodes; the root (the newest token before the step) is first.
-        parents: parent of each node; -1 for the root.
-        drafters: drafter of each node; "" for the root.
-        accepted: accepted nodes, the root first.
-        emitted: tokens that the step emitted.
-    """
-
-    tokens: list[int]
-    parents: list[int]
-    drafters: list[str]
-    accepted: list[int]
-    emitted: list[int]
+    tokens: list[int]  # Of the nodes; the root (the newest token before the step) is first.
+    parents: list[int]  # Parent of each node; -1 for the root.
+    drafters: list[str]  # Drafter of each node; "" for the root.
+    accepted: list[int]  # Accepted nodes, the root first.
+    emitted: list[int]  # Tokens that the step emitted.
 
 
 class Request:

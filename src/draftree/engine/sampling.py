@@ -123,25 +123,15 @@ class SamplingParams:
 
 @dataclass(slots=True)
 class Options:
-    """Checked generation options of one call.
+    """Checked generation options of one call."""
 
-    Attributes:
-        config: Hugging Face's config with its special tokens prepared.
-        max_new_tokens: limit of new tokens; None if neither caller nor config sets it.
-        max_length: limit of the total with the (padded) prompt; `max_new_tokens` wins over it.
-        pad_token_id: fills short rows.
-        criteria: custom stopping criteria, without EOS and length.
-        eos_token_ids: tokens that end a text.
-        criterion_length: limit of the total set by a `MaxLengthCriteria`, which wins over the options.
-    """
-
-    config: GenerationConfig
-    max_new_tokens: int | None
-    max_length: int | None
-    pad_token_id: int
-    criteria: StoppingCriteriaList
-    eos_token_ids: tuple[int, ...]
-    criterion_length: int | None
+    config: GenerationConfig  # Hugging Face's config with its special tokens prepared.
+    max_new_tokens: int | None  # Limit of new tokens; None if neither caller nor config sets it.
+    max_length: int | None  # Limit of the total with the (padded) prompt; `max_new_tokens` wins over it.
+    pad_token_id: int  # Fills short rows.
+    criteria: StoppingCriteriaList  # Custom stopping criteria, without EOS and length.
+    eos_token_ids: tuple[int, ...]  # Tokens that end a text.
+    criterion_length: int | None  # Limit of the total set by a `MaxLengthCriteria`, which wins over the options.
 
     def default_mask(self, input_ids: Tensor) -> Tensor:
         """Return the attention mask of prompts [batch, length] given without one, as Hugging Face makes it.
@@ -152,11 +142,7 @@ class Options:
         return torch.ones_like(input_ids) if not pad or pad[0] in ends else input_ids.ne(pad[0]).long()
 
     def new_tokens(self, padded: int, longest: int, limit: int | None) -> int:
-        """Return the limit of new tokens for prompts of `padded` tokens, `longest` of them real, in a context `limit`.
-
-        Raises:
-            ValueError: the prompt fills `max_length`.
-        """
+        """Return the limit of new tokens for prompts of `padded` tokens, `longest` of them real, in this context."""
         if self.max_new_tokens is not None:
             return self.max_new_tokens
         if self.max_length is not None:
@@ -176,19 +162,7 @@ def read_options(
     tokenizer: Any,
     given: dict[str, Any],
 ) -> Options:
-    """Merge the caller's options over `generation_config` over the model's own config, and check them.
-
-    Args:
-        model: the model.
-        generation_config: the caller's config, or None.
-        stopping_criteria: custom criteria, called after each token.
-        tokenizer: needed for `stop_strings`.
-        given: options by name.
-
-    Raises:
-        TypeError: an unknown option, or one that has no effect here.
-        ValueError: another decoding method, or a value out of range.
-    """
+    """Merge the caller's options over `generation_config` over the model's own config, and check them."""
     _refuse_unknown(given)
     check_kind(GenerationConfig, "a GenerationConfig, or options by name", generation_config=generation_config)
     check_kind(Iterable, "a list of them", stopping_criteria=stopping_criteria)

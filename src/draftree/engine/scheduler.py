@@ -27,17 +27,11 @@ CHEAP_PADDING = 32  # This many rows of padding cost no more than another pass.
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A prefix in a free slot.
+    """A prefix in a free slot."""
 
-    Attributes:
-        tokens: the tokens whose keys and values it holds.
-        cache_salt: of its request; requests of another salt may not reuse it.
-        left: number that grows with the time at which the request left.
-    """
-
-    tokens: list[int]
-    cache_salt: str | None
-    left: int
+    tokens: list[int]  # The tokens whose keys and values it holds.
+    cache_salt: str | None  # Of its request; requests of another salt may not reuse it.
+    left: int  # Number that grows with the time at which the request left.
 
 
 class Scheduler:
@@ -93,10 +87,6 @@ class Scheduler:
 
         Earlier requests come first. Each gets half of the remaining rows, so that a short prompt behind a long one is
         read as well. Unused rows go to the first request that needs more.
-
-        Args:
-            rows: total number of rows, which the shares may exceed by a few.
-            least: smallest share while rows are left.
         """
         found, left = [], rows
         needs = [len(self.unread(request)) for request in self.running[self.decoding :]]
@@ -111,9 +101,6 @@ class Scheduler:
 
     def order(self, shares: list[int]) -> tuple[int, list[int]]:
         """Move requests whose share completes their prompt in front of the other reading requests.
-
-        Args:
-            shares: prompt tokens of each reading request, in slot order.
 
         Returns:
             The number of requests that complete their prompts, and the shares in the new order.
@@ -245,12 +232,7 @@ class Scheduler:
         self._kept[other] = kept
 
     def check_model(self) -> None:
-        """Drop kept prefixes if the weights have changed.
-
-        Raises:
-            ModelChangedError: the weights have changed, and the runner holds copies of them.
-            ValueError: the model is in a training mode with dropout.
-        """
+        """Drop kept prefixes if the weights have changed."""
         self.runner.target.refuse_training()
         weights = fingerprint(self.runner.target.model)
         if weights == self._read_by:

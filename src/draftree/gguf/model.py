@@ -44,11 +44,7 @@ CONTROL = 3  # among the types of tokens
 
 
 def config_of(file: GgufFile) -> Any:
-    """Return the configuration of transformers that a file describes.
-
-    Raises:
-        ValueError: entries that no configuration can have, or positions that are scaled in an unknown way.
-    """
+    """Return the configuration of transformers that a file describes."""
     from transformers import AutoConfig
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
@@ -142,9 +138,6 @@ def _check_llama3(file: GgufFile, config: Any) -> None:
 def load_gguf(path: Path) -> tuple[Any, Any] | None:
     """Load a model and its tokenizer from a GGUF file, weights in their blocks.
 
-    Args:
-        path: of the file.
-
     Returns:
         (model, tokenizer): a model of transformers in float32 on the CPU, in evaluation mode; None if its architecture,
         or a type of its tensors, is one that only transformers' loader reads.
@@ -216,11 +209,7 @@ def _names(model: Any, architecture: str, layers: int) -> dict[str, str]:
 
 
 def _put(model: Any, name: str, tensor: TensorInfo, gguf_name: str, processor: Any) -> None:
-    """Give a tensor of the file its place in the model.
-
-    Raises:
-        ValueError: it has another shape.
-    """
+    """Give a tensor of the file its place in the model."""
     place, _, last = name.rpartition(".")
     module: Any = model.get_submodule(place)
     expected = tuple(getattr(module, last).shape)

@@ -21,11 +21,7 @@ TABLES = "Q8_0"  # the format of embedding and head
 
 
 def check_family(source: str | Path, quantize: str) -> None:
-    """Refuse a model whose layers have no products with blocks, before it is loaded.
-
-    Raises:
-        ValueError: another family, or a package without compiled functions.
-    """
+    """Refuse a model whose layers have no products with blocks, before it is loaded."""
     from transformers import AutoConfig
 
     family = AutoConfig.from_pretrained(source).model_type
@@ -44,10 +40,6 @@ def check_family(source: str | Path, quantize: str) -> None:
 @torch.no_grad()
 def to_blocks(model: Any, form: str) -> list[str]:
     """Put a model's linears and embedding into blocks, in place; what is left is float32.
-
-    Args:
-        model: of a family that the `cpu` runner drives, on the CPU.
-        form: "Q4_0" or "Q8_0".
 
     Returns:
         Names of linears whose inputs are no multiple of 32, which are left as numbers.

@@ -49,17 +49,11 @@ FLOATS: dict[str, Any] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
 
 
 class TensorInfo(NamedTuple):
-    """One tensor of a file.
+    """One tensor of a file."""
 
-    Attributes:
-        kind: the type's name; "type 99" for one that is not known.
-        shape: in torch's order, the inputs last.
-        data: uint8, its bytes in the file; empty for a type that is not known.
-    """
-
-    kind: str
-    shape: tuple[int, ...]
-    data: NDArray[np.uint8]
+    kind: str  # The type's name; "type 99" for one that is not known.
+    shape: tuple[int, ...]  # In torch's order, the inputs last.
+    data: NDArray[np.uint8]  # Uint8, its bytes in the file; empty for a type that is not known.
 
     def floats(self) -> NDArray[np.float32]:
         """Return the numbers of a tensor whose type is one of `FLOATS`, in float32, as a copy."""
@@ -102,11 +96,7 @@ class _Reader:
         self._view = memoryview(self._bytes)  # type: ignore[arg-type]
 
     def cut(self, begin: int, end: int) -> NDArray[np.uint8]:
-        """Return bytes of the file, mapped.
-
-        Raises:
-            ValueError: the file is shorter.
-        """
+        """Return bytes of the file, mapped."""
         if end > len(self._bytes):
             raise ValueError(f"{str(self._path)!r} is damaged or cut short: download it again.")
         return self._bytes[begin:end]
@@ -197,12 +187,7 @@ OTHERS: dict[str, tuple[str, int, Callable[[Bytes], Bytes]]] = {
 
 
 def recoded(kind: str, rows: Bytes) -> tuple[str, Bytes]:
-    """Return rows of blocks in a format that has products, and its name; others as they are.
-
-    Args:
-        kind: the format of the rows.
-        rows: uint8 [outputs, bytes of a row].
-    """
+    """Return rows of blocks in a format that has products, and its name; others as they are."""
     if kind not in OTHERS:
         return kind, rows
     other, size, write = OTHERS[kind]

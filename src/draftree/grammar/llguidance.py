@@ -111,11 +111,7 @@ class _Tokens:
 
 
 def read_tokenizer(tokenizer: Any, vocabulary: int, end_tokens: tuple[int, ...]) -> LLTokenizer:
-    """Read the bytes of a tokenizer's tokens; takes about two seconds for 128,000 tokens.
-
-    Raises:
-        GrammarError: the tokenizer is not a fast one.
-    """
+    """Read the bytes of a tokenizer's tokens; takes about two seconds for 128,000 tokens."""
     made = library().LLTokenizer
     try:
         return made(_Tokens(tokenizer, vocabulary, end_tokens), eos_token=list(end_tokens))
@@ -128,12 +124,7 @@ def read_tokenizer(tokenizer: Any, vocabulary: int, end_tokens: tuple[int, ...])
 
 @lru_cache(maxsize=64)
 def translate(kind: str, text: str, whitespace: str) -> str:
-    """Translate a grammar into llguidance's own language, and check it apart from a tokenizer.
-
-    Raises:
-        GrammarError: another text than a grammar of its kind, parts that the library does not support, or a grammar
-            beyond the limits of time and memory.
-    """
+    """Translate a grammar into llguidance's own language, and check it apart from a tokenizer."""
     if len(text) > CHARACTERS:
         raise GrammarError(f"The grammar has {len(text)} characters, and at most {CHARACTERS} are taken: shorten it.")
     matcher = library().LLMatcher
@@ -171,23 +162,14 @@ def _translated(kind: str, text: str, whitespace: str) -> str:
 
 
 def compose(text: str, parts: Mapping[str, str]) -> str:
-    """Join a Lark grammar with the grammars that it refers to as @name, in llguidance's own language.
-
-    Args:
-        text: in Lark.
-        parts: the others by name, translated.
-    """
+    """Join a Lark grammar with the grammars that it refers to as @name, in llguidance's own language."""
     inner = [json.loads(part)["grammars"][0] if part[0] == "{" else {"lark_grammar": part} for part in parts.values()]
     named = [part | {"name": name} for name, part in zip(parts, inner, strict=True)]
     return json.dumps({"grammars": [{"lark_grammar": text}, *named]}, ensure_ascii=False)
 
 
 def build(tokenizer: LLTokenizer, kind: str, text: str) -> LLMatcher:
-    """Build a matcher at the beginning of a translated grammar, to be copied for each answer.
-
-    Raises:
-        GrammarError: parts that the library does not support, or a grammar beyond the limits of time and memory.
-    """
+    """Build a matcher at the beginning of a translated grammar, to be copied for each answer."""
 
     def work() -> LLMatcher:
         matcher = library().LLMatcher(tokenizer, text, log_level=0, limits=_limits())
@@ -205,11 +187,7 @@ def build(tokenizer: LLTokenizer, kind: str, text: str) -> LLMatcher:
 
 
 def check_pace(tokenizer: LLTokenizer, kind: str, text: str) -> None:
-    """Refuse a grammar whose masks would delay all other answers; no limit of the library does.
-
-    Raises:
-        GrammarError: masks take too long, or the first tokens meet a limit.
-    """
+    """Refuse a grammar whose masks would delay all other answers; no limit of the library does."""
 
     def work() -> tuple[LLMatcher, list[float]]:
         matcher, taken = library().LLMatcher(tokenizer, text, log_level=0, limits=_limits()), []
@@ -241,11 +219,6 @@ def _in_time(kind: str, text: str, work: Callable[[], Made]) -> Made:
     """Return the result of `work` within `SECONDS`, run on a stack that no grammar text can overflow.
 
     The library releases the interpreter's lock, but cannot be interrupted: beyond the time limit, its thread goes on.
-
-    Raises:
-        GrammarBusyError: too many such threads go on.
-        GrammarError: `work` takes too long.
-        Exception: of `work`.
     """
     if not _places.acquire(timeout=WAIT):
         raise GrammarBusyError
@@ -270,13 +243,7 @@ def _in_time(kind: str, text: str, work: Callable[[], Made]) -> Made:
 
 
 class Matcher:
-    """Follows one text token by token.
-
-    Args:
-        matcher: at the beginning of the text; not shared.
-        vocabulary: V, tokens of the model.
-        end_tokens: ids that end the text.
-    """
+    """Follows one text token by token."""
 
     def __init__(self, matcher: LLMatcher, vocabulary: int, end_tokens: tuple[int, ...]) -> None:
         self._matcher, self._vocabulary, self._ends = matcher, vocabulary, end_tokens

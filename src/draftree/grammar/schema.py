@@ -24,11 +24,7 @@ CALENDAR = (
 
 
 def prepare(schema: Any, name: str = "") -> Any:
-    """Return a schema for the library; `name` is the property that it describes.
-
-    Raises:
-        GrammarError: the library would allow invalid JSON, or forbid valid integers.
-    """
+    """Return a schema for the library; `name` is the property that it describes."""
     if isinstance(schema, list):
         return [prepare(one, name) for one in schema]
     if not isinstance(schema, dict):

@@ -27,13 +27,7 @@ KEPT = 128  # Compiled grammars per tokenizer, by latest use.
 
 
 class CompiledGrammar:
-    """A grammar for one tokenizer, vocabulary and set of end tokens; made by `Grammar.compile`.
-
-    Args:
-        build: makes a matcher at the beginning of a text.
-        vocabulary: V, tokens of the model's logits.
-        end_tokens: ids that end an answer.
-    """
+    """A grammar for one tokenizer, vocabulary and set of end tokens; made by `Grammar.compile`."""
 
     def __init__(self, build: Callable[[], Any], vocabulary: int, end_tokens: tuple[int, ...]) -> None:
         self.vocabulary, self.end_tokens = vocabulary, end_tokens
@@ -213,12 +207,7 @@ Grammars = Grammar | Sequence[Grammar | None] | None
 def compile_grammars(
     grammars: Grammars, count: int, tokenizer: Any, vocabulary: int, end_tokens: Sequence[int]
 ) -> list[CompiledGrammar | None]:
-    """Compile the grammars of `count` answers; see `Grammar.compile` for the other arguments.
-
-    Raises:
-        TypeError: another object than a grammar.
-        ValueError: the number of grammars differs from `count`, or one does not fit the model.
-    """
+    """Compile the grammars of `count` answers; see `Grammar.compile` for the other arguments."""
     given: list[Any] = list(grammars) if isinstance(grammars, list | tuple) else [grammars] * count
     for grammar in given:
         if grammar is not None and not isinstance(grammar, Grammar):

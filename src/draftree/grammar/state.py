@@ -23,12 +23,7 @@ LAST = ("LogitsWarper", "WatermarkLogitsProcessor", "LogitNormalization")
 
 
 class GrammarState:
-    """The grammar at any prefix of one answer. Results do not depend on earlier calls.
-
-    Args:
-        matcher: at the beginning of the answer.
-        make_private: makes a matcher with a store of its own.
-    """
+    """The grammar at any prefix of one answer. Results do not depend on earlier calls."""
 
     def __init__(self, matcher: Matcher, make_private: Callable[[], Matcher]) -> None:
         self._matcher, self._make_private = matcher, make_private
@@ -37,11 +32,7 @@ class GrammarState:
         self._masks: dict[tuple[int, ...], np.ndarray] = {}  # The latest masks by prefix.
 
     def allowed(self, answer: Sequence[int]) -> np.ndarray:
-        """Return the tokens that may follow `answer`: BoolArray [V], read-only.
-
-        Raises:
-            GrammarError: `answer` is outside the grammar, or the grammar exceeds its limits.
-        """
+        """Return the tokens that may follow `answer`: BoolArray [V], read-only."""
         key = tuple(answer)
         mask = self._masks.get(key)
         if mask is None:
@@ -77,12 +68,7 @@ class GrammarState:
             return []
 
     def permits(self, answer: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
-        """Return which nodes of a draft tree the grammar allows; the root alone with a private matcher.
-
-        Args:
-            answer: its last token is the root.
-            tokens, parents: of the nodes, the root first; a parent precedes its children.
-        """
+        """Return which nodes of a draft tree the grammar allows; the root alone with a private matcher."""
         keep = [True] + [False] * (len(tokens) - 1)
         if self._private:
             return keep
@@ -124,22 +110,13 @@ class GrammarState:
 
 
 class GrammarProcessor(LogitsProcessor):
-    """Masks the tokens that the grammar does not allow.
-
-    Args:
-        state: of the answer.
-        start: position of the answer in the ids that the processor receives.
-    """
+    """Masks the tokens that the grammar does not allow."""
 
     def __init__(self, state: GrammarState, start: int) -> None:
         self.state, self._start = state, start
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return `scores` [1, V] with -inf at forbidden tokens.
-
-        Raises:
-            GrammarError: other options forbid all allowed tokens.
-        """
+        """Return `scores` [1, V] with -inf at forbidden tokens."""
         allowed = torch.from_numpy(self.state.allowed(input_ids[0, self._start :].tolist()))
         left = scores.masked_fill(~allowed.to(scores.device), -torch.inf)
         if bool(left.amax() == -torch.inf):

@@ -232,16 +232,7 @@ def given_to_generate() -> dict[str, Any]:
 
 
 def check_inputs(input_ids: Tensor, model_kwargs: dict[str, Any], *, encoder_decoder: bool) -> None:
-    """Check that `generate` passes no input that draftree would not give to the model.
-
-    Args:
-        input_ids: [batch, length], the decoder's.
-        model_kwargs: inputs by name.
-        encoder_decoder: whether the model is one; its encoder has run already.
-
-    Raises:
-        ValueError: there is such an input.
-    """
+    """Check that `generate` passes no input that draftree would not give to the model."""
     for name, value in model_kwargs.items():
         if value is None or value is False or name in WITHOUT_EFFECT:
             continue

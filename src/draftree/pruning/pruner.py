@@ -29,15 +29,10 @@ DEAREST = 4.0  # the most that one measurement counts, in means
 
 @dataclass(slots=True)
 class Looks:
-    """Measurements of pruned passes, over all engines of one pruner.
+    """Measurements of pruned passes, over all engines of one pruner."""
 
-    Attributes:
-        stay: share of the draft tokens that stay.
-        cost: seconds of the early head over those of a pass of as many rows; 0 before the first engine.
-    """
-
-    stay: float = STAY_FIRST
-    cost: float = 0.0
+    stay: float = STAY_FIRST  # Share of the draft tokens that stay.
+    cost: float = 0.0  # Seconds of the early head over those of a pass of as many rows; 0 before the first engine.
 
 
 class Worth:
@@ -85,11 +80,7 @@ class Worth:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The options of an `EarlyPruning`.
-
-    Attributes:
-        layer: layers that run before trees are pruned.
-    """
+    """The options of an `EarlyPruning`."""
 
     layer: int
     criterion: str
@@ -99,15 +90,7 @@ class Choice:
 
 
 class Pruner:
-    """Prunes the passes of one runner.
-
-    Args:
-        choice: the criterion, and the layer.
-        runner: runs the passes; it applies the model's head.
-        weights: the early head's, where the model is.
-        worth: decides when a pass is pruned.
-        clock: seconds.
-    """
+    """Prunes the passes of one runner."""
 
     def __init__(
         self, choice: Choice, runner: Runner, weights: torch.nn.Module, worth: Worth, clock: Callable[[], float]
@@ -116,11 +99,7 @@ class Pruner:
         self.worth, self.clock = worth, clock
 
     def enter(self, plan: Plan, trees: TokenTree) -> Plan:
-        """Return the plan of a pass over `trees` (which begin at row 0), with pruning where it pays.
-
-        Raises:
-            ValueError: the drafter drops rows in the pass itself.
-        """
+        """Return the plan of a pass over `trees` (which begin at row 0), with pruning where it pays."""
         if trees.width <= 2 or not self.worth.pays(plan.batch * plan.width):
             return plan
         if any(s.keep is not None for s in plan.surgeries):

@@ -286,14 +286,7 @@ SENDING = 5  # Seconds more to send finished responses.
 
 
 class GracefulServer(uvicorn.Server):
-    """Run uvicorn's server, and listen until the worker has stopped, so that clients get a clear refusal.
-
-    Args:
-        worker: worker of the application.
-        grace: seconds that running outputs have.
-        keep_alive: seconds after which an idle connection is closed.
-        config: options of uvicorn; `app` is the application.
-    """
+    """Run uvicorn's server, and listen until the worker has stopped, so that clients get a clear refusal."""
 
     def __init__(self, worker: Worker, *, grace: float = GRACE, keep_alive: int = KEEP_ALIVE, **config: Any) -> None:
         config |= {"access_log": False, "timeout_graceful_shutdown": SENDING, "timeout_keep_alive": keep_alive}
@@ -335,11 +328,7 @@ class Launch:
     placement: Placement = field(default_factory=Placement)
 
     def app(self) -> FastAPI:
-        """Load the model and make the application, in the server's own process.
-
-        Raises:
-            ValueError: a wrong model, drafter or option.
-        """
+        """Load the model and make the application, in the server's own process."""
         made = create_app(*self._made(), self.settings)
         gc.collect()
         gc.freeze()  # Python's collector need not scan the model again and again.
@@ -360,11 +349,7 @@ class Launch:
         return engine, tokenizer
 
     def check(self) -> None:
-        """Make the parts of the application once and drop them, to find errors before replicas start.
-
-        Raises:
-            ValueError: see `app`.
-        """
+        """Make the parts of the application once and drop them, to find errors before replicas start."""
         Server(*self._made(), self.settings).worker.close()
         import torch
 

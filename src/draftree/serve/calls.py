@@ -156,11 +156,7 @@ class CallReader:
         return prediction
 
     def tokenize(self, body: Tokenize) -> list[int]:
-        """Return the token ids of /tokenize.
-
-        Raises:
-            ApiError: the body has no prompt or messages or has both, or they are too long.
-        """
+        """Return the token ids of /tokenize."""
         self.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError("Give a prompt or messages, one of both.", "prompt")
@@ -206,11 +202,7 @@ class CallReader:
         ]
 
     def _remaining(self, body: Sampling, prompt: list[int], most: int | None) -> int:
-        """Return the remaining tokens: the largest number of tokens of the output.
-
-        Raises:
-            ApiError: the prompt is empty, too long or has unknown tokens, or `most` exceeds the remaining tokens.
-        """
+        """Return the remaining tokens: the largest number of tokens of the output."""
         source = "messages" if isinstance(body, Chat) else "prompt"
         length = "max_tokens" if getattr(body, "max_completion_tokens", None) is None else "max_completion_tokens"
         limit, bound = self.target.max_positions, self.settings.max_output_tokens
@@ -288,11 +280,7 @@ class TokenBias(LogitsProcessor):
 
 
 def options_of(target: Target, tokenizer: Any, body: Sampling) -> Options:
-    """Return the decoding options of a request's fields over the model's own, checked.
-
-    Raises:
-        ApiError: values contradict each other, or a token is outside the vocabulary.
-    """
+    """Return the decoding options of a request's fields over the model's own, checked."""
     own = target.model.generation_config
     fields = {name: getattr(body, name) for name in FIELDS}
     fields = {n: v if v is not None else _own(own, n, FIELDS[n]) for n, v in fields.items()}
@@ -323,11 +311,7 @@ def own_ends(target: Target, body: Sampling) -> tuple[int, ...]:
 def sampling_params(
     target: Target, options: Options, body: Sampling, prompt: Sequence[int], max_new_tokens: int, seed: int
 ) -> SamplingParams:
-    """Return the sampling parameters of one output with the `options` of `options_of`; greedy ones ignore `seed`.
-
-    Raises:
-        ApiError: `logit_bias` names something else than a token.
-    """
+    """Return the sampling parameters of one output with the `options` of `options_of`; greedy ones ignore `seed`."""
     params = params_for(
         target.model,
         options,

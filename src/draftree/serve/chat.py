@@ -71,11 +71,7 @@ REASONING = ("reasoning_content", "thinking")  # Names of the field in response 
 
 
 def chat_prompt(tokenizer: Any, messages: Sequence[Message], **options: Any) -> list[int]:
-    """Return the token ids of a chat; `options` are further variables of the tokenizer's template, such as `tools`.
-
-    Raises:
-        ApiError: there is no template, or it does not take these messages.
-    """
+    """Return the token ids of a chat; `options` are further variables of the tokenizer's template, such as `tools`."""
     if not getattr(tokenizer, "chat_template", None):
         raise ApiError("The model's tokenizer has no chat template: use /v1/completions.", "messages")
     given = [_as_dict(message) for message in messages]
@@ -88,11 +84,7 @@ def chat_prompt(tokenizer: Any, messages: Sequence[Message], **options: Any) -> 
 
 
 def template_variables(tokenizer: Any, given: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the variables `given` in `chat_template_kwargs`.
-
-    Raises:
-        ApiError: a name is an argument of the tokenizer, such as `chat_template` or `truncation`.
-    """
+    """Return the variables `given` in `chat_template_kwargs`."""
     taken = inspect.signature(type(tokenizer).apply_chat_template).parameters.keys() | {
         "check",
         "messages",
@@ -128,12 +120,7 @@ def _arguments(text: str) -> Any:
 
 
 def tools_of(body: Chat, tokenizer: Any) -> list[dict[str, Any]]:
-    """Return the tools for the chat template; none with the tool choice "none".
-
-    Raises:
-        ApiError: the request has a tool choice without tools, or the model has no chat template for tools or no
-            response template to find calls with.
-    """
+    """Return the tools for the chat template; none with the tool choice "none"."""
     if not body.tools and body.tool_choice not in (None, "none"):  # Some clients always send "none".
         raise ApiError("tool_choice needs tools, and there are no tools: give some.", "tool_choice")
     if not body.tools and body.parallel_tool_calls is not None:

@@ -50,17 +50,7 @@ def refused(field: str) -> Iterator[None]:
 def constraint_of(
     body: Sampling, tools: Sequence[dict[str, Any]], tokenizer: Any, begun: str | None = None
 ) -> Constraint | None:
-    """Return the grammar of a request; None for none.
-
-    Args:
-        body: the request.
-        tools: see `tools_of`.
-        tokenizer: the model's.
-        begun: see `MessageReader.begun`.
-
-    Raises:
-        ApiError: fields contradict each other, a grammar is invalid, or the model's calls are in no supported form.
-    """
+    """Return the grammar of a request; None for none."""
     form, chat = _form(body), isinstance(body, Chat)
     found = (isinstance(body, Chat) and _calls(body, tools, tokenizer, form)) or form
     if found is None:

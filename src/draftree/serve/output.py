@@ -18,11 +18,7 @@ from draftree.trace.file import BYTE_ALPHABET
 
 
 class StopStrings:
-    """Pass text on up to the first stop string, or with `include` up to its end; hold back text that may become one.
-
-    Attributes:
-        found: the stop string that ended the text; None before.
-    """
+    """Pass text on up to the first stop string, or with `include` up to its end; hold back text that may become one."""
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._begun = dict.fromkeys(stops, 0)  # Stop string -> characters of its beginning at the end of the text.
@@ -160,9 +156,6 @@ class OutputStream:
         """Yield deltas until all outputs have finished, and None after `pause` seconds of silence.
 
         Leaving the loop earlier ends the outputs.
-
-        Raises:
-            Exception: the error that ended one of the outputs.
         """
         left = len(self.outputs)
         try:

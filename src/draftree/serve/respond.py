@@ -119,11 +119,7 @@ RENAMED = {"max_completion_tokens": "max_output_tokens", "messages": "input"} | 
 
 
 def chat_of(body: Respond) -> Chat:
-    """Return the chat that a response continues.
-
-    Raises:
-        ApiError: the body names an earlier response.
-    """
+    """Return the chat that a response continues."""
     if body.previous_response_id is not None:
         message = "This server keeps no responses: send the earlier items in input, and leave previous_response_id out."
         raise ApiError(message, "previous_response_id")

@@ -78,11 +78,6 @@ def usage(call: Call, outputs: Sequence[RequestOutput], new: int | None = None) 
 
     Accepted prediction tokens are accepted draft tokens that follow the same token in the prediction as in the answer;
     the rest of the prediction counts as rejected.
-
-    Args:
-        call: the request.
-        outputs: all outputs, also the ones that `best_of` leaves out.
-        new: completion tokens of a running stream; None for all tokens of `outputs`.
     """
     tries, prediction = call.body.tries, call.prediction
     prompts = sum(len(output.prompt) for output in outputs) // tries

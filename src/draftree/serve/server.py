@@ -39,12 +39,7 @@ IGNORED = "X-Draftree-Ignored"  # Header that names the fields of a request with
 
 
 async def whole_body(request: Request, settings: ServerSettings) -> bytes:
-    """Return the bytes of a body, up to the limit of its length.
-
-    Raises:
-        ApiError: the body is too long or too slow, the client has disconnected, or a page of another site sent no
-            JSON (browsers send forms without asking the server first).
-    """
+    """Return the bytes of a body, up to the limit of its length."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if "origin" in request.headers and kind != "application/json":
         raise ApiError("The body is JSON: say so by the header Content-Type: application/json.", status=415)
@@ -64,11 +59,7 @@ async def whole_body(request: Request, settings: ServerSettings) -> bytes:
 
 
 async def while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`; cancel it if the client disconnects.
-
-    Raises:
-        GoneError: the client has disconnected.
-    """
+    """Return the result of `work`; cancel it if the client disconnects."""
     done, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -87,11 +78,7 @@ async def _gone(request: Request) -> None:
 
 
 def read_body(text: bytes, kind: type[Body]) -> Body:
-    """Return a body as `kind`.
-
-    Raises:
-        ApiError: a field is unknown, missing or wrong; names the field.
-    """
+    """Return a body as `kind`."""
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
@@ -141,11 +128,7 @@ def _place(error: ErrorDetails, body: Any) -> list[str | int]:
 
 
 class Server:
-    """Hold the worker, the reader of calls and the metrics, and answer requests for the routes.
-
-    Raises:
-        ValueError: the model is an encoder-decoder.
-    """
+    """Hold the worker, the reader of calls and the metrics, and answer requests for the routes."""
 
     def __init__(self, engine: Engine, tokenizer: Any, settings: ServerSettings) -> None:
         if engine.target.encoder_decoder:
@@ -172,16 +155,7 @@ class Server:
         kind: type[Asked],
         reader: Callable[[Asked, str | None], tuple[Call, list[RequestOutput]]],
     ) -> Response:
-        """Return the response to a completion or a chat, streamed or whole.
-
-        Args:
-            request: the HTTP request.
-            kind: class of its body.
-            reader: method of `calls` for the body; run in a thread.
-
-        Raises:
-            ApiError: a field is wrong, the queue is full, the server is stopping, or the prompt took too long.
-        """
+        """Return the response to a completion or a chat, streamed or whole."""
         key = self.key(request)
         asked = await self.body(request, kind)
         call, outputs = await asyncio.to_thread(reader, asked, self.settings.cache_salt(key, asked.user))

@@ -114,11 +114,7 @@ KEYS = "DRAFTREE_API_KEYS"  # Environment variable with more API keys, joined by
 
 
 def keys_of(given: Iterable[str]) -> tuple[str, ...]:
-    """Return the given API keys and the keys of the environment.
-
-    Raises:
-        ValueError: the environment variable is set and empty, such as a secret that was not filled in.
-    """
+    """Return the given API keys and the keys of the environment."""
     found = os.environ.get(KEYS)
     keys = [key.strip() for key in (found or "").split(",") if key.strip()]
     if found is not None and not keys:
@@ -204,11 +200,7 @@ class ServerSettings:
         return found
 
     def check_key(self, authorization: str | None) -> str | None:
-        """Return the short name of a request's key, see `key_of`; None if the server has no keys.
-
-        Raises:
-            ApiError: no key, or an unknown one; status 401.
-        """
+        """Return the short name of a request's key, see `key_of`; None if the server has no keys."""
         found = self.key_of(authorization)
         if self.api_keys and found is None:
             message = "The API key is missing or unknown: send 'Authorization: Bearer KEY'."

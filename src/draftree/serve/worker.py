@@ -95,13 +95,7 @@ class Worker:
         return failing
 
     async def start(self, stream: OutputStream) -> None:
-        """Queue outputs; return when the engine has taken them.
-
-        Raises:
-            ValueError: the engine refuses a prompt.
-            FullError: the queue is full.
-            StoppingError: the server is shutting down.
-        """
+        """Queue outputs; return when the engine has taken them."""
         added: Future[None] = Future()
         try:
             self._put(partial(self._add, stream, added))
@@ -111,13 +105,7 @@ class Worker:
             raise
 
     async def score(self, prompts: Sequence[Sequence[int]], count: int, timeout: float) -> Scores:
-        """Return the scores of each prompt's tokens after the first, with `count` likeliest ones; see `score_prompt`.
-
-        Raises:
-            FullError: the queue is full.
-            StoppingError: the server is shutting down.
-            LateError: it took longer than `timeout` seconds.
-        """
+        """Return the scores of each prompt's tokens after the first, with the `count` likeliest; see `score_prompt`."""
         runner, cache = self.engine.runner, self.engine.runner.new_cache(1)
         chunks = (part for one in prompts for part in score_prompt(runner, one, count, cache))
         scoring = Scoring(prompts, chunks, time.monotonic() + timeout)
@@ -223,12 +211,7 @@ class Worker:
             self._scorings[0].turn()
 
     def check_queue(self, more: int) -> None:
-        """Raise an error unless the queue can take `more` outputs; safe in any thread.
-
-        Raises:
-            FullError: the queue is full.
-            StoppingError: the worker has ended.
-        """
+        """Raise an error unless the queue can take `more` outputs; safe in any thread."""
         if self._over:
             raise StoppingError
         waiting = self.live + more

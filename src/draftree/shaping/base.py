@@ -22,23 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The rows, seconds and accepted paths of one step.
+    """The rows, seconds and accepted paths of one step."""
 
-    Attributes:
-        accepted: nodes of each tree on the accepted path, see `Step`.
-        rows: tree rows that were computed, padding counted where it costs.
-        seconds: of the whole step; None if it also read a prompt.
-        drafting: seconds of planning, drafting and trimming.
-        attached: whether the drafter had rows or taps of its own in the pass.
-        pruned: whether early pruning may have dropped draft tokens.
-    """
-
-    accepted: Sequence[Sequence[int]]
-    rows: int
-    seconds: float | None
-    drafting: float
-    attached: bool = False
-    pruned: bool = False
+    accepted: Sequence[Sequence[int]]  # Nodes of each tree on the accepted path, see `Step`.
+    rows: int  # Tree rows that were computed, padding counted where it costs.
+    seconds: float | None  # Of the whole step; None if it also read a prompt.
+    drafting: float  # Seconds of planning, drafting and trimming.
+    attached: bool = False  # Whether the drafter had rows or taps of its own in the pass.
+    pruned: bool = False  # Whether early pruning may have dropped draft tokens.
 
 
 class Sizer(ABC):

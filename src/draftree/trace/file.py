@@ -167,12 +167,7 @@ MARKER = re.compile(
 
 
 def request_name(number: int, prompt: str) -> str:
-    """Return a request's number and the beginning of its prompt, such as "2: Write a shell command th…".
-
-    Args:
-        number: from 1.
-        prompt: decoded with its special tokens. Of a dialogue the last turn is used.
-    """
+    """Return a request's number and the beginning of its prompt, such as "2: Write a shell command th…"."""
     turns = [" ".join(turn.split()) for turn in MARKER.split(prompt)]
     text = next(filter(None, reversed(turns)), "an empty prompt")
     text = "".join(character if character.isprintable() else " " for character in text)

@@ -28,15 +28,10 @@ FREE = ("lookahead", "prompt-lookup")  # drafters that need no training; they ar
 
 @dataclass(frozen=True)
 class Candidate:
-    """A drafter with a tree size.
+    """A drafter with a tree size."""
 
-    Attributes:
-        drafters: names to merge; empty for plain decoding.
-        node_budget: draft tokens of every step; None for trees sized by cost.
-    """
-
-    drafters: tuple[str, ...] = ()
-    node_budget: int | None = None
+    drafters: tuple[str, ...] = ()  # Names to merge; empty for plain decoding.
+    node_budget: int | None = None  # Draft tokens of every step; None for trees sized by cost.
 
     @property
     def label(self) -> str:
@@ -59,19 +54,12 @@ def list_candidates(given: Sequence[str]) -> list[Candidate]:
 
 @dataclass
 class Runner:
-    """A candidate and its measurements.
+    """A candidate and its measurements."""
 
-    Attributes:
-        candidate: the drafter and tree size.
-        answer: decodes one prompt of token ids and returns its statistics.
-        seconds: wall time of each prompt.
-        stats: statistics of each prompt.
-    """
-
-    candidate: Candidate
-    answer: Callable[[Sequence[int]], RequestStats]
-    seconds: list[float] = field(default_factory=list)
-    stats: list[RequestStats] = field(default_factory=list)
+    candidate: Candidate  # The drafter and tree size.
+    answer: Callable[[Sequence[int]], RequestStats]  # Decodes one prompt of token ids and returns its statistics.
+    seconds: list[float] = field(default_factory=list)  # Wall time of each prompt.
+    stats: list[RequestStats] = field(default_factory=list)  # Statistics of each prompt.
 
     def measure(self, ids: Sequence[int], clock: Callable[[], float] = time.perf_counter) -> None:
         """Decode a prompt and record its time in seconds."""
@@ -111,23 +99,14 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Result:
-    """A candidate's figures over all prompts that it decoded.
+    """A candidate's figures over all prompts that it decoded."""
 
-    Attributes:
-        candidate: the drafter and tree size.
-        rounds: the rounds that it took part in; only candidates with the same number decoded the same prompts.
-        prompts: the number of prompts.
-        tokens_per_second: new tokens per second of wall time, prompt included.
-        ratio: its speed relative to plain decoding of the same prompts.
-        acceptance_length: 1 + accepted / steps.
-    """
-
-    candidate: Candidate
-    rounds: int
-    prompts: int
-    tokens_per_second: float
-    ratio: float
-    acceptance_length: float
+    candidate: Candidate  # The drafter and tree size.
+    rounds: int  # The rounds that it took part in; only candidates with the same number decoded the same prompts.
+    prompts: int  # The number of prompts.
+    tokens_per_second: float  # New tokens per second of wall time, prompt included.
+    ratio: float  # Its speed relative to plain decoding of the same prompts.
+    acceptance_length: float  # 1 + accepted / steps.
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -147,21 +126,7 @@ def tune(
     max_new_tokens: int = 96,
     watcher: Watcher | None = None,
 ) -> list[Result]:
-    """Measure the candidates on `prompts` and return their results, the fastest first.
-
-    Args:
-        model: a Hugging Face model.
-        tokenizer: the model's.
-        prompts: at least two; the first one warms the candidates up and is not counted.
-        drafters: trained drafters and small models to measure besides those that need no training: folders, or names of
-            the embedded model's drafters.
-        minutes: time limit.
-        max_new_tokens: token limit of an answer.
-        watcher: reports progress.
-
-    Raises:
-        ValueError: too few or too long prompts, or a drafter that does not fit the model.
-    """
+    """Measure the candidates on `prompts` and return their results, the fastest first."""
     if not 0 < minutes < math.inf:
         raise ValueError(f"minutes is {minutes:g}: give a finite number over 0.")
     if len(prompts) < 2:
@@ -186,13 +151,6 @@ def halve(
     clock: Clock = time.perf_counter,
 ) -> list[Result]:
     """Halve the candidates until one is left, the rest differ by noise alone, or prompts or time run out.
-
-    Args:
-        runners: of the candidates; one of them is plain decoding.
-        prompts: token ids of each prompt.
-        watcher: reports progress.
-        end: time of `clock` after which no further prompt begins.
-        clock: returns seconds.
 
     Returns:
         The results; candidates of later rounds first, and in a round the faster before the slower ones.

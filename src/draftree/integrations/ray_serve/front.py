@@ -33,12 +33,7 @@ MOST_KNOWN = 100_000  # Remembered hashes of all texts.
 
 
 class Front:
-    """Pass requests on to replicas, as an ASGI application.
-
-    Args:
-        replicas: their handle.
-        settings: of each replica; the limits of bodies apply here.
-    """
+    """Pass requests on to replicas, as an ASGI application."""
 
     def __init__(self, replicas: DeploymentHandle, settings: ServerSettings) -> None:
         self._replicas, self._settings = replicas, settings
@@ -172,10 +167,6 @@ def beginnings_of(body: bytes, key: bytes = b"") -> list[int]:
 
     A chat is hashed by messages. The first user message and all before it count as one, because many chats share a
     system prompt. Other prompts are hashed by blocks of characters.
-
-    Args:
-        body: body of the request.
-        key: API key; texts of different keys and users have different hashes.
     """
     try:
         asked = json.loads(body)

@@ -19,11 +19,7 @@ from draftree.serve.app import Launch
 
 
 class Replica:
-    """Answer requests with an engine of its own.
-
-    Args:
-        launch: how the application is made.
-    """
+    """Answer requests with an engine of its own."""
 
     def __init__(self, launch: Launch) -> None:
         self.app = launch.app()
@@ -33,13 +29,7 @@ class Replica:
     async def answer(
         self, request: dict[str, Any], body: bytes, text: Sequence[int] = (), replica: int | None = None
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield the ASGI messages of the response; a caller that stops reading ends the request.
-
-        Args:
-            request: ASGI fields of the request.
-            body: body of the request.
-            text, replica: see `PrefixRouter`.
-        """
+        """Yield the ASGI messages of the response; a caller that stops reading ends the request."""
         messages: asyncio.Queue[Any] = asyncio.Queue()
         closed, read = asyncio.Event(), False
 
@@ -75,11 +65,7 @@ class PrefixRouter(RequestRouter):
     """Route calls by `text`, see `beginnings_of`; `replica` is the number of a replica in the order of names."""
 
     def initialize_state(self, slack: int = 8, **_: Any) -> None:
-        """See `RequestRouter`.
-
-        Args:
-            slack: requests that a preferred replica may have more than the least busy one.
-        """
+        """See `RequestRouter`."""
         self._prefixes, self._busy, self._slack = Prefixes(), Counter[ReplicaID](), slack
 
     async def choose_replicas(

@@ -248,10 +248,6 @@ class Buffers:
     """Memory that all recordings of a runner share, since one is replayed at a time.
 
     A recording keeps the views that it was made with; a larger one gets larger buffers.
-
-    Args:
-        capture: makes recordings, and copies inputs to the device.
-        device: where passes run.
     """
 
     def __init__(self, capture: Capture, device: torch.device) -> None:

@@ -38,19 +38,12 @@ Linear = tuple[Tensor, Tensor | None]  # weight [out, in] and bias [out]
 
 
 class Tiling(NamedTuple):
-    """The share of one program.
+    """The share of one program."""
 
-    Attributes:
-        rows: of the input.
-        outputs: of one linear.
-        inputs: entries of the input that are read at a time.
-        warps: of 32 threads.
-    """
-
-    rows: int
-    outputs: int
-    inputs: int
-    warps: int
+    rows: int  # Of the input.
+    outputs: int  # Of one linear.
+    inputs: int  # Entries of the input that are read at a time.
+    warps: int  # Of 32 threads.
 
 
 @triton.jit(do_not_specialize=["rows"])

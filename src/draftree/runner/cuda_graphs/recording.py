@@ -68,14 +68,7 @@ class FixedSlots:
 
 
 class FixedMasks(PassMasks):
-    """Masks of a recorded pass over the positions of its band.
-
-    Args:
-        frame: the pass's shape.
-        inputs: its inputs.
-        kv_positions: LongTensor [K], 0, 1, ...
-        dtype: of the model.
-    """
+    """Masks of a recorded pass over the positions of its band."""
 
     def __init__(self, frame: Frame, inputs: PassInputs, kv_positions: Tensor, dtype: torch.dtype) -> None:
         self.frame, self.inputs, self.kv_positions, self.dtype = frame, inputs, kv_positions, dtype
@@ -118,15 +111,7 @@ class FixedMasks(PassMasks):
 
 
 class FixedRows(SegmentRows):
-    """Angles and attention of a recorded pass.
-
-    Args:
-        tables: of angles.
-        reached: what `AngleTables.reach` returned.
-        masks: of the pass.
-        slots: where keys and values go.
-        kernel: `kernels.attend`; None for torch's attention.
-    """
+    """Angles and attention of a recorded pass."""
 
     def __init__(
         self,
