@@ -223,7 +223,7 @@ def test_mistakes_raise_clear_errors() -> None:
     engine = Engine(build("llama"))
     with pytest.raises(TypeError, match=r"give tokenizer\(text\)\.input_ids"):
         engine.add("The sea", max_new_tokens=4)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"give draftree\.SamplingParams\(\.\.\.\) or options by name"):
+    with pytest.raises(TypeError, match=r"pass draftree\.SamplingParams\(\.\.\.\), or options by name"):
         engine.add([5, 9], {"max_new_tokens": 4})  # type: ignore[arg-type]
     for name in ("inputs_embeds", "past_key_values", "position_ids", "token_type_ids"):
         with pytest.raises(TypeError, match=f"{name} has no effect here"):

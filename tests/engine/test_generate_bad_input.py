@@ -50,12 +50,6 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a criterion alone": ({"stopping_criteria": MaxTimeCriteria(5.0)}, TypeError, "pass a list of them"),
     "max_length within the prompt": ({"max_length": 9}, ValueError, "leaves no room behind a prompt of 9"),
     "temperature in words": ({"do_sample": True, "temperature": "0.7"}, TypeError, "temperature is a str"),
-    "a forced end beyond the vocabulary": (
-        {"forced_eos_token_id": 500},
-        ValueError,
-        "forced_eos_token_id has token id 500",
-    ),
-    "bad words beyond it": ({"bad_words_ids": [[5, 500]]}, ValueError, "bad_words_ids has token id 500"),
     "attentions": ({"output_attentions": True}, ValueError, "output_attentions"),
     "a schema as grammar": ({"grammar": {"type": "object"}}, TypeError, "grammar is a dict: pass one such as"),
     "beams": ({"num_beams": 4}, ValueError, "leave num_beams at 1"),
@@ -206,7 +200,6 @@ def test_sampling_params_shapes_and_budgets() -> None:
         ({"attention_mask": ids(0, *[1] * 7)}, ValueError, r"mask has shape \(1, 8\) .*: give one mask value"),
         ({"inputs_embeds": torch.zeros(1, 4, 64), "input_ids": None}, ValueError, "give input_ids instead"),
         ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, ValueError, "prompt is empty: give at least one token"),
-        ({"forced_eos_token_id": 500}, ValueError, "forced_eos_token_id has token id 500, outside"),
         ({"synced_gpus": True}, ValueError, "which draftree does not drive"),
     ],
 )

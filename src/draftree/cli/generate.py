@@ -101,7 +101,13 @@ def generate(
         else:
             answer_one(engine, tokenizer, requests[0], as_json=as_json)
     if stats and (asked or not as_json):
-        report_stats(requests, engine.runner.name)
+        from draftree.cli.screen import legend, line_console
+        from draftree.engine import RunStats
+
+        run = RunStats([request.stats for request in requests], engine.runner.name)
+        if len(requests) == 1:
+            line_console().print(legend(run.total.accepted_by_source))
+        run.summary()
 
 
 @contextmanager
@@ -162,14 +168,3 @@ def _described(request: Request, tokenizer: Any) -> dict[str, Any]:
         "finish_reason": request.finish_reason,
         "stats": request.stats.as_dict(),
     }
-
-
-def report_stats(requests: Sequence[Request], runner: str) -> None:
-    """Print the legend of colours and the statistics of drafting."""
-    from draftree.cli.screen import legend, line_console
-    from draftree.engine import RunStats
-
-    stats = RunStats([request.stats for request in requests], runner)
-    if len(requests) == 1:
-        line_console().print(legend(stats.total.accepted_by_source))
-    stats.summary()

@@ -109,26 +109,15 @@ def resumable(out: Path) -> Iterator[Callable[[str], None]]:
         raise
 
 
-def bar_columns() -> tuple[progress.ProgressColumn, ...]:
-    """Return the columns of progress bars: task, amount done, time elapsed, time left."""
-    return (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TextColumn("elapsed,"),
-        progress.TimeRemainingColumn(),
-        progress.TextColumn("left"),
-    )
-
-
 class _Bar:
     """A progress bar with `more` columns and `options` of rich; on Ctrl-C it prints `kept`."""
 
     def __init__(self, console: Console, kept: str, *more: progress.ProgressColumn, **options: Any) -> None:
         self._console, self._kept = console, kept
         options |= {"console": console, "disable": not console.is_terminal}
-        self._progress = progress.Progress(*bar_columns(), *more, **options)
+        done = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn())
+        times = (progress.TimeElapsedColumn(), progress.TextColumn("elapsed,"), progress.TimeRemainingColumn())
+        self._progress = progress.Progress(*done, *times, progress.TextColumn("left"), *more, **options)
 
     def __enter__(self) -> Self:
         self._progress.start()

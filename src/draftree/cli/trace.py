@@ -6,7 +6,7 @@ The text is coloured by drafter; the page has each step's tree.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -59,7 +59,11 @@ def trace(
     check_file(html, "--html", **inputs)
     if replay is not None:
         _refuse_recording(context)
-        show_recorded(replay, html)
+        if not replay.is_file():
+            raise ValueError(f"There is no recorded run {str(replay)!r}: make one with draftree trace PROMPT.")
+        from draftree.trace.file import read_trace  # Torch is imported after the check, which then answers at once.
+
+        show(read_trace(replay), html, [])
         return
     prompts = prompts or []
     first = prompts.pop(0) if len(prompts) > 1 and is_model(prompts[0]) else None
@@ -96,15 +100,6 @@ def _refuse_recording(context: typer.Context) -> None:
             raise ValueError(f"--replay shows a recorded run: leave out {called} or --replay.")
 
 
-def show_recorded(replay: Path, html: Path | None) -> None:
-    """Show a recorded run, see `show`."""
-    if not replay.is_file():
-        raise ValueError(f"There is no recorded run {str(replay)!r}: make one with draftree trace PROMPT.")
-    from draftree.trace.file import read_trace  # Torch is imported after the check, which then answers at once.
-
-    show(read_trace(replay), html, [])
-
-
 def show(trace: Trace, html: Path | None, written: list[Path]) -> None:
     """Print a run's text, coloured by drafter, and its statistics; write the trees of its steps to a page `html`."""
     console = wide_console()
@@ -128,12 +123,8 @@ def _text(trace: Trace, request: int) -> Text:
     text = Text()
     pieces = iter(about["pieces"])
     for step, member in trace.of(request):
-        for source in _sources(trace, step, member):
+        names = trace.runs[step["run"]]["sources"]
+        for node in member["accepted"]:  # None for a token of the model's own.
+            source = None if node is None else names[member["sources"][node]]
             text.append(next(pieces), style=source_style(source))
     return text.append(f" [{about['finish_reason']}]", style="dim")
-
-
-def _sources(trace: Trace, step: dict[str, Any], member: dict[str, Any]) -> list[str | None]:
-    """Return the source of each emitted token; None for the model itself."""
-    names = trace.runs[step["run"]]["sources"]
-    return [None if node is None else names[member["sources"][node]] for node in member["accepted"]]

@@ -19,12 +19,13 @@ from torch import Tensor
 
 from draftree.by_name import as_drafter
 from draftree.engine.config import EngineConfig, check_strict
-from draftree.engine.limits import check_added, check_encoder_side, check_grammar, check_prompt, eos_token_ids
+from draftree.engine.limits import check_encoder_side, check_grammar, check_prompt, eos_token_ids
 from draftree.engine.loop import Loop
 from draftree.engine.recorder import about_engine
 from draftree.engine.request import Emitted, Request, State
 from draftree.engine.sampling import SamplingParams, params_of
 from draftree.engine.scheduler import Scheduler, reading_groups
+from draftree.errors import check_kind
 from draftree.pruning.pruner import Pruner
 from draftree.runner import Runner, open_runner
 from draftree.runner.step_cost import cached_cost
@@ -126,7 +127,9 @@ class Engine:
             raise RuntimeError("The engine is closed: make a new one.")
         if params is not None and options:
             raise TypeError(f"add got params and the option {next(iter(options))!r}: put it into the params.")
-        check_added(prompt, params, SamplingParams)
+        if isinstance(prompt, str):
+            raise TypeError("The prompt is a text, and an engine takes token ids: give tokenizer(text).input_ids.")
+        check_kind(SamplingParams, "draftree.SamplingParams(...), or options by name", params=params)
         prompt = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
         check_encoder_side(self.target, encoder_input, encoder_states)
         params = params or params_of(self.target, prompt, options, encoder_input, padded_prompt)
@@ -304,7 +307,10 @@ class Engine:
             for request in self.running:
                 if request.finish_reason is None:
                     request.error, request.finish_reason = error, "error"
-            self._clear()
+            requests = list(self.running)
+            scheduler.clear()  # The error may have come while requests changed slots.
+            for request in requests:
+                self._forget(request)
             raise
 
     def _read(self, decoding: int) -> None:
@@ -353,13 +359,6 @@ class Engine:
             for request in requests:
                 self._forget(request)
                 self.scheduler.leave(request)
-
-    def _clear(self) -> None:
-        """Free all slots after an error, which may have come while requests changed slots."""
-        requests = list(self.running)
-        self.scheduler.clear()
-        for request in requests:
-            self._forget(request)
 
     def _over(self, request: Request) -> None:
         request.let_go()

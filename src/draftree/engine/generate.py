@@ -223,7 +223,8 @@ def _rows(
 
 
 def _checked_ids(input_ids: Any, attention_mask: Tensor | None) -> Tensor:
-    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or not _integral(input_ids):
+    whole = (torch.long, torch.int32, torch.int16, torch.int8, torch.uint8)
+    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.dtype not in whole:
         raise ValueError(
             "input_ids must be a LongTensor [batch, length], as of tokenizer(..., return_tensors='pt'), or text."
         )
@@ -241,10 +242,6 @@ def _checked_ids(input_ids: Any, attention_mask: Tensor | None) -> Tensor:
             "attention_mask holds other values than 0 and 1: give 1 for the tokens to read, 0 for padding."
         )
     return input_ids.long()
-
-
-def _integral(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,17 +34,6 @@ from draftree.runner.base import callers_mode
 from draftree.runner.target import rows_of
 
 
-def check_added(prompt: Any, params: Any, kind: type) -> None:
-    """Check the types of the arguments of `Engine.add`."""
-    if isinstance(prompt, str):
-        raise TypeError("The prompt is a text, and an engine takes token ids: give tokenizer(text).input_ids.")
-    if params is not None and not isinstance(params, kind):
-        raise TypeError(
-            f"The params are a {type(params).__name__}: give draftree.SamplingParams(...) or options by name."
-            " Example: max_new_tokens=64."
-        )
-
-
 def check_prompt(prompt: Sequence[int], new: int, vocabulary: int, limit: int | None) -> None:
     """Check that a prompt and `new` tokens fit a context of `limit` tokens (None: unlimited)."""
     check_least(1, math.inf, max_new_tokens=new)

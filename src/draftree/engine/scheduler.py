@@ -33,6 +33,10 @@ class Kept:
     cache_salt: str | None  # Of its request; requests of another salt may not reuse it.
     left: int  # Number that grows with the time at which the request left.
 
+    def holds(self, other: Kept) -> bool:
+        """Return whether it contains the other prefix."""
+        return self.cache_salt == other.cache_salt and self.tokens[: len(other.tokens)] == other.tokens
+
 
 class Scheduler:
     """Put requests into slots and take them out.
@@ -139,9 +143,7 @@ class Scheduler:
         held = self.cache.lengths[last]
         if self.keeps and held:
             kept = Kept(request.context.tokens[:held], request.params.cache_salt, next(self._clock))
-            for other in [other for other, shorter in self._kept.items() if _holds(kept, shorter)]:
-                del self._kept[other]
-            self._kept[last] = kept
+            self._kept = {slot: other for slot, other in self._kept.items() if not kept.holds(other)} | {last: kept}
         for store in self._stores:
             store.clear(last)
 
@@ -241,11 +243,6 @@ class Scheduler:
             raise ModelChangedError
         self._kept.clear()
         self._read_by = weights
-
-
-def _holds(kept: Kept, other: Kept) -> bool:
-    """Return whether `kept` contains the other prefix."""
-    return kept.cache_salt == other.cache_salt and kept.tokens[: len(other.tokens)] == other.tokens
 
 
 def _common(one: list[int], other: list[int]) -> int:

@@ -170,11 +170,6 @@ def _model(path: Path, file: GgufFile) -> Any:
     architecture = file.metadata["general.architecture"]
     try:
         config = config_of(file)
-        blocks = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
-        if len(blocks) != config.num_hidden_layers:  # Before so many layers are made.
-            raise ValueError(
-                f"block_count is {config.num_hidden_layers}, and there are tensors of {len(blocks)} blocks"
-            )
         with init_empty_weights(include_buffers=False):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         names = _names(model, architecture, config.num_hidden_layers)
@@ -219,10 +214,6 @@ def _put(model: Any, name: str, tensor: TensorInfo, gguf_name: str, processor: A
         made = np.ascontiguousarray(processor.process(weights=tensor.floats(), name=gguf_name).weights)
         setattr(module, last, nn.Parameter(torch.from_numpy(made)))
         return
-    if len(expected) != 2:
-        raise ValueError(
-            f"The tensor {gguf_name!r} has {len(expected)} dimensions and blocks: download the file again."
-        )
     rows = processor.process(weights=tensor.data.reshape(expected[0], -1), name=gguf_name).weights  # reorders rows
     kind, rows = recoded(tensor.kind, np.asarray(rows))
     blocks = kind, expected[1]
