@@ -320,10 +320,7 @@ def sampling_params(
         seed=seed if options.config.do_sample else None,
         encoder_ids=torch.tensor([list(prompt)], dtype=torch.long, device=target.device),
     )
-    front = _bias(body, target.vocab_size)
-    frequency, presence = body.frequency_penalty or 0.0, body.presence_penalty or 0.0
-    if frequency or presence:
-        front.append(OutputPenalties(len(prompt), frequency, presence))
+    front = [*_bias(body, target.vocab_size), *_penalties(body, len(prompt))]
     return replace(
         params,
         processors=LogitsProcessorList([*front, *params.processors]),
@@ -348,3 +345,8 @@ def _bias(body: Sampling, vocabulary: int) -> list[LogitsProcessor]:
             )
         bias[int(name)] = value
     return [TokenBias(list(bias), list(bias.values()))] if bias else []
+
+
+def _penalties(body: Sampling, prompt: int) -> list[LogitsProcessor]:
+    frequency, presence = body.frequency_penalty or 0.0, body.presence_penalty or 0.0
+    return [OutputPenalties(prompt, frequency, presence)] if frequency or presence else []
