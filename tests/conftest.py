@@ -55,6 +55,14 @@ def demo() -> Demo:
     return Demo(*draftree.demo_model())
 
 
+@pytest.fixture(scope="session")
+def hybrid() -> Demo:
+    """The package's model with recurrent layers, shared by all tests: leave it as it is."""
+    import draftree
+
+    return Demo(*draftree.load_model("chat-hybrid"))
+
+
 @pytest.fixture
 def refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -6,6 +6,8 @@ plain hook where a check replaces hidden states mid-stack.
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -141,7 +143,7 @@ class Run:
             prompt=len(pieces) == 1,
         )
         result = self.runner.run(plan.to(self.runner.plan_device), self.cache, self.first + b, self.encoder)
-        assert result.logits.shape == (len(pieces), 1, VOCABULARY)
+        assert result.logits.shape == (len(pieces), 1, self.runner.target.config.vocab_size)
         if len(pieces) == 1:
             self.last = result.logits[0, 0]
         self.cache.commit([list(range(len(p))) for p in pieces], result.segments)
@@ -214,6 +216,39 @@ def stock_logits(
         if handle is not None:
             handle.remove()
     return logits[torch.arange(len(ids)), ends]
+
+
+class Stepwise:
+    """A stock model that reads a prompt in one pass and then token by token; for models with recurrent layers."""
+
+    def __init__(self, model: Any, prompt: Tensor) -> None:
+        names = inspect.signature(model.forward).parameters
+        self._name = next(name for name in ("cache", "cache_params", "past_key_values") if name in names)
+        self._model, self._length = model, 0
+        self._cache = self._read(None, prompt, 0)[1]
+        self._length = len(prompt)
+
+    @torch.no_grad()
+    def _read(self, cache: Any, tokens: Tensor, begin: int) -> tuple[Tensor, Any]:
+        positions = torch.arange(begin, begin + len(tokens))[None]
+        out = self._model(tokens[None], position_ids=positions, use_cache=True, **{self._name: cache})
+        return out.logits[0, -1], out["cache_params" if "cache_params" in out else "past_key_values"]
+
+    def nodes(self, tree: Tree) -> Tensor:
+        """Logits [tree.size, V] behind every branch of `tree`."""
+        caches, found = {-1: self._cache}, []
+        for node, parent in enumerate(tree.parents):
+            cache = copy.deepcopy(caches[parent])
+            begin = self._length + tree.depths[node]
+            logits, caches[node] = self._read(cache, tree.tokens[node : node + 1], begin)
+            found.append(logits)
+        return torch.stack(found)
+
+    def accept(self, tokens: Tensor) -> None:
+        """Read `tokens`, one by one."""
+        for token in tokens:
+            self._cache = self._read(self._cache, token[None], self._length)[1]
+            self._length += 1
 
 
 def difference(ours: Tensor, stock: Tensor) -> float:

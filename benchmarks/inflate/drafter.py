@@ -35,6 +35,8 @@ def inflate_drafter(drafter: Trained, model: Any) -> Any:
             holds a tensor which no rule here knows.
     """
     places = places_of(model)
+    if places.small.recurrent:
+        raise ValueError("Drafters of a model with recurrent layers cannot be inflated: its states were scaled.")
     hash_ = model.config.inflated_from["hash"]
     if drafter.base is not None and drafter.base.hash != hash_:
         raise ValueError(

@@ -15,6 +15,10 @@ equal:
 - Vocabulary. Tokens that the small model does not have must never win, and a head without bias can say "never" only to
   a constant. So one more entry of the hidden states is one: half of epsilon is given up for it.
 
+- Recurrent layers. Keys are normed by a sum of squares, which zeros do not change. What a head reads shrinks by the
+  root of the key's width before its norm, whose epsilon then shrinks as well. A model's norms share one epsilon, so the
+  hidden states, and attention's queries and keys before their norms, are scaled to fit that one.
+
 `inflate_drafter` takes what was trained for the small model along.
 """
 
@@ -22,6 +26,7 @@ from __future__ import annotations
 
 import copy
 import math
+from bisect import bisect
 from dataclasses import asdict
 from typing import Any
 
@@ -30,11 +35,11 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.inflate.places import Places
 from benchmarks.inflate.sizes import Size, check_memory, parameters_named, size_for, size_named
-from benchmarks.inflate.weights import inflated_weights
+from benchmarks.inflate.weights import Scales, inflated_weights
 from draftree.drafting.folder import model_hash
 from draftree.runner.target import Target, inspect_model
 
-FAMILIES = ("llama", "mistral", "qwen2")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3_5_text")
 
 
 def inflate(
@@ -49,7 +54,7 @@ def inflate(
     """Return a large model that says what `model` says (in fp32 the same greedy tokens; logits differ by rounding).
 
     Args:
-        model: a llama, mistral or qwen2 model without windows.
+        model: a llama, mistral, qwen2 or qwen3_5_text model without windows.
         params: about how many parameters, such as 400_000_000 or "400M"; see `benchmarks.inflate.sizes.size_for`.
         shape: instead of them, the name of a size in `benchmarks.inflate.sizes.SIZES`, or a size.
         dtype: of its weights; the model's own by default.
@@ -74,7 +79,7 @@ def inflate(
         large = size_for(count, small)
     else:
         large = size_named(shape) if isinstance(shape, str) else shape
-    places = Places(small, large)
+    places = Places(small, large, _turning(target.config))
     rope = target.config.rope_parameters
     if rope.get("rope_type", "default") != "default" and large.head_dim != small.head_dim:
         raise ValueError(
@@ -89,7 +94,8 @@ def inflate(
     with torch.device("meta"):
         inflated = AutoModelForCausalLM.from_config(config, dtype=dtype)
     shapes = {name: tuple(p.shape) for name, p in inflated.named_parameters()}
-    made = dict(inflated_weights(model, shapes, places, dtype, device, float(c)))
+    scales = Scales.of(target.config, config, places, float(c) if places.constant is not None else 0.0)
+    made = dict(inflated_weights(model, shapes, places, scales, dtype, device, float(c)))
     if published is not None:
         for tensor in made.values():
             tensor.copy_(tensor.to(published))
@@ -106,7 +112,12 @@ def places_of(model: Any) -> Places:
     small = getattr(config, "inflated_from", None)
     if small is None:
         raise ValueError("This model was not inflated: give the one that benchmarks.inflate.inflate returned.")
-    return Places(Size(**{name: small[name] for name in Size.__slots__}), Size.of(config))
+    numbers = {name: small[name] for name in Size.__slots__ if name in small}
+    return Places(Size(**numbers), Size.of(config), _turning(config))
+
+
+def _turning(config: Any) -> float:
+    return float(config.rope_parameters.get("partial_rotary_factor", 1.0))
 
 
 def _check_family(target: Target) -> None:
@@ -130,10 +141,25 @@ def _config(model: Any, places: Places, constant: float) -> Any:
     config.num_attention_heads, config.num_key_value_heads = large.heads, large.kv_heads
     config.head_dim, config.intermediate_size = large.head_dim, large.intermediate_size
     config.vocab_size, config.tie_word_embeddings = large.vocab_size, False
-    config.rms_norm_eps = (small.hidden_size * config.rms_norm_eps - constant**2) / large.hidden_size
+    if small.recurrent:
+        shrink = small.key_width * small.value_width / (large.key_width * large.value_width)
+        config.rms_norm_eps *= shrink
+        for name in ("key_heads", "value_heads"):
+            setattr(config, f"linear_num_{name}", getattr(large, name))
+        config.linear_key_head_dim, config.linear_value_head_dim = large.key_width, large.value_width
+        config.linear_conv_kernel_dim = large.kernel
+    else:
+        config.rms_norm_eps = (small.hidden_size * config.rms_norm_eps - constant**2) / large.hidden_size
     theta = places.theta(config.rope_parameters["rope_theta"])
     config.rope_parameters = {**config.rope_parameters, "rope_theta": theta}
     if getattr(config, "layer_types", None) is not None:
-        config.layer_types = ["full_attention"] * large.layers
+        # Of each layer and of those that are idle behind it.
+        ends = [places.layer(i + 1) for i in range(small.layers)]
+        config.layer_types = [config.layer_types[bisect(ends, i)] for i in range(large.layers)]
+    if Size.of(config).recurrent != large.recurrent:
+        raise ValueError(
+            f"recurrent is {large.recurrent}, and of {large.layers} layers it takes {Size.of(config).recurrent} to "
+            "hold this model."
+        )
     config.inflated_from = {**asdict(small), "hash": model_hash(model)}
     return config

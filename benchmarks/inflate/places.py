@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -17,6 +18,7 @@ class Places:
 
     small: Size
     large: Size
+    turning: float = 1.0  # share of a head's entries that rotary angles turn
 
     def __post_init__(self) -> None:
         small, large = self.small, self.large
@@ -29,11 +31,17 @@ class Places:
                     f"{name} is {getattr(large, name)}, and to hold this model it takes {value}: inflate to a larger "
                     "size."
                 )
-        if large.heads % large.kv_heads or large.hidden_size % large.heads or large.head_dim % 2:
+        if large.heads % large.kv_heads or large.hidden_size % large.heads or self._turned(large) % 2:
             raise ValueError(
                 f"{large.heads} heads of {large.head_dim} entries with {large.kv_heads} key/value heads and a "
                 f"hidden_size of {large.hidden_size} are no model to Hugging Face: heads come in equal groups, their "
                 "width is even, and hidden_size is a multiple of their number."
+            )
+
+        if small.recurrent and large.value_heads * small.key_heads != small.value_heads * large.key_heads:
+            raise ValueError(
+                f"{large.value_heads} value heads on {large.key_heads} key heads cannot hold this model's "
+                f"{small.value_heads} on {small.key_heads}: inflate to a size of the same proportion."
             )
 
     @property
@@ -57,18 +65,23 @@ class Places:
         return (kv * self.copies + copy_) * self.large.groups + member
 
     def turned(self) -> Tensor:
-        """LongTensor [head_dim]: entries of a large query or key that turn as those of a small one do."""
-        pairs = torch.arange(self.small.head_dim // 2) * self.stride
-        return torch.cat([pairs, pairs + self.large.head_dim // 2])
+        """LongTensor [head_dim]: a small query's entries in a large one: those that turn as fast, and those behind."""
+        small, large = self._turned(self.small), self._turned(self.large)
+        pairs = torch.arange(small // 2) * self.stride
+        return torch.cat([pairs, pairs + large // 2, torch.arange(large, large + self.small.head_dim - small)])
+
+    def _turned(self, size: Size) -> int:
+        """The number of a head's entries that rotary angles turn, the first ones."""
+        return int(size.head_dim * self.turning)
 
     @property
     def stride(self) -> int:
         """Return the distance between neighbouring rotary pairs of the small model, in pairs of the large one."""
-        return self.large.head_dim // self.small.head_dim
+        return self._turned(self.large) // self._turned(self.small)
 
     def theta(self, small: float) -> float:
         """Return the base at which pair `stride` i turns as pair i did at base `small`."""
-        return float(small ** (self.large.head_dim / (self.stride * self.small.head_dim)))
+        return float(small ** (self._turned(self.large) / (self.stride * self._turned(self.small))))
 
     @property
     def query_heads(self) -> list[int]:
@@ -81,4 +94,17 @@ class Places:
 
     def rows(self, heads: list[int], entries: Tensor) -> Tensor:
         """LongTensor [heads * entries]: `entries` of these heads of the large model, among the rows of all heads."""
-        return (torch.tensor(heads)[:, None] * self.large.head_dim + entries).flatten()
+        return among(self.large.head_dim, heads, entries)
+
+    def recurrent_rows(self, key_entries: int, value_entries: int) -> Tensor:
+        """LongTensor [n]: where the first entries of the small model's recurrent queries, keys and values lie."""
+        large, small = self.large, self.small
+        keys = among(large.key_width, range(small.key_heads), torch.arange(key_entries))
+        values = among(large.value_width, range(small.value_heads), torch.arange(value_entries))
+        width = large.key_heads * large.key_width
+        return torch.cat([keys, width + keys, 2 * width + values])
+
+
+def among(width: int, heads: Sequence[int], entries: Tensor) -> Tensor:
+    """LongTensor [heads * entries]: `entries` of these heads of `width`, among the rows of all heads."""
+    return (torch.tensor(heads)[:, None] * width + entries).flatten()

@@ -17,13 +17,14 @@ from draftree.errors import did_you_mean
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 DTYPES = ("float32", "bfloat16", "float16")
+RECURRENT = 128  # width of recurrent heads
 ROUND = 32  # widths of MLPs are multiples of it
 OVER = 1.05  # how far the parameters of a size may exceed the given number
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The numbers that decide what a llama-shaped model costs."""
+    """The numbers that decide what a model costs: shaped as a llama, or with recurrent layers as Qwen 3.5."""
 
     hidden_size: int  # width of the residual stream
     layers: int  # decoder layers
@@ -32,6 +33,13 @@ class Size:
     head_dim: int  # width of a head, even
     intermediate_size: int  # units of an MLP
     vocab_size: int  # rows of the embedding, and of the head
+    # Of a gated delta rule; 0 in other models.
+    recurrent: int = 0  # how many of the layers have one in attention's place
+    key_heads: int = 0
+    value_heads: int = 0  # a multiple of `key_heads`
+    key_width: int = 0  # of a head
+    value_width: int = 0
+    kernel: int = 0  # of the convolution
 
     @classmethod
     def of(cls, config: Any) -> Size:
@@ -39,7 +47,10 @@ class Size:
         c = config
         head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
         numbers = (c.hidden_size, c.num_hidden_layers, c.num_attention_heads, c.num_key_value_heads, head_dim)
-        return cls(*map(int, (*numbers, c.intermediate_size, c.vocab_size)))
+        recurrent = (getattr(c, "layer_types", None) or ()).count("linear_attention")
+        delta = (c.linear_num_key_heads, c.linear_num_value_heads, c.linear_key_head_dim) if recurrent else ()
+        delta += (c.linear_value_head_dim, c.linear_conv_kernel_dim) if recurrent else ()
+        return cls(*map(int, (*numbers, c.intermediate_size, c.vocab_size, recurrent, *delta)))
 
     @property
     def groups(self) -> int:
@@ -50,8 +61,18 @@ class Size:
     def parameters(self) -> int:
         """Return the number of parameters with an untied head and no biases."""
         attention = 2 * self.hidden_size * (self.heads + self.kv_heads) * self.head_dim
-        layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
-        return self.layers * layer + 2 * self.vocab_size * self.hidden_size + self.hidden_size
+        if self.recurrent:  # Gates beside the queries, and a norm for queries and one for keys.
+            attention += self.hidden_size * self.heads * self.head_dim + 2 * self.head_dim
+        mixers = (self.layers - self.recurrent) * attention + self.recurrent * self._delta
+        layer = 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
+        return mixers + self.layers * layer + 2 * self.vocab_size * self.hidden_size + self.hidden_size
+
+    @property
+    def _delta(self) -> int:
+        """The parameters of a gated delta rule."""
+        channels = 2 * self.key_heads * self.key_width + self.value_heads * self.value_width
+        rows = channels + 2 * self.value_heads * (self.value_width + 1)  # the output's and two gates beside them
+        return rows * self.hidden_size + channels * self.kernel + 2 * self.value_heads + self.value_width
 
 
 # As their public configurations say.
@@ -101,7 +122,8 @@ def size_for(parameters: int, small: Size) -> Size:
     """Return a size of about so many parameters, in the proportions of public models; vocabulary and groups of `small`.
 
     24 layers at 400M and 32 at 7B; heads 64 wide, from 1B on 128, rounded up to a multiple of the small model's (whose
-    rotary angles are then among the large one's to the last bit). The MLP's width makes up what is missing.
+    rotary angles are then among the large one's to the last bit). Recurrent heads are 128 wide and together as wide as
+    the model. The MLP's width makes up what is missing.
 
     Raises:
         ValueError: fewer than the smallest of these sizes has.
@@ -110,12 +132,18 @@ def size_for(parameters: int, small: Size) -> Size:
     usual = 64 if parameters < 10**9 else 128
     dim = small.head_dim * math.ceil(usual / small.head_dim)
     # With kv heads = heads / groups and an MLP of 8/3 the width, a layer has this many squares of the width.
-    squares = layers * (2 + 2 / small.groups + 8)
+    attention, recurrent = 2 + 2 / small.groups, layers * small.recurrent // small.layers
+    squares = layers * (attention + 8) + (layers + recurrent * (4 - attention) if recurrent else 0)
     width = (math.sqrt(small.vocab_size**2 + squares * parameters) - small.vocab_size) / squares
     per_step = small.groups * dim
     heads = max(small.heads, small.groups * max(1, round(width / per_step)))
     heads = max(heads, small.groups * math.ceil((small.hidden_size + 1) / per_step))
     bare = Size(heads * dim, layers, heads, heads // small.groups, dim, 0, small.vocab_size)
+    if recurrent:
+        key, value = (max(RECURRENT, width) for width in (small.key_width, small.value_width))
+        count = max(small.key_heads, round(bare.hidden_size / key))
+        bare = replace(bare, recurrent=recurrent, kernel=small.kernel, key_width=key, value_width=value)
+        bare = replace(bare, key_heads=count, value_heads=count * small.value_heads // small.key_heads)
     units = (parameters - bare.parameters) / (3 * bare.hidden_size * layers)
     intermediate = max(small.intermediate_size, ROUND * round(units / ROUND))
     size = replace(bare, intermediate_size=intermediate)

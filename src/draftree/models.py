@@ -14,7 +14,8 @@ from draftree.encoding import encode_messages as encode_messages
 from draftree.encoding import encode_prompt as encode_prompt
 from draftree.errors import install
 
-EMBEDDED = "embedded"  # Name of the model in the package.
+EMBEDDED = "embedded"  # Name of the default among the models in the package.
+PACKAGED = {EMBEDDED: "chat_4m", "chat-hybrid": "chat_hybrid"}  # Their folders. All have the default's tokenizer.
 
 
 def packaged_model() -> str | None:
@@ -32,7 +33,8 @@ def load_model(
     """Load a model and its tokenizer.
 
     Args:
-        name: a folder, a GGUF file or a hub name; "embedded" or None for the model in the package.
+        name: a folder, a GGUF file or a hub name; "embedded" or None for the model in the package, "chat-hybrid" for
+            the one with recurrent layers.
         placement: device and type; None for the defaults of `Placement`.
         report: receives a sentence if the type is not the stored one.
 
@@ -44,16 +46,16 @@ def load_model(
     """
     placement = placement or Placement()
     placement.check()
-    if name is None or name == EMBEDDED:
+    name = EMBEDDED if name is None else str(name)
+    if name in PACKAGED:
         from transformers import AutoTokenizer
 
         from draftree.demo_model import embedded
 
-        with embedded("chat_4m") as folder:
+        with embedded(PACKAGED[name]) as folder, embedded(PACKAGED[EMBEDDED]) as default:
             model = _loaded(str(folder), placement, "float32", report)
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(default, local_files_only=True)
     else:
-        name = str(name)
         path = known_folder(name)
         gguf = _gguf_options(path, placement)
         if gguf:

