@@ -40,11 +40,6 @@ class Estimate:
         """Return the columns name, name_low and name_high."""
         return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
 
-    def __format__(self, number: str) -> str:
-        """Return a text such as "1.20 [1.10, 1.30]", each number in the format `number`."""
-        interval = "" if self.low is None else f" [{self.low:{number}}, {self.high:{number}}]"
-        return f"{self.value:{number}}{interval}"
-
 
 @dataclass(frozen=True)
 class Share:

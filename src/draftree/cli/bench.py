@@ -6,7 +6,7 @@ import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,23 +18,19 @@ from draftree.cli.options import (
     Model,
     PerSet,
     Prompts,
+    RealModel,
     Results,
     Rounds,
     Where,
+    check_file,
     check_folder,
+    chosen_model,
     grouped,
 )
 from draftree.errors import install
 
 if TYPE_CHECKING:
     from draftree.prompts import Prompt
-from typing import Annotated
-
-from draftree.cli.options import (
-    RealModel,
-    check_file,
-    chosen_model,
-)
 
 MARK = "benchmarks/harness/command.py"  # A file that only a checkout has.
 

@@ -319,17 +319,7 @@ def run_batch(
     *,
     prompt_streamed: bool = False,
 ) -> tuple[Tensor, RunStats]:
-    """Answer `rows` on a new engine; return LongTensor [batch, prompt + new] and the statistics.
-
-    Args:
-        model: the model.
-        config: of the engine; its size is set here.
-        rows: the requests.
-        input_ids: LongTensor [batch, prompt], the prompts in the output.
-        pad_token_id: fills short rows.
-        streamer: gets the prompt and each new token; None for none.
-        prompt_streamed: whether the streamer has the prompt already.
-    """
+    """Answer `rows` on a new engine; return LongTensor [batch, prompt + new] and the statistics."""
 
     def put(emitted: Emitted) -> None:
         streamer.put(torch.tensor([emitted.token], dtype=torch.long, device="cpu"))

@@ -59,38 +59,12 @@ class GoneError(ApiError):
         super().__init__("The client has disconnected.", status=499)
 
 
-class QueuedError(ApiError):
-    """Report a request that timed out in the queue."""
-
-    def __init__(self) -> None:
-        super().__init__("The request timed out in the queue: send it again later.", status=503, retry_after=1)
-
-
-class LateError(ApiError):
-    """Report a request that timed out before its prompt was scored; clients would repeat it after the status 408."""
-
-    def __init__(self) -> None:
-        super().__init__("Scoring the prompt timed out: raise draftree.timeout, or shorten it.", code="timeout")
-
-
 class StoppingError(ApiError):
     """Report that the server is shutting down."""
 
     def __init__(self) -> None:
         message = "The server is shutting down: send the request to another server, or later."
         super().__init__(message, status=503, retry_after=1)
-
-
-class FullError(ApiError):
-    """Report a full queue; `retry_after` estimates the seconds until it takes requests, up to a minute.
-
-    The openai client gives up at longer waits than two minutes.
-    """
-
-    def __init__(self, retry_after: float) -> None:
-        retry_after = min(60, max(1, round(retry_after)))
-        message = f"The server is busy: try again in {retry_after} seconds."
-        super().__init__(message, status=429, code="queue_full", retry_after=retry_after)
 
 
 log = logging.getLogger("draftree.serve")

@@ -22,7 +22,7 @@ from draftree.engine.request import Request, State, TokenScores
 from draftree.engine.sampling import SamplingParams
 from draftree.serve.metrics import Metrics
 from draftree.serve.output import Delta, OutputReader, OutputStream, hand_over
-from draftree.serve.settings import ApiError, FullError, LateError, QueuedError, StoppingError
+from draftree.serve.settings import ApiError, StoppingError
 
 Scores = list[list[TokenScores]]
 
@@ -205,7 +205,8 @@ class Worker:
         """Score a chunk of the first prompt; end late requests."""
         for scoring in self._scorings:
             if time.monotonic() > scoring.deadline:
-                scoring.fail(LateError())
+                message = "Scoring the prompt timed out: raise draftree.timeout, or shorten it."
+                scoring.fail(ApiError(message, code="timeout"))  # Clients would repeat it after the status 408.
         self._scorings = [scoring for scoring in self._scorings if not scoring.found.done()]
         if self._scorings:
             self._scorings[0].turn()
@@ -216,7 +217,10 @@ class Worker:
             raise StoppingError
         waiting = self.live + more
         if waiting > self._most:
-            raise FullError(self._usual * waiting / self.engine.config.slots)
+            # The openai client gives up at longer waits than two minutes.
+            seconds = min(60, max(1, round(self._usual * waiting / self.engine.config.slots)))
+            message = f"The server is busy: try again in {seconds} seconds."
+            raise ApiError(message, status=429, code="queue_full", retry_after=seconds)
 
     def _try_token(self) -> None:
         if not self.engine.busy:
@@ -278,7 +282,8 @@ class Worker:
                 requests = [output.request for output in stream.outputs if output.request is not None]
                 stream.begun = any(one.state is not State.WAITING for one in requests)
             if not stream.begun:
-                request.error = QueuedError()
+                message = "The request timed out in the queue: send it again later."
+                request.error = ApiError(message, status=503, retry_after=1)
             self._leave(request)
         try:
             delta = live.news(now)
