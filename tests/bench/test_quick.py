@@ -142,3 +142,8 @@ def test_a_missing_package_of_the_benchmarks_is_named(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "pandas", None)
     done = CliRunner().invoke(app, ["bench", "list"])
     assert "The benchmarks need pandas" in str(done.exception)
+
+
+def test_compare_takes_several_models(refused: Any) -> None:
+    several = ["--model", "embedded", "--model", "chat-hybrid"]
+    refused(["bench", "compare", *several, "--method", "novel"], "no method 'novel'")

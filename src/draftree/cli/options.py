@@ -89,7 +89,7 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
     """Return `verb` with each dataclass argument replaced by one option per field.
 
     All arguments are passed by name. Options are listed in the order of the arguments. An option that has only a help
-    text is declared as `Annotated[type, help]`. A verb with a --model and no arguments takes the model as its first
+    text is declared as `Annotated[type, help]`. A verb with one --model and no arguments takes the model as its first
     argument too.
     """
     blocks: dict[str, type] = {}
@@ -106,7 +106,9 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
             default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
             parameters.append(_declared(field.name, default, hints[field.name]))
     marks = [mark for one in parameters for mark in get_args(one.annotation)]
-    takes_model = any(one.name == "model" for one in parameters) and not any(isinstance(m, ArgumentInfo) for m in marks)
+    kinds = [get_args(one.annotation)[0] for one in parameters if one.name == "model"]
+    one_model = any(list[str] not in get_args(kind) for kind in kinds)
+    takes_model = one_model and not any(isinstance(mark, ArgumentInfo) for mark in marks)
     if takes_model:
         parameters.insert(0, _declared("first", None, ModelFirst))
 
