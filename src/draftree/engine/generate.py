@@ -223,8 +223,8 @@ def _rows(
 
 
 def _checked_ids(input_ids: Any, attention_mask: Tensor | None) -> Tensor:
-    whole = (torch.long, torch.int32, torch.int16, torch.int8, torch.uint8)
-    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.dtype not in whole:
+    integers = (torch.long, torch.int32, torch.int16, torch.int8, torch.uint8)
+    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.dtype not in integers:
         raise ValueError(
             "input_ids must be a LongTensor [batch, length], as of tokenizer(..., return_tensors='pt'), or text."
         )

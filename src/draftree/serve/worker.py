@@ -51,8 +51,8 @@ class Scoring:
             self.found.set_result([list(islice(scores, length)) for length in lengths])
 
     def fail(self, error: Exception) -> None:
-        """End it with an error, unless it was cancelled."""
-        if self.found.set_running_or_notify_cancel():
+        """End it with an error, unless it has ended."""
+        if not self.found.done() and self.found.set_running_or_notify_cancel():
             self.found.set_exception(error)
 
 
