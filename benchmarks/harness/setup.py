@@ -30,12 +30,13 @@ from draftree.drafting import Drafter
 from draftree.drafting.folder import Trained, demo_drafter
 from draftree.models import encode_prompt
 from draftree.prompts import Prompt, Watcher, embedded_prompts
+from draftree.published import kind_of
 from draftree.runner import inspect_model
 
 TRIE, COLD = "lookahead", "lookahead-cold"  # warmed by the answers to other prompts, or empty
 TRAINED = (*registry.TRAINED, "early-head")
 BASELINES = ("jacobi", "self-speculative")  # of the papers, in `benchmarks.drafters`
-KNOWN = (*registry.UNTRAINED, COLD, *BASELINES, *TRAINED)
+KNOWN = (*registry.UNTRAINED, COLD, *BASELINES, *TRAINED, registry.MTP)
 
 
 @dataclass
@@ -149,12 +150,14 @@ class Setup:
         """
         if name == SelfSpeculative.method:
             return SelfSpeculative(self.model)
-        if Path(name).is_dir():
+        if name == registry.MTP or (Path(name).is_dir() and kind_of(name) is not None):
+            held = draftree.load_drafter(name, self.model)
+        elif Path(name).is_dir():
             held = Trained.from_pretrained(name, self.small)
         else:  # the package's own are of its weights as they are stored, in float32
             stored = self.small if self.name or self.small.dtype == torch.float32 else draftree.demo_model()[0]
             held = draftree.demo_early_head(stored) if name == "early-head" else demo_drafter(name, stored)
-        return held if name == "draft-model" else self.inflated.fitted(held)
+        return self.inflated.fitted(held) if isinstance(held, Trained) else held
 
     def drafter(self, name: str) -> Drafter:
         """Return a drafter of that name as it is before the first prompt; several, joined by +, are merged."""
