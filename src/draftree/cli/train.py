@@ -163,6 +163,54 @@ def medusa(
     _train("medusa", material, where, run, settings, {"decay": decay})
 
 
+DraftVocab = Annotated[int, "Tokens that the head can draft: the data's most frequent."]
+Decay = Annotated[float, "Weight of a depth's loss relative to the one before."]
+
+
+@dataclass(frozen=True)
+class HeadRun(Run):
+    """Declare the options of a run for heads on recorded hidden states."""
+
+    states: Annotated[
+        Path | None,
+        typer.Option(help="Folder of recorded hidden states, for all heads of this data.", show_default="in --out"),
+    ] = None
+
+
+@app.command("eagle3")
+@grouped
+def eagle3(
+    *,
+    material: Material,
+    where: Where,
+    depth: Annotated[int, "Tokens that it learns to draft one after the other."] = 4,
+    draft_vocab: DraftVocab = 8192,
+    decay: Decay = 0.8,
+    run: HeadRun,
+) -> None:
+    """Train an EAGLE-3 head, saved in the format of speculators."""
+    settings = {"depth": depth, "draft_vocab": draft_vocab}
+    _train("eagle3", material, where, run, settings, {"decay": decay})
+
+
+@app.command("dflash")
+@grouped
+def dflash(
+    *,
+    material: Material,
+    where: Where,
+    depth: Annotated[int, "Tokens that a block drafts."] = 7,
+    layers: Annotated[int, "Decoder layers of the head."] = 2,
+    draft_vocab: DraftVocab = 8192,
+    anchors: Annotated[int, "Blocks of a row and pass."] = 24,
+    decay: Decay = 0.8,
+    run: HeadRun,
+) -> None:
+    """Train a DFlash head, saved in the format of speculators."""
+    settings = {"depth": depth, "draft_vocab": draft_vocab, "layers": layers}
+    _train("dflash", material, where, run, settings, {"decay": decay, "anchors": anchors})
+
+
 @app.command("early-head")
 @grouped
 def early_head(
@@ -179,7 +227,7 @@ def early_head(
 
 
 def _train(
-    method: str, material: Material, where: Where, run: MethodRun, settings: dict[str, Any], training: dict[str, Any]
+    method: str, material: Material, where: Where, run: Run, settings: dict[str, Any], training: dict[str, Any]
 ) -> None:
     run.begin(material.out)
     import torch
@@ -197,8 +245,9 @@ def _train(
             settings=settings,
             training=training,
             options=run,
-            splits=run.splits,
-            dtype=torch.float16 if run.half else None,
+            splits=run.splits if isinstance(run, MethodRun) else None,
+            states=run.states if isinstance(run, HeadRun) else None,
+            dtype=torch.float16 if isinstance(run, MethodRun) and run.half else None,
             report=report,
         )
     if int(os.environ.get("RANK", "0")):  # Under accelerate launch, the first process alone reports.

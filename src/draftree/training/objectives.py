@@ -228,14 +228,18 @@ class HiddenTransferObjective(DrafterObjective):
         self.places = tuple(range(2, len(self.transfer_layers) + 2))
 
     def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        logits = self.runner.run_with_gradients(self.packed(batch), encoder=self.encoder(batch)).logits
-        width, splits = batch.tokens.shape[1], batch.splits.shape[1]
-        real = logits[:, :width].detach()
-        steps = list(logits[:, width:].split(splits, 1))
-        loss = logits.new_zeros((), dtype=torch.float32)
+        result = self.runner.run_with_gradients(self.packed(batch), encoder=self.encoder(batch))
+        splits, last = batch.splits.shape[1], batch.tokens.shape[1] - 1
+        steps = list(result.logits.split(splits, 1))
+        first = batch.splits[:, :1] + 1
+        ahead = torch.arange(splits + len(steps) - 1, device=first.device)
+        with torch.no_grad():
+            rows = pick(result.hidden[len(self.target.layers)], (first + ahead).clamp(max=last))
+            real = self.layout.finish(self.layout.head(self.layout.close(rows))).float().log_softmax(-1)
+        loss = result.logits.new_zeros((), dtype=torch.float32)
         for i, pseudo in enumerate(steps, 1):
             _, there = batch.truth(i + 1)
-            teacher = pick(real, (batch.splits + i).clamp(max=width - 1)).float().log_softmax(-1)
+            teacher = pick(real, batch.splits + i - first)
             student = pseudo.float().log_softmax(-1)
             apart = F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
             loss = loss + (apart * there).sum() / there.sum().clamp(min=1)
@@ -248,7 +252,9 @@ class HiddenTransferObjective(DrafterObjective):
             steps = [i for i, t in enumerate(self.transfer_layers, 1) if t == layer]
             surgeries.append(self._surgery(batch, layer, steps, before))
             before += len(steps)
-        return self.plan(batch, surgeries=tuple(surgeries))
+        # Only pseudo rows get logits here; those of real rows are made where they teach.
+        more = {"taps": (len(self.target.layers),), "first_logit_row": batch.tokens.shape[1]}
+        return self.plan(batch, surgeries=tuple(surgeries), **more)
 
     def _surgery(self, batch: Batch, layer: int, steps: Sequence[int], before: int) -> Surgery:
         """Return the surgery that appends the pseudo rows of `steps` (1-based) after those of `before` earlier ones."""

@@ -36,6 +36,7 @@ class Row:
     tokens: tuple[int, ...]  # Prompt and answer; in encoder-decoders those of the decoder.
     start: int  # Index of the answer's first token.
     source: tuple[int, ...] = ()  # Tokens of the encoder; empty for decoder-only models.
+    number: int = 0  # Its place in the data set.
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -81,11 +82,11 @@ def read_data(folder: Path, target: Target, max_length: int | None = None) -> Da
     train: list[Row] = []
     dev: list[Row] = []
     left_out = 0
-    for _, entry in jsonl_rows(folder / ROWS):
+    for number, (_, entry) in enumerate(jsonl_rows(folder / ROWS)):
         prompt, source = entry["prompt_ids"], ()
         if target.encoder_decoder:
             source, prompt = tuple(prompt), [decoder_start(target.model.generation_config)]
-        row = Row((*prompt, *entry["answer_ids"]), len(prompt), source)
+        row = Row((*prompt, *entry["answer_ids"]), len(prompt), source, number)
         if len(row) - row.start < 2 or (max_length is not None and len(row) > max_length):
             left_out += 1
         else:
@@ -115,6 +116,7 @@ class Batch:
     real: Tensor  # BoolTensor [B, S], False for padding.
     source: Tensor | None = None  # LongTensor [B, E], tokens of the encoder.
     source_length: Tensor | None = None  # LongTensor [B].
+    number: Tensor | None = None  # LongTensor [B], places of the rows in the data set.
 
     def truth(self, ahead: int) -> tuple[Tensor, Tensor]:
         """Return the tokens `ahead` places after the split points [B, S], and a mask [B, S] of existing ones."""
@@ -187,6 +189,7 @@ def collate(picked: Sequence[tuple[Row, int | None]], most: int | None, nearest:
         "start": _ints([row.start for row in rows]),
         "splits": torch.stack([torch.cat([s, s[-1:].expand(widest - len(s))]) for s in splits]),
         "real": torch.arange(widest, device="cpu") < _ints([len(s) for s in splits])[:, None],
+        "number": _ints([row.number for row in rows]),
     }
     if rows[0].source:
         batch["source"] = _pad([row.source for row in rows])

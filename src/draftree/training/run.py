@@ -16,6 +16,7 @@ from torch import nn
 from draftree.drafting.folder import Trained, base_of, method_class
 from draftree.errors import did_you_mean
 from draftree.runner.target import inspect_model
+from draftree.training.heads import HEADS, HeadObjective, Speculator
 from draftree.training.objectives import METHODS, RANKS, DrafterObjective
 from draftree.training.options import TrainOptions
 from draftree.training.rows import read_data
@@ -24,11 +25,11 @@ from draftree.training.trainer import Report, Session
 
 def prepare(
     method: str, model: Any, settings: dict[str, Any], training: dict[str, Any]
-) -> tuple[Trained, DrafterObjective]:
+) -> tuple[Trained | Speculator, DrafterObjective | HeadObjective]:
     """Return an untrained drafter of `method` for `model`, and the objective that will train it.
 
     Args:
-        method: one of `METHODS`.
+        method: one of `METHODS` or `HEADS`.
         model: the model; it stays on its device.
         settings: settings of the drafter, as its `fresh` takes them.
         training: options of the objective, such as `prefix_dropout`, `on_pseudo` or `decay`.
@@ -37,8 +38,10 @@ def prepare(
         ValueError: an unknown method, or a setting out of range for the model.
         TypeError: an unknown setting.
     """
-    trained = method_class(method).fresh(model, **settings)
-    objective = METHODS[method]
+    kind: Any
+    objective: Any
+    kind, objective = HEADS[method] if method in HEADS else (method_class(method), METHODS[method])
+    trained = kind.fresh(model, **settings)
     known = [name for name in inspect.signature(objective.__init__).parameters if name not in ("self", "trained")]
     for name in training:
         if name not in known:
@@ -56,6 +59,7 @@ def train(
     training: dict[str, Any] | None = None,
     options: TrainOptions | None = None,
     splits: int | None = None,
+    states: Path | None = None,
     dtype: torch.dtype | None = None,
     report: Report = print,
 ) -> dict[str, Any]:
@@ -71,7 +75,9 @@ def train(
         out: folder to write.
         options: options of the run.
         splits: split points of a row and pass; None for the method's own, 0 for all.
-        dtype: dtype of the stored weights; None for float32.
+        states: folder of recorded hidden states, which other heads of the same data may have left; None for one in
+            `out`. Heads of `HEADS` alone have it.
+        dtype: dtype of the stored weights; None for float32, and 16 bits for the heads of `HEADS`.
         report: called with lines of progress.
 
     Raises:
@@ -89,6 +95,9 @@ def train(
     with _frozen(target.model):
         if target.device != session.args.device:  # A quantised or spread model cannot be moved.
             target.model.to(session.args.device)
+        if isinstance(objective, HeadObjective):
+            with session.args.main_process_first(desc="recording"):
+                objective.begin(rows, states or out / "states", report, bf16=session.args.bf16)
         final = session.fit(objective, report)[-1]
 
     recipe = {
@@ -106,7 +115,7 @@ def train(
     return session.finish(recipe, f"{method} for {trained.base.name}", partial(_save, trained, out, dtype))
 
 
-def _save(trained: Trained, out: Path, dtype: torch.dtype | None, recipe: dict[str, Any]) -> None:
+def _save(trained: Trained | Speculator, out: Path, dtype: torch.dtype | None, recipe: dict[str, Any]) -> None:
     trained.recipe = {name: recipe[name] for name in ("training", "options", "steps", "dev_loss")}
     trained.weights.to("cpu")
     trained.save_pretrained(out, dtype=dtype)

@@ -1,0 +1,175 @@
+"""Test the training of EAGLE-3 and DFlash heads: recorded states, passes, acceptance, resumed runs and folders."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from training_driver import data_for, same
+from zoo import MEMBERS, construct
+
+import draftree
+from draftree.drafting.published.features import Text
+from draftree.drafting.published.layers import Span, States, causal
+from draftree.runner.target import inspect_model
+from draftree.training.answers import AnswerOptions, make_data
+from draftree.training.options import TrainOptions, read_questions, template_of
+from draftree.training.recording import Recording
+from draftree.training.rows import Batch, collate, read_data
+from draftree.training.run import prepare, train
+from draftree.training.trainer import DrafterTrainer
+
+SETTINGS = {"eagle3": {"depth": 3, "draft_vocab": 60}, "dflash": {"depth": 3, "draft_vocab": 60, "layers": 2}}
+METHODS = list(SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Return a tiny llama, the folder of its data and a folder of its hidden states."""
+    model = construct(MEMBERS["llama"])
+    folder = tmp_path_factory.mktemp("heads")
+    return model, data_for(model, folder / "data", count=90), folder / "states"
+
+
+@pytest.fixture(scope="module")
+def spoken(demo, tmp_path_factory):
+    """Return the folder of answers of the embedded model, and one for its hidden states."""
+    folder = tmp_path_factory.mktemp("spoken")
+    questions = read_questions([Path(draftree.__file__).parent / "data" / "prompts.jsonl"], 72)
+    template = template_of(demo.tokenizer, None)
+    make_data(*demo, questions, folder / "data", template=template, options=AnswerOptions(40, 8))
+    return folder / "data", folder / "states"
+
+
+def run(made, out, method, **changes):
+    model, data, states = made
+    report = changes.pop("report", lambda line: None)
+    options = TrainOptions(**{"steps": 6, "batch": 8, "evaluations": 1, "checkpoints": 3} | changes)
+    return train(method, model, data, out, settings=SETTINGS[method], states=states, options=options, report=report)
+
+
+def begun(made, method):
+    """Return an objective at the beginning of its training, and a batch of two rows."""
+    model, data, states = made
+    torch.manual_seed(0)
+    _, objective = prepare(method, model, SETTINGS[method], {})
+    rows = read_data(data, inspect_model(model))
+    objective.begin(rows, states, lambda line: None, bf16=False)
+    return objective.eval(), Batch(**collate([(row, None) for row in rows.train[3:5]], None))
+
+
+def test_recorded_states_are_the_inputs_of_the_tapped_layers(made, tmp_path, monkeypatch):
+    monkeypatch.setattr("draftree.training.recording.SHARD", 20)
+    model, data, _ = made
+    rows = read_data(data, inspect_model(model))
+    every, lines = rows.train + rows.dev, []
+    Recording(tmp_path, inspect_model(model), (1, 3), every, bf16=False).complete(lines.append)
+    assert "5 of 5 files" in lines[-1]
+    written = sorted(tmp_path.iterdir())
+    written[2].unlink()
+    recording = Recording(tmp_path, inspect_model(model), (1, 3), every, bf16=False)
+    recording.complete(lines.append)
+    assert "1 of 1 files" in lines[-1]
+    for row in every[:5]:
+        hidden = model(torch.tensor([row.tokens]), output_hidden_states=True).hidden_states
+        expected = torch.cat([hidden[1], hidden[3]], -1)[0]
+        torch.testing.assert_close(recording[row.number].float(), expected, rtol=1e-2, atol=1e-4)
+    Recording(tmp_path, inspect_model(model), (1, 2), every, bf16=False).complete(lines.append)
+    assert "5 of 5 files" in lines[-1]  # Those of other taps are not taken for them.
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_training_pass_equals_drafting(made, method):
+    """Draft the true tokens behind every anchor with the head's own passes, one anchor at a time."""
+    objective, batch = begun(made, method)
+    texts = objective.texts(batch)
+    head, embed = objective.weights, objective.embed
+    logits = objective.drafted(texts)
+    for first, size, anchor, count in texts.text:
+        tokens = texts.tokens[first : first + size]
+        features = head.fuse(texts.states[first : first + size].chunk(3, -1))
+        for n in range(anchor, anchor + count):
+            known = int(texts.place[n]) + 1
+            if method == "eagle3":
+                states = States()
+                span = Span(states, 0, known, causal(0, known, tokens.device))
+                out = head(embed(tokens[1 : known + 1]), features[:known], torch.arange(known), [span])
+                drafted = [out]
+                for depth in range(1, objective.depth):
+                    place = torch.tensor([known - 1 + depth])
+                    token = texts.ahead[n, depth : depth + 1]
+                    fed = head.fed_back(drafted[-1][-1:])
+                    drafted.append(head(embed(token), fed, place, [Span(states, known - 1 + depth, 1, None)]))
+                expected = [head.lm_head(head.head_input(out[-1])) for out in drafted]
+            else:
+                text = Text(count=known)
+                text.features.put(0, features[:known])
+                head.read(text)
+                block = torch.tensor([int(tokens[known]), *[objective.trained.mask_token] * objective.depth])
+                expected = list(head.lm_head(head.block(embed(block), [text])[1:]))
+            for own, other in zip(logits, expected, strict=True):
+                torch.testing.assert_close(own[n], other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("method", "steps"), [("eagle3", 40), ("dflash", 100)])
+def test_a_trained_head_accepts_more_than_with_its_layers_in_reverse(demo, spoken, method, steps, tmp_path):
+    data, states = spoken
+    options = TrainOptions(steps=steps, batch=4, learning_rate=2e-3, evaluations=1, checkpoints=1)
+    settings = SETTINGS[method] | {"draft_vocab": 1024}
+    quiet = {"states": states, "options": options, "report": lambda line: None}
+    train(method, demo.model, data, tmp_path / "head", settings=settings, **quiet)
+    curve = json.loads((tmp_path / "head" / "curve.json").read_text())["dev_loss"]
+    assert curve[-1][1] < 0.6 * curve[0][1]
+    shutil.copytree(tmp_path / "head", tmp_path / "reversed")
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    key = next(key for key in config if key.endswith("hidden_state_layer_ids"))
+    config[key].reverse()
+    (tmp_path / "reversed" / "config.json").write_text(json.dumps(config))
+    rows = read_data(data, inspect_model(demo.model)).train[:12]
+    accepted = {}
+    for name in ("head", "reversed"):
+        drafter, fixed = draftree.load_drafter(tmp_path / name, demo.model), draftree.Fixed(6)
+        stats = [
+            draftree.generate(
+                demo.model, torch.tensor([row.tokens[: row.start]]), drafter=drafter, shape=fixed, max_new_tokens=32
+            ).stats.requests[0]
+            for row in rows
+        ]
+        accepted[name] = sum(one.accepted for one in stats) / sum(one.steps for one in stats)
+    assert accepted["head"] > 0.15
+    assert accepted["head"] > 1.05 * accepted["reversed"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_resumed_run_equals_an_uninterrupted_one(made, tmp_path, monkeypatch, method):
+    whole = run(made, tmp_path / "whole", method)
+    real = DrafterTrainer.training_step
+
+    def stop(self, *args, **kwargs):
+        if self.state.global_step == 4:
+            raise KeyboardInterrupt
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(DrafterTrainer, "training_step", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(made, tmp_path / "cut", method)
+    monkeypatch.undo()
+    recipe = run(made, tmp_path / "cut", method, resume=True)
+    assert recipe["accuracy"] == whole["accuracy"]
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("cut", "whole")]
+    assert same(*weights)
+    assert weights[0]["fc.weight"].dtype == torch.float16
+    known = weights[0]["d2t"] + torch.arange(60)
+    assert torch.equal(weights[0]["t2d"].nonzero()[:, 0], known)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_no_head_can_be_trained_for_is_refused(method):
+    with pytest.raises(ValueError, match=r"decoder-only models.*this 't5' model is none"):
+        prepare(method, construct(MEMBERS["t5"]), {}, {})
+    with pytest.raises(ValueError, match="draft_vocab is 1: give at least 2"):
+        prepare(method, construct(MEMBERS["llama"]), {"draft_vocab": 1}, {})
+    with pytest.raises(ValueError, match="decay is 2: give a number over 0 and at most 1"):
+        prepare(method, construct(MEMBERS["llama"]), {}, {"decay": 2})
