@@ -104,10 +104,12 @@ def test_a_training_pass_equals_drafting(made, method):
                     drafted.append(head(embed(token), fed, place, [Span(states, known - 1 + depth, 1, None)]))
                 expected = [head.lm_head(head.head_input(out[-1])) for out in drafted]
             else:
-                text = Text(count=known)
+                text = Text(tokens=[], count=known)
                 text.features.put(0, features[:known])
                 head.read(text)
-                block = torch.tensor([int(tokens[known]), *[objective.trained.mask_token] * objective.depth])
+                block = torch.tensor(
+                    [int(tokens[known]), *[objective.trained.config["mask_token_id"]] * objective.depth]
+                )
                 expected = list(head.lm_head(head.block(embed(block), [text])[1:]))
             for own, other in zip(logits, expected, strict=True):
                 torch.testing.assert_close(own[n], other, rtol=1e-4, atol=1e-4)

@@ -6,233 +6,24 @@ rows before give keys and values.
 
 from __future__ import annotations
 
-import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import LlamaConfig, Qwen3Config
 
-from draftree.drafting.folder import Base
-from draftree.drafting.published.block import BlockHead, BlockLayout
-from draftree.drafting.published.eagle import EagleHead, EagleLayout
 from draftree.drafting.published.layers import turned
 from draftree.errors import check_least
 from draftree.runner import layout_of
-from draftree.runner.target import Target, inspect_model
+from draftree.runner.target import inspect_model
 from draftree.training.objectives import Objective
 from draftree.training.recording import Recording
 from draftree.training.rows import Batch, Data
-
-SPECULATORS = "0.9.0"  # The release whose layout is written.
-
-
-class Speculator(ABC):
-    """An EAGLE-3 or DFlash head in training, saved in the layout of speculators.
-
-    Attributes:
-        weights: of the head, by the names of the files.
-        vocabulary: LongTensor [Vd], the target's token id of each draft id, ascending.
-        mask_token: of DFlash; the rarest token of the data.
-        base, recipe: see `Trained`.
-    """
-
-    method: ClassVar[str]
-    base: Base | None = None
-    recipe: dict[str, Any] | None = None
-    mask_token: int = 0
-
-    def __init__(self, model: Any, weights: Any, settings: dict[str, Any]) -> None:
-        self.architectures = [type(model).__name__]
-        self.weights = weights
-        self.settings = settings
-        self.vocabulary = torch.arange(self.weights.layout.draft_vocab_size, device="cpu")
-
-    @abstractmethod
-    def described(self) -> dict[str, Any]:
-        """Return the kind's own entries of config.json."""
-
-    def begin(self, data: Data, table: Tensor | None) -> None:
-        """Choose the draft vocabulary by the data, and begin with the rows of the target's output embedding."""
-        layout = self.weights.layout
-        answers, others = (torch.zeros(layout.vocab_size, dtype=torch.long, device="cpu") for _ in range(2))
-        for row in data.train:
-            tokens = torch.tensor(row.tokens, device="cpu")
-            others += torch.bincount(tokens[: row.start], minlength=layout.vocab_size)
-            answers += torch.bincount(tokens[row.start :], minlength=layout.vocab_size)
-        order = (answers * (int(others.max()) + 1) + others).argsort(descending=True, stable=True)
-        self.vocabulary, self.mask_token = order[: layout.draft_vocab_size].sort().values, int(order[-1])
-        own: Any = self.weights.lm_head
-        if own is not None and table is not None and table.shape[-1] == own.in_features:
-            own.weight.data.copy_(table.detach()[self.vocabulary.to(table.device)])
-
-    def save_pretrained(self, folder: Path, *, dtype: torch.dtype | None = None) -> None:
-        """Write config.json and model.safetensors, in 16 bits by default."""
-        assert self.base is not None
-        layout = self.weights.layout
-        tensors = {
-            n: t.detach().cpu().contiguous().to(dtype or torch.float16) for n, t in self.weights.state_dict().items()
-        }
-        if layout.draft_vocab_size < layout.vocab_size:
-            known = torch.zeros(layout.vocab_size, dtype=torch.bool, device="cpu")
-            known[self.vocabulary] = True
-            tensors |= {"d2t": self.vocabulary - torch.arange(len(self.vocabulary), device="cpu"), "t2d": known}
-        proposal = {"proposal_type": "greedy", "speculative_tokens": self.settings["depth"], "accept_tolerance": 0.0}
-        config = {
-            "speculators_version": SPECULATORS,
-            "draft_vocab_size": layout.draft_vocab_size,
-            "target_hidden_size": layout.target_hidden_size,
-            "tie_word_embeddings": False,
-            "transformer_layer_config": layout.config.to_diff_dict() | {"vocab_size": layout.vocab_size},
-            "speculators_config": {
-                "default_proposal_method": "greedy",
-                "proposal_methods": [proposal | {"verifier_accept_k": 1}],
-                "verifier": {"name_or_path": self.base.name, "architectures": self.architectures},
-            },
-        }
-        own = self.described()
-        config["speculators_config"]["algorithm"] = own["speculators_model_type"]
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "model.safetensors").write_bytes(save(tensors, {"format": "pt"}))
-        (folder / "config.json").write_text(json.dumps(config | own, indent=2) + "\n", encoding="utf-8")
-
-
-class EagleSpeculator(Speculator):
-    """An EAGLE-3 head of one layer."""
-
-    method = "eagle3"
-
-    @classmethod
-    def fresh(cls, model: Any, *, depth: int = 4, draft_vocab: int = 8192) -> EagleSpeculator:
-        """Return an untrained head for `model`; depth: tokens that it learns to draft one after the other."""
-        check_least(1, depth=depth)
-        target = decoder_only(model, "EAGLE-3")
-        size = draft_size(target, draft_vocab)
-        taps = taps_of(target)
-        config = layer_config(target, LlamaConfig, 1)
-        layout = EagleLayout(
-            config, target.hidden_size, target.vocab_size, size, taps, norm_before_residual=True, fc_norm=True
-        )
-        settings = {"depth": depth, "draft_vocab": size}
-        return cls(target.model, begun(EagleHead(layout, len(taps), ["lm_head"])), settings)
-
-    def described(self) -> dict[str, Any]:
-        layout = self.weights.layout
-        return {
-            "architectures": ["Eagle3DraftModel"],
-            "speculators_model_type": "eagle3",
-            "eagle_aux_hidden_state_layer_ids": list(layout.taps),
-            "norm_before_residual": layout.norm_before_residual,
-            "norm_before_fc": False,
-            "fc_norm": layout.fc_norm,
-            "norm_output": False,
-            "embed_requires_grad": False,
-        }
-
-
-class BlockSpeculator(Speculator):
-    """A DFlash head."""
-
-    method = "dflash"
-
-    @classmethod
-    def fresh(cls, model: Any, *, depth: int = 7, draft_vocab: int = 8192, layers: int = 2) -> BlockSpeculator:
-        """Return an untrained head for `model`; depth: tokens that a block drafts."""
-        check_least(1, depth=depth, layers=layers)
-        target = decoder_only(model, "DFlash")
-        size, taps = draft_size(target, draft_vocab), taps_of(target)
-        layout = BlockLayout(
-            layer_config(target, Qwen3Config, layers),
-            taps,
-            len(target.layers),
-            target.hidden_size,
-            target.vocab_size,
-            size,
-            depth + 1,
-            0,
-        )
-        own = ["lm_head"] if size < target.vocab_size else []
-        settings = {"depth": depth, "draft_vocab": size, "layers": layers}
-        return cls(target.model, begun(BlockHead(layout, own)), settings)
-
-    def described(self) -> dict[str, Any]:
-        layout = self.weights.layout
-        return {
-            "architectures": ["DFlashDraftModel"],
-            "speculators_model_type": "dflash",
-            "aux_hidden_state_layer_ids": list(layout.taps),
-            "block_size": layout.block,
-            "mask_token_id": self.mask_token,
-        }
-
-
-def decoder_only(model: Any, kind: str) -> Target:
-    """Return the target of a decoder-only model whose embeddings are as wide as its hidden states.
-
-    Raises:
-        ValueError: another model.
-    """
-    target = inspect_model(model)
-    if target.encoder_decoder or target.model.get_input_embeddings().weight.shape[-1] != target.hidden_size:
-        raise ValueError(
-            f"{kind} heads are trained for decoder-only models with embeddings as wide as their hidden states, and "
-            f"this '{target.model_type}' model is none: train Medusa or Hidden Transfer instead."
-        )
-    return target
-
-
-def draft_size(target: Target, wanted: int) -> int:
-    """Return the tokens of a draft vocabulary; at most the target's."""
-    check_least(2, 2**31, draft_vocab=wanted)
-    return min(wanted, target.vocab_size)
-
-
-def taps_of(target: Target) -> tuple[int, ...]:
-    """Return a low, a middle and a high layer, whose inputs are read; those of EAGLE-3 where there are enough."""
-    count = len(target.layers)
-    return (2, count // 2, count - 3) if count > 6 else (min(1, count), count // 2, max(count - 1, 1))
-
-
-def layer_config(target: Target, kind: Any, layers: int) -> Any:
-    """Return the configuration of a head's decoder layers, with the sizes of the target's."""
-    own = target.config
-    heads = int(own.num_attention_heads)
-    base = (getattr(own, "rope_parameters", None) or {}).get("rope_theta", 10_000.0)
-    return kind(
-        vocab_size=target.vocab_size,
-        hidden_size=target.hidden_size,
-        intermediate_size=getattr(own, "intermediate_size", None) or 4 * target.hidden_size,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=getattr(own, "num_key_value_heads", None) or heads,
-        head_dim=getattr(own, "head_dim", None) or target.hidden_size // heads,
-        max_position_embeddings=target.max_positions or 32_768,
-        rope_parameters={"rope_type": "default", "rope_theta": base},
-    )
-
-
-def begun(head: Any) -> Any:
-    """Return a head with its first weights.
-
-    Matrices are normal and norms are ones, but the last tapped state passes through the fusion as it is: it is close to
-    what the output embedding reads. The last norm is small, so that the first logits are moderate.
-    """
-    tensors = {
-        name: torch.randn(t.shape, device="cpu") * 0.02 if t.dim() > 1 else torch.ones(t.shape, device="cpu")
-        for name, t in head.state_dict().items()
-    }
-    tensors["norm.weight"] *= 0.5
-    fusion = tensors["fc.weight"]
-    fusion *= 0.25
-    fusion[:, -len(fusion) :] = torch.eye(len(fusion), device="cpu")
-    head.load_state_dict(tensors, assign=True)
-    return head
+from draftree.training.speculators import Speculator, dflash, eagle3
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,8 +75,8 @@ class HeadObjective(Objective):
     def begin(self, data: Data, folder: Path, report: Callable[[str], None], *, bf16: bool) -> None:
         """Choose the draft vocabulary, and record the hidden states of all rows in `folder`."""
         table = self.target.model.get_output_embeddings()
-        self.trained.begin(data, getattr(table, "weight", None))
-        self.recording = Recording(folder, self.target, self.weights.layout.taps, data.train + data.dev, bf16=bf16)
+        self.trained.choose(data, getattr(table, "weight", None))
+        self.recording = Recording(folder, self.target, self.trained.taps, data.train + data.dev, bf16=bf16)
         self.recording.complete(report)
         self.draft_ids = torch.full((self.target.vocab_size,), -1, device=self.target.device)
         self.draft_ids[self.trained.vocabulary.to(self.target.device)] = torch.arange(
@@ -396,7 +187,7 @@ class EagleObjective(HeadObjective):
         head = self.weights
         layer, logits = head.layers[0], []
         attention = layer.self_attn
-        features = head.fuse(texts.states.chunk(len(head.layout.taps), -1))
+        features = head.fuse(texts.states.chunk(len(self.trained.taps), -1))
         # The last row of a text gets another's token; no draft begins there, and none sees it.
         _, inputs = layer.enter(self.embed(texts.tokens.roll(-1)), features)
         context = self.heads_of(attention, "kv", inputs, texts.positions)
@@ -435,8 +226,8 @@ class BlockObjective(HeadObjective):
 
     def drafted(self, texts: Texts) -> list[Tensor]:
         head, block = self.weights, self.weights.layout.block
-        features = head.fuse(texts.states.chunk(len(head.layout.taps), -1))
-        masks = texts.ahead.new_full((len(texts.row), block - 1), self.trained.mask_token)
+        features = head.fuse(texts.states.chunk(len(self.trained.taps), -1))
+        masks = texts.ahead.new_full((len(texts.row), block - 1), self.trained.config["mask_token_id"])
         x = self.embed(torch.cat([texts.ahead[:, :1], masks], 1)).flatten(0, 1)
         places = (texts.place[:, None] + torch.arange(1, block + 1, device=x.device)).flatten()
         for layer in head.layers:
@@ -451,7 +242,7 @@ class BlockObjective(HeadObjective):
         return list(logits.unbind(1))
 
 
-HEADS: dict[str, tuple[type[Speculator], type[HeadObjective]]] = {
-    "eagle3": (EagleSpeculator, EagleObjective),
-    "dflash": (BlockSpeculator, BlockObjective),
+HEADS: dict[str, tuple[Callable[..., Speculator], type[HeadObjective]]] = {
+    "eagle3": (eagle3, EagleObjective),
+    "dflash": (dflash, BlockObjective),
 }

@@ -16,10 +16,11 @@ from torch import nn
 from draftree.drafting.folder import Trained, base_of, method_class
 from draftree.errors import did_you_mean
 from draftree.runner.target import inspect_model
-from draftree.training.heads import HEADS, HeadObjective, Speculator
+from draftree.training.heads import HEADS, HeadObjective
 from draftree.training.objectives import METHODS, RANKS, DrafterObjective
 from draftree.training.options import TrainOptions
 from draftree.training.rows import read_data
+from draftree.training.speculators import Speculator
 from draftree.training.trainer import Report, Session
 
 
@@ -38,10 +39,10 @@ def prepare(
         ValueError: an unknown method, or a setting out of range for the model.
         TypeError: an unknown setting.
     """
-    kind: Any
+    make: Any
     objective: Any
-    kind, objective = HEADS[method] if method in HEADS else (method_class(method), METHODS[method])
-    trained = kind.fresh(model, **settings)
+    make, objective = HEADS[method] if method in HEADS else (method_class(method).fresh, METHODS[method])
+    trained = make(model, **settings)
     known = [name for name in inspect.signature(objective.__init__).parameters if name not in ("self", "trained")]
     for name in training:
         if name not in known:
