@@ -239,8 +239,8 @@ class HiddenTransferObjective(DrafterObjective):
         loss = result.logits.new_zeros((), dtype=torch.float32)
         for i, pseudo in enumerate(steps, 1):
             _, there = batch.truth(i + 1)
-            teacher = pick(real, batch.splits + i - first)
             student = pseudo.float().log_softmax(-1)
+            teacher = real[:, i - 1 :][:, :splits]  # Split points follow one another.
             apart = F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
             loss = loss + (apart * there).sum() / there.sum().clamp(min=1)
         return loss, steps
