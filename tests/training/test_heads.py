@@ -21,7 +21,10 @@ from draftree.training.rows import Batch, collate, read_data
 from draftree.training.run import prepare, train
 from draftree.training.trainer import DrafterTrainer
 
-SETTINGS = {"eagle3": {"depth": 3, "draft_vocab": 60}, "dflash": {"depth": 3, "draft_vocab": 60, "layers": 2}}
+SETTINGS = {
+    "eagle3": {"depth": 3, "draft_vocab": 60, "embeddings": True},
+    "dflash": {"depth": 3, "draft_vocab": 60, "layers": 2},
+}
 METHODS = list(SETTINGS)
 
 
@@ -164,6 +167,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(made, tmp_path, monkeypatch, 
     assert same(*weights)
     assert weights[0]["fc.weight"].dtype == torch.float16
     known = weights[0]["d2t"] + torch.arange(60)
+    assert ("embed_tokens.weight" in weights[0]) == (method == "eagle3")
     assert torch.equal(weights[0]["t2d"].nonzero()[:, 0], known)
 
 

@@ -185,11 +185,12 @@ def eagle3(
     where: Where,
     depth: Annotated[int, "Tokens that it learns to draft one after the other."] = 4,
     draft_vocab: DraftVocab = 8192,
+    embeddings: Annotated[bool, "Store the model's embeddings too, for speculators' own loader."] = False,
     decay: Decay = 0.8,
     run: HeadRun,
 ) -> None:
     """Train an EAGLE-3 head, saved in the format of speculators."""
-    settings = {"depth": depth, "draft_vocab": draft_vocab}
+    settings = {"depth": depth, "draft_vocab": draft_vocab, "embeddings": embeddings}
     _train("eagle3", material, where, run, settings, {"decay": decay})
 
 

@@ -64,6 +64,7 @@ class Speculator:
             "transformer_layer_config": layer_config(target, *layer).to_diff_dict() | {"vocab_size": target.vocab_size},
         }
         self.architectures = [type(target.model).__name__]
+        self.embeddings = target.model.get_input_embeddings().weight if settings.get("embeddings") else None
         block = kind["speculators_model_type"] == "dflash"
         self.config["aux_hidden_state_layer_ids" if block else "eagle_aux_hidden_state_layer_ids"] = list(self.taps)
         own = [] if block and size == target.vocab_size else ["lm_head"]
@@ -98,6 +99,8 @@ class Speculator:
             known = torch.zeros(size, dtype=torch.bool, device="cpu")
             known[self.vocabulary] = True
             tensors |= {"d2t": self.vocabulary - torch.arange(len(self.vocabulary), device="cpu"), "t2d": known}
+        if self.embeddings is not None:
+            tensors["embed_tokens.weight"] = self.embeddings.detach().cpu().to(dtype or torch.float16)
         proposal = {"proposal_type": "greedy", "speculative_tokens": self.settings["depth"]}
         verifier = {
             "algorithm": self.config["speculators_model_type"],
@@ -110,8 +113,11 @@ class Speculator:
         write_json(folder / "config.json", self.config | {"speculators_config": verifier})
 
 
-def eagle3(model: Any, *, depth: int = 4, draft_vocab: int = 8192) -> Speculator:
-    """Return an untrained EAGLE-3 head of one layer; it learns to draft `depth` tokens one after the other."""
+def eagle3(model: Any, *, depth: int = 4, draft_vocab: int = 8192, embeddings: bool = False) -> Speculator:
+    """Return an untrained EAGLE-3 head of one layer; it learns to draft `depth` tokens one after the other.
+
+    With `embeddings`, its file holds a copy of the model's, which speculators' own loader needs.
+    """
     kind = {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
@@ -121,7 +127,8 @@ def eagle3(model: Any, *, depth: int = 4, draft_vocab: int = 8192) -> Speculator
         "norm_output": False,
         "embed_requires_grad": False,
     }
-    return Speculator(model, kind, (LlamaConfig, 1), {"depth": depth, "draft_vocab": draft_vocab})
+    settings = {"depth": depth, "draft_vocab": draft_vocab, "embeddings": embeddings}
+    return Speculator(model, kind, (LlamaConfig, 1), settings)
 
 
 def dflash(model: Any, *, depth: int = 7, draft_vocab: int = 8192, layers: int = 2) -> Speculator:
