@@ -18,6 +18,7 @@ from torch import Tensor
 from draftree.acceptance.base import LossyRule
 from draftree.acceptance.sampled import PrefixChooser
 from draftree.grammar import GrammarState
+from draftree.runner.images import Images
 from draftree.runner.plan import PassResult, Surgery
 from draftree.runner.target import Target
 from draftree.tree import TokenTree
@@ -55,6 +56,8 @@ class RequestState:
         cache_salt: drafters share what they learn only between requests of one salt.
         grammar: the grammar of the output; None for free text.
         eos_token_ids: tokens that end it; draft tokens behind one are wasted.
+        images: of the prompt; None for text alone.
+        shift: what the model adds to positions behind the prompt's images.
     """
 
     id: int
@@ -69,6 +72,8 @@ class RequestState:
     cache_salt: str | None = None
     grammar: GrammarState | None = None
     eos_token_ids: tuple[int, ...] = ()
+    images: Images | None = None
+    shift: int = 0
 
     @property
     def answer(self) -> list[int]:

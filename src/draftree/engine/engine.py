@@ -9,12 +9,13 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from draftree.by_name import as_drafter
@@ -28,6 +29,7 @@ from draftree.engine.scheduler import Scheduler, reading_groups
 from draftree.errors import check_kind
 from draftree.pruning.pruner import Pruner
 from draftree.runner import Runner, open_runner
+from draftree.runner.images import Images, check_images, images_of
 from draftree.runner.step_cost import cached_cost
 from draftree.runner.target import Target, offloaded
 from draftree.shaping import Shape, shape_for
@@ -102,6 +104,7 @@ class Engine:
         padded_prompt: Tensor | None = None,
         encoder_input: Tensor | None = None,
         encoder_states: Tensor | None = None,
+        inputs: Mapping[str, Tensor] | Images | None = None,
         on_token: Callable[[Emitted], None] | None = None,
         **options: Any,
     ) -> Request:
@@ -113,6 +116,7 @@ class Engine:
             padded_prompt: LongTensor [1, L], the prompt as logits processors see it (default: `prompt`).
             encoder_input: LongTensor [L], the input of the encoder.
             encoder_states: [L, d], the output of the encoder if it was computed already.
+            inputs: image tensors of the prompt by name, as the model's processor returns them; see docs/images.md.
             on_token: called with each token as it is emitted.
             options: the options of `generate` for one request (`max_new_tokens`, `do_sample`, `grammar` with
                 `tokenizer`, ...), and the fields of `SamplingParams` from `drafting` on.
@@ -132,10 +136,12 @@ class Engine:
         check_kind(SamplingParams, "draftree.SamplingParams(...), or options by name", params=params)
         prompt = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
         check_encoder_side(self.target, encoder_input, encoder_states)
+        images = images_of(self.target, inputs)
         params = params or params_of(self.target, prompt, options, encoder_input, padded_prompt)
         if self.config.rule is not None:
             self.config.rule.check(params.processors)
         check_prompt(prompt, params.max_new_tokens, self.target.vocab_size, self.target.max_positions)
+        check_images(self.target, prompt, images)
         check_grammar(params.grammar, params.eos_token_ids, self.target.vocab_size)
         request = Request(
             prompt,
@@ -144,6 +150,7 @@ class Engine:
             padded_prompt=padded_prompt,
             encoder_input=encoder_input,
             encoder_states=encoder_states,
+            images=images,
             on_token=on_token,
         )
         # Only the first request after a pause checks the model. Later ones must not wait for a step to end.
@@ -322,19 +329,31 @@ class Engine:
         else:
             chunk = PREFILL_CHUNK if recurrence is None else recurrence.prompt_rows(PREFILL_CHUNK)
             shares = [chunk] * scheduler.reading
+        reading = self.running[decoding:]
+        whole = [scheduler.whole(request) for request in reading]
+        shares = [
+            len(request.context.tokens) if own else share
+            for request, own, share in zip(reading, whole, shares, strict=True)
+        ]
         count, shares = scheduler.order(shares)
         reading = self.running[decoding:]
         some = [share for share in shares[count:] if share]  # Those without a share are the last.
         for begin, end in reading_groups(some, alone=alone):
             chunked = slice(count + begin, count + end)
             loop.read(decoding + chunked.start, reading[chunked], shares[chunked])
-        if scheduler.keeps:
+        if scheduler.keeps and not any(whole):
             for slot, request in enumerate(reading[:count], decoding):
                 loop.mark(slot, request)
         unread = [len(scheduler.unread(request)) for request in reading[:count]]
         scheduler.begin(count)
-        for begin, end in reading_groups(unread, alone=alone):
-            loop.advance(decoding + begin, reading[begin:end])
+        for begin, end in reading_groups(unread, alone=alone or any(whole)):
+            try:
+                loop.advance(decoding + begin, reading[begin:end])
+            except (ValueError, RuntimeError) as error:
+                if reading[begin].context.images is None or isinstance(error, torch.OutOfMemoryError):
+                    raise
+                # The model refuses these images, say because they do not fit the placeholders; others go on.
+                reading[begin].error, reading[begin].finish_reason = error, "error"
 
     def _join(self, request: Request) -> None:
         try:

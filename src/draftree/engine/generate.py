@@ -34,6 +34,7 @@ from draftree.errors import given_as
 from draftree.grammar import CompiledGrammar, Grammars, compile_grammars
 from draftree.pruning import EarlyPruning
 from draftree.runner import Runner, Target, open_runner
+from draftree.runner.images import Images, check_images, split_images, take_tensors
 from draftree.runner.target import rows_of
 from draftree.shaping import Shape
 
@@ -124,7 +125,8 @@ def generate(
         tokenizer: the model's; needed for prompts as text, `stop_strings` and grammars.
         recorder: records each step for `write_trace`.
         grammar: constraint of the answers, one for all or one per answer; None for none.
-        options: any other option of Hugging Face's GenerationConfig. For these None is a value, while for the arguments
+        options: image tensors as the model's processor returns them, and any other option of Hugging Face's
+            GenerationConfig. For these None is a value, while for the arguments
             above None means "not given": use `eos_token_id=[]` for no EOS and `top_k=0` for no top-k.
 
     Raises:
@@ -156,17 +158,20 @@ def generate(
             recorder=recorder,
         )
         given = {name: value for name, value in named.items() if value is not None} | options
+        tensors = take_tensors(target, given)
         read = read_options(target.model, generation_config, stopping_criteria, tokenizer, given)
         if attention_mask is None and not target.encoder_decoder:
             attention_mask = read.default_mask(input_ids)
+        images = split_images(target, tensors, input_ids, attention_mask)
         copies = int(read.config.num_return_sequences or 1)
         if copies > 1:
             input_ids = input_ids.repeat_interleave(copies, 0)
             attention_mask = None if attention_mask is None else attention_mask.repeat_interleave(copies, 0)
+            images = [one for one in images for _ in range(copies)]
         check_streamer(streamer, len(input_ids))
         grammars = compile_grammars(grammar, len(input_ids), tokenizer, target.vocab_size, read.eos_token_ids)
         seeds = seeds_of(read.config.do_sample, seed, len(input_ids))
-        rows, texts = _rows(target, input_ids, attention_mask, read, seeds, grammars)
+        rows, texts = _rows(target, input_ids, attention_mask, read, seeds, grammars, images)
         sequences, stats = run_batch(model, config, rows, texts, read.pad_token_id, streamer)
         lengths = [one.emitted for one in stats.requests]
         new = [row[:length] for row, length in zip(sequences[:, texts.shape[1] :].tolist(), lengths, strict=True)]
@@ -182,6 +187,7 @@ def _rows(
     options: Options,
     seeds: Sequence[int | None],
     grammars: Sequence[CompiledGrammar | None],
+    images: Sequence[Images | None],
 ) -> tuple[list[Row], Tensor]:
     """Return the requests of a batch, and the texts [batch, length] that their answers continue.
 
@@ -201,8 +207,9 @@ def _rows(
     padded_length = texts.shape[1]
     new = options.new_tokens(padded_length, max(len(prompt) for prompt in prompts), target.max_positions)
     most = new if options.criterion_length is None else max(1, options.criterion_length - padded_length)
-    for prompt in prompts:
+    for prompt, own in zip(prompts, images, strict=True):
         check_prompt(prompt, most, target.vocab_size, target.max_positions)
+        check_images(target, prompt, own)
     read, padded = input_ids.to(target.device), texts.to(target.device)
     criteria = criteria_by_request(options.criteria, len(prompts))
     rows = []
@@ -218,7 +225,7 @@ def _rows(
             grammar=grammars[b],
             criteria=criteria[b],
         )
-        rows.append(Row(prompt, params, padded[b : b + 1], sources[b]))
+        rows.append(Row(prompt, params, padded[b : b + 1], sources[b], images=images[b]))
     return rows, texts
 
 
@@ -253,6 +260,7 @@ class Row:
     padded_prompt: Tensor
     encoder_input: Tensor | None = None
     encoder_states: Tensor | None = None
+    images: Images | None = None
 
 
 def real_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
@@ -339,6 +347,7 @@ def run_batch(
                     padded_prompt=row.padded_prompt,
                     encoder_input=row.encoder_input,
                     encoder_states=row.encoder_states,
+                    inputs=row.images,
                     on_token=None if streamer is None else put,
                 )
             )

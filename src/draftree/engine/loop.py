@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from draftree.engine.request import STAGES, Request, StepTree
 from draftree.pruning.pruner import Pruner
 from draftree.runner import Runner
 from draftree.runner.base import preparations
+from draftree.runner.hooked.runner import HookedRunner
+from draftree.runner.images import Images, placeholder
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import PassResult
@@ -64,7 +67,7 @@ class Loop:
         """Run one pass of the target over requests in slots [first, first + len(requests))."""
         clock = self.config.clock
         reads = any(not request.output for request in requests)
-        alone = reads and self.reads_alone
+        alone = reads and (self.reads_alone or any(request.context.images is not None for request in requests))
         marks, prepared = [clock()], preparations()
         plan = self._draft(requests, alone=alone)
         trees = _trees_of(plan)
@@ -74,7 +77,9 @@ class Loop:
         if None not in ends and all(request.params.logprobs is None for request in requests):
             self._account(requests, trees, self.acceptance.close(requests, trees, ends), None, marks)
             return
-        turn, result = self._verify(first, plan, self._unread(first, plan.requests), bare=alone, prompt=reads)
+        unread = self._unread(first, plan.requests)
+        images = requests[0].context.images if reads and not self.cache.lengths[first] else None
+        turn, result = self._verify(first, plan, unread, bare=alone, prompt=reads, images=images)
         marks.append(clock())
         paths = self.acceptance.walk(requests, turn, result, ends)
         marks.append(clock())
@@ -113,11 +118,14 @@ class Loop:
         return replace(plan, trees=_trees_of(plan).to(self.device))
 
     def _usable(self, trees: TokenTree) -> TokenTree:
-        """Remove draft tokens outside the vocabulary, with their subtrees, and clamp log-probabilities to at most 0.
+        """Remove draft tokens outside the vocabulary and parts of images, with their subtrees; clamp log-probabilities.
 
         A trie may hold another model's tokens, and a draft model may have a larger table.
         """
         known = (trees.tokens >= 0) & (trees.tokens < self.target.vocab_size)
+        image = placeholder(self.target)
+        if image is not None:
+            known &= (trees.tokens != image) | (trees.depth == 0)
         if not bool(known.all()):
             trees = trees.prune(known)[0]
         if not bool((trees.logp <= 0).all()):
@@ -151,11 +159,18 @@ class Loop:
         return [context.tokens[start:-1] for context, start in zip(contexts, starts, strict=True)]
 
     def _verify(
-        self, first: int, plan: StepPlan, prefill: list[list[int]], *, bare: bool, prompt: bool
+        self,
+        first: int,
+        plan: StepPlan,
+        prefill: list[list[int]],
+        *,
+        bare: bool,
+        prompt: bool,
+        images: Images | None = None,
     ) -> tuple[TreePass, PassResult]:
         """Run one pass over the `prefill` tokens, the trees, and the drafter's own rows, which `bare` leaves out.
 
-        `prompt` says that the prefill tokens and the root belong to a prompt.
+        `prompt` says that the prefill tokens and the root belong to a prompt, the whole of it if there are `images`.
         """
         trees = _trees_of(plan)
         attachment = None
@@ -174,8 +189,20 @@ class Loop:
             turn.plan.tokens = turn.plan.tokens.clamp(min=0)
         if self.pruner is not None and turn.offset == 0 and trees.width > 1:
             turn.plan = self.pruner.enter(turn.plan, trees)
+        turn.plan.shifts = tuple(context.shift for context in plan.requests)
+        if images is not None:
+            device = self.target.device
+            turn.plan = replace(turn.plan, images={name: t.to(device) for name, t in images.tensors.items()})
+            result = self._stock.run(turn.plan.to(device), self.cache, first)
+            plan.requests[0].shift = result.shift
+            return turn, result
         with self.runner.lock:
             return turn, self.runner.run(turn.plan, self.cache, first, self.encoder)
+
+    @cached_property
+    def _stock(self) -> HookedRunner:
+        """Return the runner of prompts with images, which only the model's own `forward` reads."""
+        return self.runner if isinstance(self.runner, HookedRunner) else HookedRunner(self.target)
 
     def read(self, first: int, requests: list[Request], counts: list[int]) -> None:
         """Commit prompt tokens in one pass, without drafting or emitting; the drafter observes the hidden states."""

@@ -21,6 +21,7 @@ from draftree.engine.limits import Asked
 from draftree.engine.sampling import SamplingParams
 from draftree.grammar import GrammarProcessor, with_grammar
 from draftree.runner.base import callers_mode
+from draftree.runner.images import Images
 
 STAGES = ("draft", "verify", "accept", "commit")
 COUNTS = ("steps", "drafted", "accepted", "emitted", "pruned", "rollbacks")
@@ -271,6 +272,7 @@ class Request:
         padded_prompt: Tensor | None = None,
         encoder_input: Tensor | None = None,
         encoder_states: Tensor | None = None,
+        images: Images | None = None,
         on_token: Callable[[Emitted], None] | None = None,
     ) -> None:
         self.params = params
@@ -290,6 +292,7 @@ class Request:
             cache_salt=params.cache_salt,
             grammar=None if params.grammar is None else params.grammar.begin(),
             eos_token_ids=params.eos_token_ids,
+            images=images,
         )
         self.encoder_states = encoder_states
         self.reused = 0
@@ -325,6 +328,12 @@ class Request:
     def id(self) -> int:
         """Return the id, unique in the process."""
         return self.context.id
+
+    @property
+    def sharing(self) -> tuple[str | None, str | None]:
+        """Return what a request must have in common with this one to reuse its keys and values, besides tokens."""
+        images = self.context.images
+        return self.params.cache_salt, None if images is None else images.digest
 
     @property
     def tokens(self) -> list[int]:

@@ -226,7 +226,7 @@ def _refuse_unknown(given: dict[str, Any]) -> None:
         if name in NO_EFFECT:
             raise TypeError(f"{name} has no effect here: {NO_EFFECT[name]}.")
         if name.startswith(("pixel_", "image_", "video_", "audio_", "input_features", "mm_")):  # Of a processor.
-            raise TypeError(f"draftree reads text alone: leave {name!r} out, or use Hugging Face's own generate.")
+            raise TypeError(f"draftree does not read {name!r}: leave it out, or use Hugging Face's own generate.")
         if name not in known | set(OTHER_METHODS) | OF_THE_LOOP:
             if name in OF_THE_ENGINE:
                 raise TypeError(

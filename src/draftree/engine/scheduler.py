@@ -17,6 +17,7 @@ from draftree.drafting.base import Place
 from draftree.engine.request import Request
 from draftree.errors import ModelChangedError
 from draftree.runner import Runner
+from draftree.runner.images import placeholder
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.positions import is_length_dependent
@@ -30,12 +31,13 @@ class Kept:
     """A prefix in a free slot."""
 
     tokens: list[int]  # The tokens whose keys and values it holds.
-    cache_salt: str | None  # Of its request; requests of another salt may not reuse it.
+    sharing: tuple[str | None, str | None]  # Of its request: its salt and images; others may not reuse it.
+    shift: int  # Of its request.
     left: int  # Number that grows with the time at which the request left.
 
     def holds(self, other: Kept) -> bool:
         """Return whether it contains the other prefix."""
-        return self.cache_salt == other.cache_salt and self.tokens[: len(other.tokens)] == other.tokens
+        return self.sharing == other.sharing and self.tokens[: len(other.tokens)] == other.tokens
 
 
 class Scheduler:
@@ -76,6 +78,10 @@ class Scheduler:
     def unread(self, request: Request) -> list[int]:
         """Return the request's tokens before its newest one that are not in the cache yet."""
         return request.context.tokens[self.cache.lengths[self.running.index(request)] : -1]
+
+    def whole(self, request: Request) -> bool:
+        """Return whether a request's prompt is to be read in one piece: none of its images is in the cache."""
+        return request.context.images is not None and not self.cache.lengths[self.running.index(request)]
 
     def enter(self, request: Request) -> None:
         """Give a request a slot, with a reused prefix if there is one."""
@@ -142,7 +148,7 @@ class Scheduler:
         request.context.place = None
         held = self.cache.lengths[last]
         if self.keeps and held:
-            kept = Kept(request.context.tokens[:held], request.params.cache_salt, next(self._clock))
+            kept = Kept(request.context.tokens[:held], request.sharing, request.context.shift, next(self._clock))
             self._kept = {slot: other for slot, other in self._kept.items() if not kept.holds(other)} | {last: kept}
         for store in self._stores:
             store.clear(last)
@@ -179,17 +185,23 @@ class Scheduler:
 
     def _take_over(self, request: Request, slot: int) -> int:
         """Bring the longest known prefix of a prompt into the free `slot`, and return its length."""
-        prompt, cache_salt = request.context.tokens[:-1], request.params.cache_salt
+        prompt, sharing = request.context.tokens[:-1], request.sharing
         held = {
             i: running.context.tokens[: self.cache.lengths[i]]
             for i, running in enumerate(self.running)
-            if running.params.cache_salt == cache_salt
+            if running.sharing == sharing
         }
-        held |= {i: kept.tokens for i, kept in self._kept.items() if kept.cache_salt == cache_salt}
+        held |= {i: kept.tokens for i, kept in self._kept.items() if kept.sharing == sharing}
         common = {i: self.cache.reusable(i, _common(tokens, prompt)) for i, tokens in held.items()}
+        if request.context.images is not None:  # A prompt is read in one piece up to its last image.
+            behind = self._behind_images(prompt)
+            common = {i: length if length >= behind else 0 for i, length in common.items()}
         left = {i: kept.left for i, kept in self._kept.items()}
         source = max(common, key=lambda i: (common[i], common[i] == len(held[i]), -left.get(i, -1)), default=slot)
         length = common.get(source, 0)
+        if length:
+            kept_shift = self._kept[source].shift if source in self._kept else self.running[source].context.shift
+            request.context.shift = kept_shift
         victim = self._victim(slot, source if length else None, common)
         if length and victim == source:  # The two free slots swap.
             self._kept.pop(source)
@@ -201,6 +213,11 @@ class Scheduler:
         if length and source != slot:
             self.cache.move(source, slot, length)
         return length
+
+    def _behind_images(self, prompt: list[int]) -> int:
+        """Return the number of tokens up to the last image placeholder."""
+        token = placeholder(self.runner.target)
+        return len(prompt) - prompt[::-1].index(token) if token in prompt else len(prompt)
 
     def _victim(self, slot: int, source: int | None, common: dict[int, int]) -> int:
         """Return the free slot whose prefix is dropped for a request that enters `slot` and reuses `source`.

@@ -1,8 +1,8 @@
 """`model.generate(..., custom_generate=draftree.custom_generate(drafter=...))`: Hugging Face's door, draftree's loop.
 
 Hugging Face prepares ids, logits processors and stopping criteria. The decoding loop is draftree's engine. Beams are
-refused; `num_return_sequences` arrives as batch rows. Inputs besides token ids are refused, because draftree's passes
-would not give them to the model.
+refused; `num_return_sequences` arrives as batch rows. Inputs besides token ids and images are refused, because
+draftree's passes would not give them to the model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from draftree.engine.sampling import filler, refuse_other_methods
 from draftree.grammar import Grammars, compile_grammars
 from draftree.pruning import EarlyPruning
 from draftree.runner import Runner, open_runner
-from draftree.runner.target import CACHES
+from draftree.runner.images import OF_IMAGES, OF_TOKENS, Images, check_images, placeholder, split_images, take_tensors
+from draftree.runner.target import CACHES, Target
 from draftree.shaping import Shape
 
 DEPTH = 6  # Largest number of frames between `generate` and the loop.
@@ -130,19 +131,22 @@ class _DecodingLoop:
             most = length if length is not None else generation_config.max_length
             check_streamer(streamer, input_ids.shape[0])
             encoder_decoder = opened.target.encoder_decoder
-            check_inputs(input_ids, model_kwargs, encoder_decoder=encoder_decoder)
             own_mask = None if encoder_decoder else model_kwargs.get("attention_mask")
+            images = _images(opened.target, called.get("tensors", {}), input_ids, own_mask)
+            types = placeholder(opened.target) is not None
+            check_inputs(input_ids, model_kwargs, encoder_decoder=encoder_decoder, images=any(images), types=types)
             prompts = real_tokens(input_ids, own_mask)
             new = max(1, most - input_ids.shape[1])  # Criteria are called after a token, so there is at least one.
-            for prompt in prompts:
+            for prompt, own_images in zip(prompts, images, strict=True):
                 check_prompt(prompt, new, opened.target.vocab_size, opened.target.max_positions)
+                check_images(opened.target, prompt, own_images)
             params = self._params(opened, generation_config, len(prompts), new, eos, logits_processor, criteria)
             rows = []
             for b, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
                 source = states = None
                 if encoder_decoder:
                     source, states = _source(inputs_tensor, b, len(prompts), model_kwargs), _states(b, model_kwargs)
-                rows.append(Row(prompt, own, input_ids[b : b + 1], source, states))
+                rows.append(Row(prompt, own, input_ids[b : b + 1], source, states, images[b]))
             sequences, stats = run_batch(
                 model,
                 config,
@@ -212,10 +216,11 @@ class _DecodingLoop:
 
 
 def given_to_generate() -> dict[str, Any]:
-    """Return `streamer`, `synced_gpus` and `cache` of the running call of `generate`; {} outside of one.
+    """Return `streamer`, `synced_gpus`, `cache` and `tensors` of the running call of `generate`; {} outside of one.
 
     Hugging Face does not pass its streamer to a custom loop, so a reader of that streamer would wait for ever. It also
-    makes an empty cache in place of a given one. Both are read from the frame of the call.
+    makes an empty cache in place of a given one, and features in place of images. They are read from the frame of the
+    call.
     """
     frame: FrameType | None = sys._getframe(1)
     for _ in range(DEPTH):
@@ -226,14 +231,34 @@ def given_to_generate() -> dict[str, Any]:
             held = known.get("kwargs") or {}
             caches = [held[name] for name in CACHES if held.get(name) is not None]
             given = {name: known.get(name) for name in ("streamer", "synced_gpus")}
-            return given | {"cache": caches[0] if caches else None}
+            return given | {"cache": caches[0] if caches else None, "tensors": held}
         frame = frame.f_back
     return {}
 
 
-def check_inputs(input_ids: Tensor, model_kwargs: dict[str, Any], *, encoder_decoder: bool) -> None:
-    """Check that `generate` passes no input that draftree would not give to the model."""
+def _images(target: Target, called: dict[str, Any], ids: Tensor, mask: Tensor | None) -> list[Images | None]:
+    """Return the images of each row of `generate`, which has repeated the rows for `num_return_sequences`."""
+    tensors = take_tensors(target, dict(called))
+    if not tensors:
+        return [None] * len(ids)
+    given = next((called[name] for name in ("input_ids", "inputs") if called.get(name) is not None), ids)
+    copies = len(ids) // len(given)
+    images = split_images(target, tensors, ids[::copies], None if mask is None else mask[::copies])
+    return [one for one in images for _ in range(copies)]
+
+
+def check_inputs(
+    input_ids: Tensor, model_kwargs: dict[str, Any], *, encoder_decoder: bool, images: bool, types: bool
+) -> None:
+    """Check that `generate` passes no input that draftree would not give to the model.
+
+    `images` are given already; `types` says that the model's processor marks the tokens of images.
+    """
     for name, value in model_kwargs.items():
+        if images and (name in ("mm_encoder_outputs", "position_ids", *OF_TOKENS) or name.startswith(OF_IMAGES)):
+            continue  # Hugging Face makes positions from the images, as the model does.
+        if types and name in OF_TOKENS and not value.any():  # Of a processor that got text alone.
+            continue
         if value is None or value is False or name in WITHOUT_EFFECT:
             continue
         if name == "mm_encoder_outputs" and not value:  # `generate` adds it for text alone as well.

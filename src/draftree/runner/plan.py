@@ -6,7 +6,7 @@ description out. The only coupling between methods and models is this file.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -77,6 +77,8 @@ class Plan:
         sizes: real rows of each request, the first ones, where nothing but these matters; None where all are.
         prompt: the rows are the next ones of a prompt, and all of them are committed. Recurrent layers read prompts
             by the model's functions for many tokens.
+        images: image tensors by name, of one prompt that passes whole and alone, by the model's own mask and angles.
+        shifts: what is added to each request's positions for rotary angles, behind images; empty for nothing.
     """
 
     tokens: Tensor
@@ -92,6 +94,8 @@ class Plan:
     last_logit_row: int | None = None
     sizes: tuple[int, ...] | None = None
     prompt: bool = False
+    images: Mapping[str, Tensor] | None = None
+    shifts: tuple[int, ...] = ()
 
     @classmethod
     def causal(cls, tokens: Tensor, first: int = 0, **more: Any) -> Plan:
@@ -167,6 +171,7 @@ class PassResult:
     # Tapped hidden states [B, n at that layer, d] by layer.
     hidden: dict[int, Tensor] = field(default_factory=dict)
     runner: Any = None  # the `Runner` of the pass, for logits of tapped rows
+    shift: int = 0  # of a pass with images: the `shifts` of the request's later passes
 
     @property
     def rows(self) -> Tensor | None:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.runner.hooked.families import family_of
+from draftree.runner.images import own_positions
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.plan import PassResult, Plan, Segment, Surgery, logit_slice, operate
 from draftree.runner.positions import LayerKind, PassMasks, is_length_dependent, per_row_angles
@@ -97,13 +98,24 @@ class HookedPass:
             arguments[target.cache_argument] = self.cache
             arguments["attention_mask"] = self._forward_mask()
         if self.stock.takes_positions:
-            arguments["position_ids"] = plan.positions
+            arguments["position_ids"] = self._angle_positions(plan.positions)
+        if plan.images is not None:
+            del arguments["position_ids"]
+            arguments |= {"attention_mask": torch.ones_like(plan.tokens), **plan.images}
         with ExitStack() as stack:
+            shift = stack.enter_context(own_positions(target.model)) if plan.images is not None else int
             self._hook(stack)
             logits = target.model(**arguments).logits
+            moved = shift()
         if not self.cut:  # the model multiplies by the head's weight itself
             logits = logits[:, logit_slice(plan, self.segments[-1])]
-        return PassResult(logits, self.segments, self.hidden)
+        return PassResult(logits, self.segments, self.hidden, shift=moved)
+
+    def _angle_positions(self, positions: Tensor) -> Tensor:
+        """Return what rotary angles are made of, for rows at these positions [B, n]."""
+        if not any(self.plan.shifts):
+            return positions
+        return positions + torch.tensor(self.plan.shifts, dtype=torch.long, device=positions.device)[:, None]
 
     def _forward_mask(self) -> Any:
         if self.target.recurrence is not None:
@@ -219,7 +231,7 @@ class HookedPass:
             hidden = next(iter(named.values()))
             named["position_embeddings"] = self._angles(named["position_embeddings"], hidden)
         if "position_ids" in named:
-            named["position_ids"] = segment.positions
+            named["position_ids"] = self._angle_positions(segment.positions)
         kind = self.target.kinds[index]
         mask = self.masks.additive(kind)
         for name in MASK_ARGUMENTS:
@@ -243,7 +255,7 @@ class HookedPass:
                 "rotary module that draftree knows; please report this architecture."
             )
         if call.again is None:
-            call.again = call.repeated(self.segments[-1].positions, hidden)
+            call.again = call.repeated(self._angle_positions(self.segments[-1].positions), hidden)
         return call.again
 
 

@@ -1,0 +1,118 @@
+"""Tiny models that read images, and prompts with images of random pixels as their processors lay them out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+IMAGE, BEGIN, END = 100, 102, 103  # the tokens of a part of an image, and around an image
+TEXT: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+LLAMA = TEXT | {"model_type": "llama"}
+MROPE = TEXT | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}}
+GEMMA = TEXT | {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
+EYES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+EYES |= {"image_size": 16, "patch_size": 4}
+QWEN_EYES = {"hidden_size": 32, "intermediate_size": 32, "depth": 2, "num_heads": 2, "patch_size": 4}
+QWEN_EYES |= {"out_hidden_size": 64}
+QWEN = {"image_token_id": IMAGE, "video_token_id": 101, "vision_start_token_id": BEGIN, "vision_end_token_id": END}
+IDEFICS = {"text_config": LLAMA, "vision_config": EYES, "scale_factor": 2, "image_token_id": IMAGE}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {
+        "text_config": MROPE,
+        "vision_config": {"embed_dim": 32, "hidden_size": 64, "depth": 1, "num_heads": 2, "patch_size": 4},
+        **QWEN,
+    },
+    "qwen2_5_vl": {
+        "text_config": MROPE,
+        "vision_config": QWEN_EYES | {"fullatt_block_indexes": [0], "window_size": 16},
+        **QWEN,
+    },
+    "qwen3_vl": {
+        "text_config": MROPE,
+        "vision_config": QWEN_EYES | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+        **QWEN,
+    },
+    "gemma3": {
+        "text_config": GEMMA,
+        "vision_config": EYES | {"model_type": "siglip_vision_model"},
+        "mm_tokens_per_image": 4,
+        "image_token_id": IMAGE,
+        "boi_token_index": BEGIN,
+        "eoi_token_index": END,
+    },
+    "llava": {
+        "text_config": LLAMA,
+        "vision_config": EYES | {"model_type": "clip_vision_model"},
+        "image_token_id": IMAGE,
+        "image_seq_length": 16,
+    },
+    "idefics3": IDEFICS,
+    "smolvlm": IDEFICS,
+}
+FAMILIES = tuple(SETTINGS)
+PARTS = {"gemma3": 4, "idefics3": 4, "smolvlm": 4, "llava": 16}  # placeholders of an image
+
+
+def seeing_model(family: str) -> Any:
+    """Return a tiny model with weights that make its answers depend on the images."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **SETTINGS[family])
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.2)
+    return model
+
+
+def image_prompts(model: Any, counts: list[int], seed: int = 0) -> dict[str, Tensor]:
+    """Return what a processor would for a batch of prompts with so many images each, padded in front."""
+    family, noise = model.config.model_type, torch.Generator().manual_seed(seed)
+    images, inputs = sum(counts), {}
+    parts = [PARTS.get(family, 0)] * images
+    if family in ("idefics3", "smolvlm"):
+        shown = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
+        pixels = torch.randn(len(counts), max(counts), 3, 16, 16, generator=noise)
+        inputs["pixel_values"] = pixels * shown[:, :, None, None, None]
+        inputs["pixel_attention_mask"] = shown[:, :, None, None].long().expand(-1, -1, 16, 16)
+    elif family.startswith("qwen"):
+        grid = torch.tensor([[1, 2 + 2 * (i % 2), 4] for i in range(images)])
+        eyes = model.config.vision_config
+        width = 3 * eyes.temporal_patch_size * eyes.patch_size**2
+        inputs["pixel_values"] = torch.randn(int(grid.prod(-1).sum()), width, generator=noise)
+        inputs["image_grid_thw"] = grid
+        parts = (grid.prod(-1) // eyes.spatial_merge_size**2).tolist()
+    else:
+        inputs["pixel_values"] = torch.randn(images, 3, 16, 16, generator=noise)
+
+    def words(count: int) -> list[int]:
+        return torch.randint(3, 97, (count,), generator=noise).tolist()
+
+    rows, left = [], iter(parts)
+    for b, count in enumerate(counts):
+        row = words(5 + 2 * b)
+        for _ in range(count):
+            row += [BEGIN, *[IMAGE] * next(left), END, *words(3)]
+        rows.append(row)
+    longest = max(map(len, rows))
+    inputs["input_ids"] = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
+    inputs["attention_mask"] = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    types = {"gemma3": "token_type_ids"}.get(family, "mm_token_type_ids" if "image_grid_thw" in inputs else None)
+    if types is not None:
+        inputs[types] = (inputs["input_ids"] == IMAGE).long()
+    return inputs
