@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForImageTextToText, CLIPImageProcessorPil, LlavaProcessor
 
 IMAGE, BEGIN, END = 100, 102, 103  # the tokens of a part of an image, and around an image
 TEXT: dict[str, Any] = {
@@ -68,10 +70,10 @@ FAMILIES = tuple(SETTINGS)
 PARTS = {"gemma3": 4, "idefics3": 4, "smolvlm": 4, "llava": 16}  # placeholders of an image
 
 
-def seeing_model(family: str) -> Any:
+def seeing_model(family: str, **settings: Any) -> Any:
     """Return a tiny model with weights that make its answers depend on the images."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **SETTINGS[family])
+    config = AutoConfig.for_model(family, **SETTINGS[family] | settings)
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -116,3 +118,27 @@ def image_prompts(model: Any, counts: list[int], seed: int = 0) -> dict[str, Ten
     if types is not None:
         inputs[types] = (inputs["input_ids"] == IMAGE).long()
     return inputs
+
+
+LLAVA_TEMPLATE = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' }}{% if m['content'] is string %}{{ m['content'] }}"
+    "{% else %}{% for p in m['content'] %}{{ '<image>' if p['type'] == 'image' else p['text'] }}{% endfor %}{% endif %}"
+    "{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+
+
+def llava_folder(folder: Path, tokenizer: Any) -> Path:
+    """Write a tiny LLaVA with its processor; return its folder."""
+    own = copy.deepcopy(tokenizer)
+    own.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    own.chat_template = LLAVA_TEMPLATE
+    token = own.convert_tokens_to_ids("<image>")
+    settings = {"vocab_size": len(own), "max_position_embeddings": 512, "eos_token_id": own.eos_token_id}
+    model = seeing_model("llava", text_config=LLAMA | settings, image_token_id=token)
+    model.save_pretrained(folder)
+    size = {"height": 16, "width": 16}
+    eyes = CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size=size)
+    processor = LlavaProcessor(eyes, own, patch_size=4, vision_feature_select_strategy="default")
+    processor.num_additional_image_tokens = 1
+    processor.save_pretrained(folder)
+    return folder

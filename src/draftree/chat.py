@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
 from draftree.by_name import as_drafter
 from draftree.detokenizer import Detokenizer
 from draftree.drafting import Drafter
-from draftree.encoding import encode_dialogue
+from draftree.encoding import encode_seen, open_image
 from draftree.engine import Emitted, Engine, Request, RunStats, SamplingParams
 from draftree.engine.limits import as_seed
 from draftree.engine.sampling import params_of
 from draftree.errors import check_kind, whole
+from draftree.runner.images import check_family
 
 
 class Chat:
@@ -66,26 +67,27 @@ class Chat:
         self._options = {"tokenizer": tokenizer} | options
         self._seed = None if seed is None else as_seed(seed)
         self._params([0], self._most)  # Bad options raise here, not in the first turn.
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[dict[str, Any]] = []
         self.reset()
 
     def reset(self) -> None:
         """Forget the dialogue, but not what the drafter has learned."""
         self.messages = [] if self.system is None else [{"role": "system", "content": self.system}]
 
-    def send(self, text: str, *, drafting: bool = True) -> Iterator[str]:
+    def send(self, text: str, *, images: Sequence[Any] = (), drafting: bool = True) -> Iterator[str]:
         """Yield the answer to `text`, piece by piece; if closed early, or at Ctrl-C, the pieces so far are the answer.
 
         Args:
             text: the user's message.
+            images: what the message shows, before its text: files, their bytes, or images of PIL.
             drafting: False answers this turn without draft tokens.
 
         Raises:
             TypeError: `text` is no string.
-            ValueError: `text` is blank, or the dialogue fills the context.
+            ValueError: `text` is blank, the dialogue fills the context, or an image cannot be read.
         """
         detokenizer = Detokenizer(self.tokenizer)
-        for emitted in self.stream(text, drafting=drafting):
+        for emitted in self.stream(text, images=images, drafting=drafting):
             piece = detokenizer.feed(emitted.token)
             if piece:
                 yield piece
@@ -93,10 +95,10 @@ class Chat:
         if rest:
             yield rest
 
-    def stream(self, text: str, *, drafting: bool = True) -> Generator[Emitted, None, None]:
+    def stream(self, text: str, *, images: Sequence[Any] = (), drafting: bool = True) -> Generator[Emitted, None, None]:
         """Yield the answer token by token, each with its drafter; see `send`."""
         before = self.messages
-        request = self._ask(text, drafting=drafting)
+        request = self._ask(text, images, drafting=drafting)
         turns = self.messages
         try:
             yield from self.engine.stream(request)
@@ -112,15 +114,21 @@ class Chat:
         given = self._options | {"max_new_tokens": most, "seed": seed}
         return params_of(self.engine.target, ids, given)
 
-    def _ask(self, text: str, *, drafting: bool) -> Request:
+    def _ask(self, text: str, images: Sequence[Any], *, drafting: bool) -> Request:
         """Add a turn to the dialogue and its request to the engine; an error adds neither."""
         if self.engine.busy:
             raise ValueError("An answer is still under way: read it to its end, or close it.")
         check_kind(str, "the user's message, a string", text=text)
         if not (text or "").strip():
             raise ValueError("The message is blank: give a text.")
-        target, turns = self.engine.target, [*self.messages, {"role": "user", "content": text}]
-        ids = encode_dialogue(self.tokenizer, turns)
+        target = self.engine.target
+        content: str | list[dict[str, Any]] = text
+        if images:
+            check_family(target)
+            seen = [{"type": "image", "image": open_image(image)} for image in images]
+            content = [*seen, {"type": "text", "text": text}]
+        turns = [*self.messages, {"role": "user", "content": content}]
+        ids, inputs = encode_seen(self.tokenizer, turns)
         most = self._most
         if target.max_positions is not None:
             most = min(most, target.max_positions - len(ids))
@@ -130,7 +138,7 @@ class Chat:
                     "shorten the message."
                 )
         params = self._params(ids, most)
-        request = self.engine.add(ids, replace(params, drafting=drafting))
+        request = self.engine.add(ids, replace(params, drafting=drafting), inputs=inputs)
         self.messages = turns
         self.requests.append(request)
         return request

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, TypeGuard
@@ -40,12 +42,12 @@ def encode_prompt(
     return ids
 
 
-def encode_dialogue(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> list[int]:
+def encode_dialogue(tokenizer: Any, messages: Sequence[dict[str, Any]], **options: Any) -> list[int]:
     """Return the token ids of a dialogue, by the tokenizer's chat template."""
     from jinja2 import TemplateError
 
     try:
-        return encode_messages(tokenizer, messages)
+        return encode_messages(tokenizer, messages, **options)
     except TemplateError as error:
         raise ValueError(f"The model's chat template refuses these messages: {brief(error)}.") from error
 
@@ -70,6 +72,65 @@ def encode_messages(
     check(text)
     ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
     return ids
+
+
+MOST_PIXELS = 50_000_000  # of an image; a file of some kilobytes may unpack to many more
+
+
+def open_image(image: Any) -> Any:
+    """Return an image of PIL from a file's path or its bytes, or from such an image.
+
+    Raises:
+        ValueError: pillow is absent, the data is no image, or it has more than `MOST_PIXELS` pixels.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ValueError("Images need the package pillow: pip install pillow.") from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # The limit below is lower.
+            read = io.BytesIO(image) if isinstance(image, bytes) else image
+            opened = image if isinstance(image, Image.Image) else Image.open(read)
+        pixels = opened.width * opened.height
+        if pixels <= MOST_PIXELS:
+            return opened.convert("RGB")
+    except (OSError, SyntaxError, ValueError, AttributeError, Image.DecompressionBombError) as error:
+        raise ValueError(f"An image cannot be read ({brief(error)}): give a PNG or JPEG file that is whole.") from error
+    raise ValueError(f"An image has {pixels} pixels, and at most {MOST_PIXELS} are read: make it smaller.")
+
+
+def encode_seen(
+    tokenizer: Any, messages: Sequence[dict[str, Any]], **options: Any
+) -> tuple[list[int], dict[str, Any] | None]:
+    """Return the token ids of a dialogue, and the image tensors of a processor; None for a dialogue of text alone.
+
+    Args:
+        tokenizer: the model's; its processor comes from the same folder.
+        messages: the dialogue; a part {"type": "image", "image": ...} of a content has what `open_image` returns.
+        options: of the template, such as `tools`.
+
+    Raises:
+        ValueError: there is no processor, or it refuses the messages.
+    """
+    parts = [part for one in messages for part in as_parts(one.get("content") or "")]
+    if all(part["type"] != "image" for part in parts):
+        return encode_dialogue(tokenizer, messages, **options), None
+    from transformers import AutoProcessor
+
+    try:
+        processor = AutoProcessor.from_pretrained(tokenizer.name_or_path)
+    except Exception as error:  # Missing files and packages raise different errors.
+        raise ValueError(f"The model's processor of images cannot be loaded ({brief(error)}).") from error
+    if not hasattr(processor, "image_processor"):
+        raise ValueError("The model's folder has no processor of images: leave images out.")
+    given = [one | {"content": as_parts(one.get("content") or "")} for one in messages]
+    options = {"add_generation_prompt": True, "chat_template": tokenizer.chat_template} | options
+    try:
+        made = processor.apply_chat_template(given, tokenize=True, return_dict=True, return_tensors="pt", **options)
+    except Exception as error:  # Templates and processors may raise anything.
+        raise ValueError(f"The model's processor refuses these messages: {brief(error)}.") from error
+    return made["input_ids"][0].tolist(), dict(made)
 
 
 def as_text(content: str | list[dict[str, Any]]) -> str:

@@ -12,6 +12,8 @@ from draftree.encoding import as_parts as as_parts
 from draftree.encoding import as_text as as_text
 from draftree.encoding import encode_messages as encode_messages
 from draftree.encoding import encode_prompt as encode_prompt
+from draftree.encoding import encode_seen as encode_seen
+from draftree.encoding import open_image as open_image
 from draftree.errors import install
 
 EMBEDDED = "embedded"  # Name of the default among the models in the package.

@@ -71,9 +71,9 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "a valid string or a valid array"),
     (
         CHAT,
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
         "messages.0.content.0.type",
-        "reads text alone",
+        "is no text and no image_url",
     ),
     (CHAT, {"messages": [*SAID, {"role": "assistant", "refusal": "No."}]}, "messages.1.refusal", "leave it out"),
     (CHAT, {"messages": [{"role": "user", "content": "sea " * 3000}]}, "messages", "shorten it"),

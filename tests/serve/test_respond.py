@@ -88,7 +88,7 @@ def test_a_round_trip_of_reasoning_and_calls(
     prompts: list[str] = []
     chat_prompt = calls.chat_prompt
     monkeypatch.setattr(
-        calls, "chat_prompt", lambda *a, **b: (ids := chat_prompt(*a, **b), prompts.append(a[0].decode(ids)))[0]
+        calls, "chat_prompt", lambda *a, **b: (ids := chat_prompt(*a, **b), prompts.append(a[0].decode(ids[0])))[0]
     )
     say(qwen, monkeypatch, "A sail, far off.")
     history: Any = [{"role": "user", "content": "Where?"}, *said.output, result]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -247,19 +248,29 @@ def ask(
     max_new_tokens: int,
     grammar: Grammar | None = None,
     number: int = 0,
+    images: Sequence[Path] = (),
 ) -> Request:
     """Add a prompt to the engine, sampled with seed + `number`; an encoder-decoder gets it as encoder input."""
     import torch
 
     from draftree.engine.limits import check_source, decoder_start
-    from draftree.models import encode_prompt
+    from draftree.models import encode_prompt, encode_seen, open_image
+    from draftree.runner.images import check_family
     from draftree.runner.target import rows_of
 
-    target, ids = engine.target, encode_prompt(tokenizer, prompt, raw=asking.raw, system=asking.system)
+    target, inputs = engine.target, None
+    if images:
+        check_family(target)
+        seen = [{"type": "image", "image": open_image(image)} for image in images]
+        messages: list[dict[str, Any]] = [] if asking.system is None else [{"role": "system", "content": asking.system}]
+        messages.append({"role": "user", "content": [*seen, {"type": "text", "text": prompt}]})
+        ids, inputs = encode_seen(tokenizer, messages)
+    else:
+        ids = encode_prompt(tokenizer, prompt, raw=asking.raw, system=asking.system)
     options = asking.given() | {"max_new_tokens": max_new_tokens, "seed": asking.seed + number}
     options |= {"grammar": grammar, "tokenizer": tokenizer}
     if not target.encoder_decoder:
-        return engine.add(ids, **options)
+        return engine.add(ids, inputs=inputs, **options)
     check_source(ids, rows_of(target.model), target.max_positions)
     start = decoder_start(target.model.generation_config)
     return engine.add([start], encoder_input=torch.tensor(ids, dtype=torch.long, device="cpu"), **options)

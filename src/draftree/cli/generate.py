@@ -51,6 +51,10 @@ def generate(
     slots: Annotated[
         int | None, typer.Option(min=1, help="With --prompts: requests decoded together.", show_default="8")
     ] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(help="Image file that the prompt shows; may be given again.", show_default=False),
+    ] = None,
     model: RealModel = None,
     where: Where,
     drafting: Drafting,
@@ -76,6 +80,8 @@ def generate(
     for option, given in (("--out", out), ("--slots", slots)):
         if prompts is None and given is not None:
             raise ValueError(f"{option} has no effect without --prompts: add --prompts, or leave it out.")
+    if image and (prompts is not None or asking.raw):
+        raise ValueError("--image belongs to one prompt in the chat template: leave --prompts and --raw out.")
     if prompts is not None and out is None and stats:
         raise ValueError("--stats would mix with the answers on standard output: add --out, or leave it out.")
     grammar, drafting = checked(constraint, drafting, trie, asking, running, where)
@@ -90,7 +96,7 @@ def generate(
     requests = []
     for b, text in enumerate(texts):
         try:
-            requests.append(ask(engine, tokenizer, text, asking, max_new_tokens, grammar, b))
+            requests.append(ask(engine, tokenizer, text, asking, max_new_tokens, grammar, b, image or ()))
         except GrammarError:  # The grammar is the same for all prompts.
             raise
         except ValueError as error:

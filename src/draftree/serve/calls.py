@@ -17,11 +17,12 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from draftree.engine import Engine, SamplingParams
 from draftree.engine.limits import check_prompt, eos_token_ids
 from draftree.engine.sampling import Options, params_for, read_options
+from draftree.runner.images import check_family, check_images, images_of
 from draftree.runner.target import Target
 from draftree.serve.chat import MessageReader, chat_prompt, template_variables, tools_of
 from draftree.serve.grammars import Constraint, constraint_of, refused
 from draftree.serve.output import RequestOutput
-from draftree.serve.protocol import Chat, Completion, Sampling, Tokenize, plain
+from draftree.serve.protocol import Chat, Completion, ImagePart, Sampling, Tokenize, plain
 from draftree.serve.respond import RENAMED, Respond, chat_of
 from draftree.serve.responses import Call
 from draftree.serve.settings import ApiError, ServerSettings
@@ -111,7 +112,14 @@ class CallReader:
             options["add_generation_prompt"] = body.add_generation_prompt
         if tools:
             options["tools"] = tools
-        prompt = chat_prompt(self.tokenizer, body.messages, **options)
+        try:
+            if any(isinstance(part, ImagePart) for one in body.messages for part in one.content or ()):
+                check_family(self.target)
+            prompt, inputs = chat_prompt(self.tokenizer, body.messages, **options)
+            images = images_of(self.target, inputs)
+            check_images(self.target, prompt, images)
+        except ValueError as error:
+            raise ApiError(str(error), "messages") from None
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         prediction = self._prediction(body)
         readers = [MessageReader(self.tokenizer, prompt, tools) for _ in range(body.tries)]
@@ -124,6 +132,7 @@ class CallReader:
         call = Call(body, self.settings.model_name, self.tokenizer, logprobs, **own)
         for output, reader in zip(outputs, readers, strict=True):
             output.skip_special_tokens = output.skip_special_tokens and not reader.raw
+            output.images = images
         return call, outputs
 
     def respond(self, body: Respond, cache_salt: str | None) -> tuple[Call, list[RequestOutput]]:
@@ -166,7 +175,7 @@ class CallReader:
             raise ApiError(f"{other} has no meaning for {given}: leave {other} out.", other)
         if body.messages is not None:
             add = body.add_generation_prompt is not False
-            ids = chat_prompt(self.tokenizer, body.messages, add_generation_prompt=add)
+            ids = chat_prompt(self.tokenizer, body.messages, add_generation_prompt=add)[0]
         else:
             ids = self.encode(body.prompt or "", special=body.add_special_tokens is not False)
         self.check_length(ids, given)

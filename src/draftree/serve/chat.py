@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import inspect
 import json
 import uuid
@@ -11,8 +12,8 @@ from typing import Any
 
 from transformers.utils.chat_parsing import ResponseParser
 
-from draftree.models import encode_messages
-from draftree.serve.protocol import Chat, Message, ToolCall
+from draftree.models import encode_seen, open_image
+from draftree.serve.protocol import Chat, ImagePart, Message, TextPart, ToolCall
 from draftree.serve.settings import ApiError
 from draftree.serve.templates import FORMS, chat_text, response_template
 
@@ -70,15 +71,17 @@ class Regions(ResponseParser):
 REASONING = ("reasoning_content", "thinking")  # Names of the field in response templates.
 
 
-def chat_prompt(tokenizer: Any, messages: Sequence[Message], **options: Any) -> list[int]:
-    """Return the token ids of a chat; `options` are further variables of the tokenizer's template, such as `tools`."""
+def chat_prompt(tokenizer: Any, messages: Sequence[Message], **options: Any) -> tuple[list[int], dict[str, Any] | None]:
+    """Return the token ids of a chat and its image tensors, if any; `options` are further variables of the template."""
     if not getattr(tokenizer, "chat_template", None):
         raise ApiError("The model's tokenizer has no chat template: use /v1/completions.", "messages")
     given = [_as_dict(message) for message in messages]
     if "developer" not in str(tokenizer.chat_template):  # Templates drop messages of unknown roles.
         given = [one | {"role": "system"} if one["role"] == "developer" else one for one in given]
     try:
-        return encode_messages(tokenizer, given, **options)
+        return encode_seen(tokenizer, given, **options)
+    except ValueError:
+        raise
     except Exception as error:  # Templates may raise anything.
         raise ApiError(f"The model's chat template does not take these messages: {error}", "messages") from None
 
@@ -101,10 +104,20 @@ def _as_dict(message: Message) -> dict[str, Any]:
     """Return a message for templates: only set fields, arguments of calls as objects."""
     found = message.model_dump(include={"role", "name", "tool_call_id", "reasoning_content"}, exclude_none=True)
     content = message.content or ""
-    found["content"] = content if isinstance(content, str) else [part.model_dump() for part in content]
+    found["content"] = content if isinstance(content, str) else [_part(part) for part in content]
     if message.tool_calls:
         found["tool_calls"] = [_call(call) for call in message.tool_calls]
     return found
+
+
+def _part(part: TextPart | ImagePart) -> dict[str, Any]:
+    if isinstance(part, TextPart):
+        return part.model_dump()
+    try:
+        data = base64.b64decode(part.image_url.url.partition(",")[2], validate=True)
+        return {"type": "image", "image": open_image(data)}
+    except ValueError as error:
+        raise ApiError(str(error), "messages") from None
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from draftree.detokenizer import Detokenizer
 from draftree.engine import Emitted, SamplingParams
 from draftree.engine.request import Request, State, StepTree
+from draftree.runner.images import Images
 from draftree.serve.settings import ApiError
 from draftree.trace.file import BYTE_ALPHABET
 
@@ -122,6 +123,7 @@ class RequestOutput:
     skip_special_tokens: bool = True  # Leave special tokens such as EOS out of the text.
     goes_on: bool = False  # The text continues the text of the prompt, as completions do.
     min_tokens: int = 0  # Stop strings that are complete within this many tokens do not end the output.
+    images: Images | None = None  # Of the prompt.
     request: Request | None = None  # The engine's request; None before it was added.
     given: int = 0  # Number of tokens in deltas so far.
     offset: int = 0  # Position of the next token in the text, for `text_offset`.

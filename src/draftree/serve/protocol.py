@@ -169,6 +169,20 @@ class TextPart(Strict):
 Content = str | list[TextPart]
 
 
+class ImageUrl(Strict):
+    """Hold an image as a data URL; nothing is fetched from the network."""
+
+    url: Annotated[str, Field(pattern="^data:image/[a-z.+-]+;base64,")]
+    detail: Literal["auto", "low", "high"] | None = None  # The model's processor decides.
+
+
+class ImagePart(Strict):
+    """Hold an image part of a message."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
 class Function(Strict):
     """Describe the function of a tool."""
 
@@ -206,7 +220,7 @@ class Message(Strict):
     """Hold one message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content | None = None
+    content: str | list[TextPart | ImagePart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None

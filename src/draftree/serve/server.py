@@ -104,7 +104,8 @@ def _as_sentence(error: ValidationError, text: bytes) -> ApiError:
         return ApiError(f"The field {place!r} is missing.", place)
     if re.fullmatch(r"(messages|input)\.\d+\.content\.\d+\.type", place):
         return ApiError(
-            f"The field {place!r} is not of a text, and the server reads text alone: leave this part out.", place
+            f"The field {place!r} is no text and no image_url, which are all that is read: leave this part out.",
+            place,
         )
     if not place:
         return ApiError("The body is no JSON object: send one with the fields of the request.")

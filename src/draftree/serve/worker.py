@@ -183,7 +183,7 @@ class Worker:
             self.check_queue(len(stream.outputs))
             for output in stream.outputs:
                 output.added = now
-                output.request = self.engine.add(output.prompt, output.params)
+                output.request = self.engine.add(output.prompt, output.params, inputs=output.images)
             live = [OutputReader(stream, i, self.tokenizer) for i in range(len(stream.outputs))]
         except Exception as error:
             self._drop(stream)

@@ -1,0 +1,121 @@
+"""Images by the doors that take files: `Chat`, the command line and the server, on a folder with a processor."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from PIL import Image
+from seeing_models import llava_folder
+from serve_driver import serving
+from typer.testing import CliRunner
+
+import draftree
+from draftree.cli import app
+from draftree.encoding import MOST_PIXELS, encode_seen, open_image
+
+ASKED = "What is on the picture?"
+
+
+@pytest.fixture(scope="module")
+def folder(demo: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llava_folder(tmp_path_factory.mktemp("llava"), demo.tokenizer)
+
+
+@pytest.fixture(scope="module")
+def seeing(folder: Path) -> tuple[Any, Any]:
+    return draftree.load_model(folder)
+
+
+def picture(seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 255, (40, 30, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def message(text: str, *images: bytes) -> dict[str, Any]:
+    seen = [{"type": "image", "image": open_image(image)} for image in images]
+    return {"role": "user", "content": [*seen, {"type": "text", "text": text}]}
+
+
+def expected(seeing: tuple[Any, Any], *messages: dict[str, Any], new: int = 16) -> list[int]:
+    model, tokenizer = seeing
+    ids, inputs = encode_seen(tokenizer, messages)
+    return model.generate(**inputs, max_new_tokens=new, do_sample=False)[0, len(ids) :].tolist()
+
+
+def url(image: bytes) -> dict[str, Any]:
+    data = base64.b64encode(image).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+def test_a_dialogue_about_images(seeing: tuple[Any, Any]) -> None:
+    """The second turn is of text alone and reads the image's keys and values again; the third shows another."""
+    model, tokenizer = seeing
+    with draftree.Chat(model, tokenizer, "lookahead", max_new_tokens=16) as chat:
+        said: list[dict[str, Any]] = []
+        for text, images in ((ASKED, [picture(0)]), ("And now?", []), ("Which is older?", [picture(1)])):
+            said.append(message(text, *images) if images else {"role": "user", "content": text})
+            answer = "".join(chat.send(text, images=images))
+            assert chat.requests[-1].tokens == expected(seeing, *said)
+            said.append({"role": "assistant", "content": answer})
+        assert chat.requests[1].reused > 16
+        assert chat.requests[2].reused == 0
+        before = list(chat.messages)
+        with pytest.raises(ValueError, match="An image cannot be read"):
+            "".join(chat.send("More?", images=[b"no image"]))
+        assert chat.messages == before
+
+
+def test_the_command_line_shows_images(seeing: tuple[Any, Any], folder: Path, tmp_path: Path) -> None:
+    files = []
+    for seed in (2, 3):
+        files.append(tmp_path / f"{seed}.png")
+        files[-1].write_bytes(picture(seed))
+    options = [word for file in files for word in ("--image", str(file))]
+    done = CliRunner().invoke(app, ["generate", "-m", str(folder), "--json", "--max-new-tokens", "16", *options, ASKED])
+    assert done.exit_code == 0, done.output
+    shown = message(ASKED, picture(2), picture(3))
+    assert json.loads(done.stdout.splitlines()[-1])["token_ids"] == expected(seeing, shown)
+    for more, words in ((["--raw", ASKED], "leave --prompts and --raw out"), (["-m", "embedded", ASKED], "text alone")):
+        done = CliRunner().invoke(app, ["generate", *options, *more])
+        assert done.exit_code != 0
+        assert words in str(done.exception)
+
+
+def test_the_server_reads_data_urls_and_nothing_else(seeing: tuple[Any, Any]) -> None:
+    model, tokenizer = seeing
+    fine = url(picture(4))
+    body = {"messages": [{"role": "user", "content": [fine, {"type": "text", "text": ASKED}]}], "max_tokens": 16}
+    with serving(model, tokenizer) as running, openai.OpenAI(base_url=f"{running.url}/v1", api_key="none") as client:
+        answer = client.chat.completions.create(model=client.models.list().data[0].id, temperature=0, n=2, **body)
+        wanted = tokenizer.decode(expected(seeing, message(ASKED, picture(4))), skip_special_tokens=True)
+        assert [choice.message.content for choice in answer.choices] == [wanted] * 2
+        elsewhere = fine | {"image_url": {"url": "https://localhost/a.png"}}
+        for bad in (url(b"no image"), elsewhere, url(picture(5)[:80]), {"type": "text", "text": "<image>"}):
+            messages = [{"role": "user", "content": [bad, {"type": "text", "text": ASKED}]}]
+            refused = running.http.post("/v1/chat/completions", json=body | {"messages": messages})
+            assert refused.status_code == 400, refused.text
+            assert refused.json()["error"]["param"].startswith("messages")
+
+
+def test_a_server_of_a_model_of_text_refuses_images(server: Any) -> None:
+    content = [url(picture(6)), {"type": "text", "text": ASKED}]
+    refused = server.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]})
+    assert refused.status_code == 400
+    assert "reads text alone" in refused.json()["error"]["message"]
+
+
+def test_a_picture_of_too_many_pixels_is_refused_before_it_is_unpacked() -> None:
+    file = io.BytesIO()
+    Image.new("1", (10_000, MOST_PIXELS // 10_000 + 1)).save(file, "PNG")
+    assert len(file.getvalue()) < 20_000
+    with pytest.raises(ValueError, match=f"at most {MOST_PIXELS} are read"):
+        open_image(file.getvalue())
