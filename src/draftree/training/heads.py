@@ -78,10 +78,9 @@ class HeadObjective(Objective):
         self.trained.choose(data, getattr(table, "weight", None))
         self.recording = Recording(folder, self.target, self.trained.taps, data.train + data.dev, bf16=bf16)
         self.recording.complete(report)
-        self.draft_ids = torch.full((self.target.vocab_size,), -1, device=self.target.device)
-        self.draft_ids[self.trained.vocabulary.to(self.target.device)] = torch.arange(
-            len(self.trained.vocabulary), device=self.target.device
-        )
+        device, known = self.target.device, self.trained.vocabulary
+        self.draft_ids = torch.full((self.target.vocab_size,), -1, dtype=torch.long, device=device)
+        self.draft_ids[known.to(device)] = torch.arange(len(known), device=device)
 
     def anchors_of(self, splits: Tensor) -> Tensor:
         """Return those of a text's split points [S] behind which drafts begin."""

@@ -77,7 +77,8 @@ class Recording:
         tensors: dict[str, Tensor] = {}
         ordered = sorted(rows, key=len)
         for some in (ordered[i : i + BATCH] for i in range(0, len(ordered), BATCH)):
-            tokens = pad_sequence([torch.tensor(row.tokens, device="cpu") for row in some], batch_first=True).to(device)
+            texts = [torch.tensor(row.tokens, dtype=torch.long, device="cpu") for row in some]
+            tokens = pad_sequence(texts, batch_first=True).to(device)
             plan = Plan.causal(tokens, taps=self.taps, first_logit_row=tokens.shape[1] - 1)
             with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
                 hidden = runner.run_with_gradients(plan).hidden

@@ -79,7 +79,7 @@ class Speculator:
         size = self.weights.layout.vocab_size
         answers, others = (torch.zeros(size, dtype=torch.long, device="cpu") for _ in range(2))
         for row in data.train:
-            tokens = torch.tensor(row.tokens, device="cpu")
+            tokens = torch.tensor(row.tokens, dtype=torch.long, device="cpu")
             others += torch.bincount(tokens[: row.start], minlength=size)
             answers += torch.bincount(tokens[row.start :], minlength=size)
         order = (answers * (int(others.max()) + 1) + others).argsort(descending=True, stable=True)
@@ -167,12 +167,12 @@ def begin(head: Any) -> None:
     Matrices are normal and norms are ones, but the last tapped state passes through the fusion as it is: it is close to
     what the output embedding reads. The last norm is small, so that the first logits are moderate.
     """
-    tensors = {
-        name: torch.randn(t.shape, device="cpu") * 0.02 if t.dim() > 1 else torch.ones(t.shape, device="cpu")
-        for name, t in head.state_dict().items()
-    }
+    tensors = {name: torch.ones(t.shape, dtype=torch.float32, device="cpu") for name, t in head.state_dict().items()}
+    for tensor in tensors.values():
+        if tensor.dim() > 1:
+            tensor.normal_(0, 0.02)
     tensors["norm.weight"] *= 0.5
     fusion = tensors["fc.weight"]
     fusion *= 0.25
-    fusion[:, -len(fusion) :] = torch.eye(len(fusion), device="cpu")
+    fusion[:, -len(fusion) :] = torch.eye(len(fusion), dtype=torch.float32, device="cpu")
     head.load_state_dict(tensors, assign=True)
