@@ -25,6 +25,7 @@ TEXT: dict[str, Any] = {
     "eos_token_id": None,
 }
 LLAMA = TEXT | {"model_type": "llama"}
+GLM_ANGLES = {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
 MROPE = TEXT | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}}
 GEMMA = TEXT | {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
 EYES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -65,9 +66,75 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "idefics3": IDEFICS,
     "smolvlm": IDEFICS,
+    "qwen3_vl_moe": {
+        "text_config": MROPE | {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2},
+        "vision_config": QWEN_EYES | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+        **QWEN,
+    },
+    "glm4v": {
+        "text_config": TEXT | {"rope_parameters": {**MROPE["rope_parameters"], **GLM_ANGLES}},
+        "vision_config": QWEN_EYES | {"image_size": 16},
+        "image_token_id": IMAGE,
+        "video_token_id": 101,
+        "image_start_token_id": BEGIN,
+        "image_end_token_id": END,
+    },
+    "idefics2": {
+        "text_config": TEXT | {"model_type": "mistral"},
+        "vision_config": EYES,
+        "perceiver_config": {
+            "resampler_n_latents": 4,
+            "resampler_depth": 1,
+            "resampler_n_heads": 2,
+            "resampler_head_dim": 16,
+            "num_key_value_heads": 2,
+        },
+        "image_token_id": IMAGE,
+    },
+    "internvl": {
+        "text_config": TEXT | {"model_type": "qwen2"},
+        "vision_config": EYES | {"model_type": "internvl_vision", "image_size": [16, 16], "patch_size": [4, 4]},
+        "image_token_id": IMAGE,
+        "image_seq_length": 4,
+    },
+    "aya_vision": {
+        "text_config": TEXT | {"model_type": "cohere2"},
+        "vision_config": EYES | {"model_type": "siglip_vision_model"},
+        "image_token_id": IMAGE,
+    },
+    "mistral3": {
+        "text_config": TEXT | {"model_type": "mistral"},
+        "vision_config": EYES | {"model_type": "pixtral"},
+        "image_token_id": IMAGE,
+        "spatial_merge_size": 2,
+    },
+    "vipllava": {
+        "text_config": LLAMA,
+        "vision_config": EYES | {"model_type": "clip_vision_model"},
+        "image_token_id": IMAGE,
+        "vision_feature_layers": [-1, -2],
+        "image_seq_length": 16,
+    },
+    "llava_next": {
+        "text_config": LLAMA,
+        "vision_config": EYES | {"model_type": "clip_vision_model"},
+        "image_token_id": IMAGE,
+        "image_grid_pinpoints": [[16, 16]],
+        "image_seq_length": 16,
+    },
+    "llava_onevision": {
+        "text_config": TEXT | {"model_type": "qwen2"},
+        "vision_config": EYES | {"model_type": "siglip_vision_model"},
+        "image_token_id": IMAGE,
+        "video_token_id": 101,
+        "image_grid_pinpoints": [[16, 16]],
+        "vision_feature_select_strategy": "full",
+    },
 }
 FAMILIES = tuple(SETTINGS)
-PARTS = {"gemma3": 4, "idefics3": 4, "smolvlm": 4, "llava": 16}  # placeholders of an image
+# Placeholders of an image.
+PARTS = dict.fromkeys(("gemma3", "idefics2", "idefics3", "smolvlm", "internvl", "aya_vision", "mistral3"), 4)
+PARTS |= {"llava": 16, "vipllava": 16, "llava_next": 36, "llava_onevision": 36}
 
 
 def seeing_model(family: str, **settings: Any) -> Any:
@@ -87,12 +154,12 @@ def image_prompts(model: Any, counts: list[int], seed: int = 0) -> dict[str, Ten
     family, noise = model.config.model_type, torch.Generator().manual_seed(seed)
     images, inputs = sum(counts), {}
     parts = [PARTS.get(family, 0)] * images
-    if family in ("idefics3", "smolvlm"):
+    if family in ("idefics2", "idefics3", "smolvlm"):
         shown = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
         pixels = torch.randn(len(counts), max(counts), 3, 16, 16, generator=noise)
         inputs["pixel_values"] = pixels * shown[:, :, None, None, None]
         inputs["pixel_attention_mask"] = shown[:, :, None, None].long().expand(-1, -1, 16, 16)
-    elif family.startswith("qwen"):
+    elif family.startswith(("qwen", "glm")):
         grid = torch.tensor([[1, 2 + 2 * (i % 2), 4] for i in range(images)])
         eyes = model.config.vision_config
         width = 3 * eyes.temporal_patch_size * eyes.patch_size**2
@@ -101,6 +168,10 @@ def image_prompts(model: Any, counts: list[int], seed: int = 0) -> dict[str, Ten
         parts = (grid.prod(-1) // eyes.spatial_merge_size**2).tolist()
     else:
         inputs["pixel_values"] = torch.randn(images, 3, 16, 16, generator=noise)
+        if family in ("llava_next", "llava_onevision", "mistral3"):
+            inputs["image_sizes"] = torch.tensor([[16, 16]] * images)
+        if family in ("llava_next", "llava_onevision"):  # The whole image, then its only tile.
+            inputs["pixel_values"] = inputs["pixel_values"][:, None].repeat(1, 2, 1, 1, 1)
 
     def words(count: int) -> list[int]:
         return torch.randint(3, 97, (count,), generator=noise).tolist()

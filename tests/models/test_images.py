@@ -30,7 +30,7 @@ def same_texts(ours: Tensor, theirs: Tensor) -> None:
     assert ours[:, :width].tolist() == theirs[:, :width].tolist()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", few(FAMILIES, FAMILIES[:7]))
 def test_answers_about_images_are_those_of_hugging_face(family: str) -> None:
     """One image, then two, then a ragged batch with a prompt of text alone; each twice, the second time drafted."""
     model, drafter = model_of(family), draftree.Lookahead()
@@ -61,7 +61,7 @@ def test_hugging_faces_door(family: str, copies: int) -> None:
     model = model_of(family)
     inputs = image_prompts(model, [1, 2], seed=4)
     options = {"max_new_tokens": NEW, "do_sample": copies > 1, "top_k": 1, "num_return_sequences": copies}
-    expected = model.generate(**inputs, **options)
+    expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False).repeat_interleave(copies, 0)
     loop = draftree.custom_generate(drafter=draftree.Lookahead(), shape=SIX)
     same_texts(model.generate(**inputs, **options, custom_generate=loop), expected)
     text = torch.arange(5, 15)[None]

@@ -20,8 +20,13 @@ from draftree.errors import check_kind
 from draftree.runner.target import Target, arguments_of
 
 # Families whose prompts with images the test suite compares with Hugging Face's `generate`.
-FAMILIES = frozenset(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "smolvlm", "idefics3", "llava"))
-BY_PROMPT = ("idefics3", "smolvlm")  # their tensors have a row for each prompt, others for each image
+FAMILIES = frozenset(
+    (
+        "aya_vision", "gemma3", "glm4v", "idefics2", "idefics3", "internvl", "llava", "llava_next", "llava_onevision",
+        "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "vipllava",
+    )
+)  # fmt: skip
+BY_PROMPT = ("idefics2", "idefics3", "smolvlm")  # their tensors have a row for each prompt, others for each image
 OF_IMAGES = ("pixel_", "image_")  # how names of image tensors begin
 OF_TOKENS = ("token_type_ids", "mm_token_type_ids")  # one number for each token of the prompt
 
