@@ -9,7 +9,7 @@ from typing import Any, Self
 from draftree.by_name import as_drafter
 from draftree.detokenizer import Detokenizer
 from draftree.drafting import Drafter
-from draftree.encoding import encode_seen, open_image
+from draftree.encoding import encode_seen, seen_content
 from draftree.engine import Emitted, Engine, Request, RunStats, SamplingParams
 from draftree.engine.limits import as_seed
 from draftree.engine.sampling import params_of
@@ -122,12 +122,9 @@ class Chat:
         if not (text or "").strip():
             raise ValueError("The message is blank: give a text.")
         target = self.engine.target
-        content: str | list[dict[str, Any]] = text
         if images:
             check_family(target)
-            seen = [{"type": "image", "image": open_image(image)} for image in images]
-            content = [*seen, {"type": "text", "text": text}]
-        turns = [*self.messages, {"role": "user", "content": content}]
+        turns = [*self.messages, {"role": "user", "content": seen_content(text, images)}]
         ids, inputs = encode_seen(self.tokenizer, turns)
         most = self._most
         if target.max_positions is not None:

@@ -100,6 +100,12 @@ def open_image(image: Any) -> Any:
     raise ValueError(f"An image has {pixels} pixels, and at most {MOST_PIXELS} are read: make it smaller.")
 
 
+def seen_content(text: str, images: Sequence[Any]) -> str | list[dict[str, Any]]:
+    """Return a message's content: images, as `open_image` takes them, before a text."""
+    seen = [{"type": "image", "image": open_image(image)} for image in images]
+    return [*seen, {"type": "text", "text": text}] if seen else text
+
+
 def encode_seen(
     tokenizer: Any, messages: Sequence[dict[str, Any]], **options: Any
 ) -> tuple[list[int], dict[str, Any] | None]:

@@ -14,6 +14,7 @@ from draftree.encoding import encode_messages as encode_messages
 from draftree.encoding import encode_prompt as encode_prompt
 from draftree.encoding import encode_seen as encode_seen
 from draftree.encoding import open_image as open_image
+from draftree.encoding import seen_content as seen_content
 from draftree.errors import install
 
 EMBEDDED = "embedded"  # Name of the default among the models in the package.

@@ -254,16 +254,15 @@ def ask(
     import torch
 
     from draftree.engine.limits import check_source, decoder_start
-    from draftree.models import encode_prompt, encode_seen, open_image
+    from draftree.models import encode_prompt, encode_seen, seen_content
     from draftree.runner.images import check_family
     from draftree.runner.target import rows_of
 
     target, inputs = engine.target, None
     if images:
         check_family(target)
-        seen = [{"type": "image", "image": open_image(image)} for image in images]
-        messages: list[dict[str, Any]] = [] if asking.system is None else [{"role": "system", "content": asking.system}]
-        messages.append({"role": "user", "content": [*seen, {"type": "text", "text": prompt}]})
+        turns = [("system", asking.system), ("user", seen_content(prompt, images))]
+        messages = [{"role": role, "content": content} for role, content in turns if content is not None]
         ids, inputs = encode_seen(tokenizer, messages)
     else:
         ids = encode_prompt(tokenizer, prompt, raw=asking.raw, system=asking.system)

@@ -329,24 +329,19 @@ class Engine:
         else:
             chunk = PREFILL_CHUNK if recurrence is None else recurrence.prompt_rows(PREFILL_CHUNK)
             shares = [chunk] * scheduler.reading
-        reading = self.running[decoding:]
-        whole = [scheduler.whole(request) for request in reading]
-        shares = [
-            len(request.context.tokens) if own else share
-            for request, own, share in zip(reading, whole, shares, strict=True)
-        ]
         count, shares = scheduler.order(shares)
         reading = self.running[decoding:]
+        images = any(map(scheduler.whole, reading[:count]))
         some = [share for share in shares[count:] if share]  # Those without a share are the last.
         for begin, end in reading_groups(some, alone=alone):
             chunked = slice(count + begin, count + end)
             loop.read(decoding + chunked.start, reading[chunked], shares[chunked])
-        if scheduler.keeps and not any(whole):
+        if scheduler.keeps and not images:
             for slot, request in enumerate(reading[:count], decoding):
                 loop.mark(slot, request)
         unread = [len(scheduler.unread(request)) for request in reading[:count]]
         scheduler.begin(count)
-        for begin, end in reading_groups(unread, alone=alone or any(whole)):
+        for begin, end in reading_groups(unread, alone=alone or images):
             try:
                 loop.advance(decoding + begin, reading[begin:end])
             except (ValueError, RuntimeError) as error:

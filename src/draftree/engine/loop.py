@@ -22,7 +22,7 @@ from draftree.pruning.pruner import Pruner
 from draftree.runner import Runner
 from draftree.runner.base import preparations
 from draftree.runner.hooked.runner import HookedRunner
-from draftree.runner.images import Images, placeholder
+from draftree.runner.images import placeholder
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import PassResult
@@ -77,9 +77,7 @@ class Loop:
         if None not in ends and all(request.params.logprobs is None for request in requests):
             self._account(requests, trees, self.acceptance.close(requests, trees, ends), None, marks)
             return
-        unread = self._unread(first, plan.requests)
-        images = requests[0].context.images if reads and not self.cache.lengths[first] else None
-        turn, result = self._verify(first, plan, unread, bare=alone, prompt=reads, images=images)
+        turn, result = self._verify(first, plan, self._unread(first, plan.requests), bare=alone, prompt=reads)
         marks.append(clock())
         paths = self.acceptance.walk(requests, turn, result, ends)
         marks.append(clock())
@@ -159,18 +157,11 @@ class Loop:
         return [context.tokens[start:-1] for context, start in zip(contexts, starts, strict=True)]
 
     def _verify(
-        self,
-        first: int,
-        plan: StepPlan,
-        prefill: list[list[int]],
-        *,
-        bare: bool,
-        prompt: bool,
-        images: Images | None = None,
+        self, first: int, plan: StepPlan, prefill: list[list[int]], *, bare: bool, prompt: bool
     ) -> tuple[TreePass, PassResult]:
         """Run one pass over the `prefill` tokens, the trees, and the drafter's own rows, which `bare` leaves out.
 
-        `prompt` says that the prefill tokens and the root belong to a prompt, the whole of it if there are `images`.
+        `prompt` says that the prefill tokens and the root belong to a prompt; one with images is whole and alone.
         """
         trees = _trees_of(plan)
         attachment = None
@@ -190,7 +181,8 @@ class Loop:
         if self.pruner is not None and turn.offset == 0 and trees.width > 1:
             turn.plan = self.pruner.enter(turn.plan, trees)
         turn.plan.shifts = tuple(context.shift for context in plan.requests)
-        if images is not None:
+        images = plan.requests[0].images
+        if images is not None and not self.cache.lengths[first]:
             device = self.target.device
             turn.plan = replace(turn.plan, images={name: t.to(device) for name, t in images.tensors.items()})
             result = self._stock.run(turn.plan.to(device), self.cache, first)

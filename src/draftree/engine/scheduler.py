@@ -117,7 +117,8 @@ class Scheduler:
         """
         shares, front = list(shares), self.decoding
         for slot in range(front, len(self.running)):
-            if len(self.unread(self.running[slot])) > shares[slot - self.decoding]:
+            request = self.running[slot]
+            if not self.whole(request) and len(self.unread(request)) > shares[slot - self.decoding]:
                 continue
             shares.insert(front - self.decoding, shares.pop(slot - self.decoding))
             for other in range(slot, front, -1):
@@ -194,14 +195,14 @@ class Scheduler:
         held |= {i: kept.tokens for i, kept in self._kept.items() if kept.sharing == sharing}
         common = {i: self.cache.reusable(i, _common(tokens, prompt)) for i, tokens in held.items()}
         if request.context.images is not None:  # A prompt is read in one piece up to its last image.
-            behind = self._behind_images(prompt)
-            common = {i: length if length >= behind else 0 for i, length in common.items()}
+            image = placeholder(self.runner.target)
+            common = {i: 0 if image in prompt[length:] else length for i, length in common.items()}
         left = {i: kept.left for i, kept in self._kept.items()}
         source = max(common, key=lambda i: (common[i], common[i] == len(held[i]), -left.get(i, -1)), default=slot)
         length = common.get(source, 0)
         if length:
-            kept_shift = self._kept[source].shift if source in self._kept else self.running[source].context.shift
-            request.context.shift = kept_shift
+            shared = self._kept[source] if source in self._kept else self.running[source].context
+            request.context.shift = shared.shift
         victim = self._victim(slot, source if length else None, common)
         if length and victim == source:  # The two free slots swap.
             self._kept.pop(source)
@@ -213,11 +214,6 @@ class Scheduler:
         if length and source != slot:
             self.cache.move(source, slot, length)
         return length
-
-    def _behind_images(self, prompt: list[int]) -> int:
-        """Return the number of tokens up to the last image placeholder."""
-        token = placeholder(self.runner.target)
-        return len(prompt) - prompt[::-1].index(token) if token in prompt else len(prompt)
 
     def _victim(self, slot: int, source: int | None, common: dict[int, int]) -> int:
         """Return the free slot whose prefix is dropped for a request that enters `slot` and reuses `source`.
