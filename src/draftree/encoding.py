@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, TypeGuard
@@ -88,10 +87,8 @@ def open_image(image: Any) -> Any:
     except ImportError as error:
         raise ValueError("Images need the package pillow: pip install pillow.") from error
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # The limit below is lower.
-            read = io.BytesIO(image) if isinstance(image, bytes) else image
-            opened = image if isinstance(image, Image.Image) else Image.open(read)
+        read = io.BytesIO(image) if isinstance(image, bytes) else image
+        opened = read if isinstance(read, Image.Image) else Image.open(read)
         pixels = opened.width * opened.height
         if pixels <= MOST_PIXELS:
             return opened.convert("RGB")

@@ -149,7 +149,7 @@ def test_redundant_inputs_are_accepted() -> None:
     same(out, expected)
 
 
-def test_a_model_of_images_gets_text_only() -> None:
+def test_a_model_of_images_refuses_images_without_placeholders() -> None:
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     text = shape | {"num_hidden_layers": 2, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 100}
     config = Gemma3Config(
@@ -165,5 +165,5 @@ def test_a_model_of_images_gets_text_only() -> None:
     options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": NEW, "do_sample": False}
     same(model.generate(ids, custom_generate=custom_generate(draftree.Lookahead()), **options), expected)
     pixels = torch.zeros(3, 3, 32, 32)
-    with pytest.raises(ValueError, match="is an input that draftree's passes do not give the model"):
+    with pytest.raises(ValueError, match="placeholder tokens of the batch do not fit its images"):
         model.generate(ids, pixel_values=pixels, custom_generate=custom_generate(), **options)

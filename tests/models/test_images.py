@@ -150,6 +150,14 @@ def test_inputs_that_do_not_fit_are_refused_in_one_sentence(change: Any, words: 
         draftree.generate(model, **{"max_new_tokens": 4} | given)
 
 
+@pytest.mark.parametrize("family", ["gemma3", "idefics3"])
+def test_a_batch_whose_placeholders_are_gone_is_refused(family: str) -> None:
+    inputs = image_prompts(model_of(family), [1, 1])
+    inputs["input_ids"] = inputs["input_ids"].masked_fill(inputs["input_ids"] == IMAGE, 9)
+    with pytest.raises(ValueError, match="placeholder token"):
+        draftree.generate(model_of(family), **inputs, max_new_tokens=4)
+
+
 def test_a_model_of_text_refuses_images_and_a_wrong_image_ends_its_request_alone(demo: Any) -> None:
     ids = torch.tensor([[5, 6]])
     with pytest.raises(ValueError, match="reads text alone"):

@@ -35,7 +35,7 @@ from draftree.engine.sampling import filler, refuse_other_methods
 from draftree.grammar import Grammars, compile_grammars
 from draftree.pruning import EarlyPruning
 from draftree.runner import Runner, open_runner
-from draftree.runner.images import OF_IMAGES, OF_TOKENS, Images, check_images, placeholder, split_images, take_tensors
+from draftree.runner.images import Images, check_images, split_images, take_tensors
 from draftree.runner.target import CACHES, Target
 from draftree.shaping import Shape
 
@@ -132,9 +132,8 @@ class _DecodingLoop:
             check_streamer(streamer, input_ids.shape[0])
             encoder_decoder = opened.target.encoder_decoder
             own_mask = None if encoder_decoder else model_kwargs.get("attention_mask")
-            images = _images(opened.target, called.get("tensors", {}), input_ids, own_mask)
-            types = placeholder(opened.target) is not None
-            check_inputs(input_ids, model_kwargs, encoder_decoder=encoder_decoder, images=any(images), types=types)
+            images, read = _images(opened.target, called.get("tensors", {}), input_ids, own_mask)
+            check_inputs(input_ids, model_kwargs, encoder_decoder=encoder_decoder, read=read)
             prompts = real_tokens(input_ids, own_mask)
             new = max(1, most - input_ids.shape[1])  # Criteria are called after a token, so there is at least one.
             for prompt, own_images in zip(prompts, images, strict=True):
@@ -236,28 +235,24 @@ def given_to_generate() -> dict[str, Any]:
     return {}
 
 
-def _images(target: Target, called: dict[str, Any], ids: Tensor, mask: Tensor | None) -> list[Images | None]:
-    """Return the images of each row of `generate`, which has repeated the rows for `num_return_sequences`."""
-    tensors = take_tensors(target, dict(called))
-    if not tensors:
-        return [None] * len(ids)
+def _images(
+    target: Target, called: dict[str, Any], ids: Tensor, mask: Tensor | None
+) -> tuple[list[Images | None], set[str]]:
+    """Return the images of each row, which `generate` repeats for several answers, and the inputs that say them."""
+    left = dict(called)
+    tensors = take_tensors(target, left)
     given = next((called[name] for name in ("input_ids", "inputs") if called.get(name) is not None), ids)
     copies = len(ids) // len(given)
     images = split_images(target, tensors, ids[::copies], None if mask is None else mask[::copies])
-    return [one for one in images for _ in range(copies)]
+    # Hugging Face has made features and positions of images, as the model does.
+    read = called.keys() - left.keys() | ({"mm_encoder_outputs", "position_ids"} if tensors else set())
+    return [one for one in images for _ in range(copies)], read
 
 
-def check_inputs(
-    input_ids: Tensor, model_kwargs: dict[str, Any], *, encoder_decoder: bool, images: bool, types: bool
-) -> None:
-    """Check that `generate` passes no input that draftree would not give to the model.
-
-    `images` are given already; `types` says that the model's processor marks the tokens of images.
-    """
+def check_inputs(input_ids: Tensor, model_kwargs: dict[str, Any], *, encoder_decoder: bool, read: set[str]) -> None:
+    """Check that `generate` passes no input that draftree would not give to the model; those of `read` it does."""
     for name, value in model_kwargs.items():
-        if images and (name in ("mm_encoder_outputs", "position_ids", *OF_TOKENS) or name.startswith(OF_IMAGES)):
-            continue  # Hugging Face makes positions from the images, as the model does.
-        if types and name in OF_TOKENS and not value.any():  # Of a processor that got text alone.
+        if name in read:
             continue
         if value is None or value is False or name in WITHOUT_EFFECT:
             continue

@@ -57,11 +57,7 @@ def placeholder(target: Target) -> int | None:
 
 
 def take_tensors(target: Target, given: dict[str, Any]) -> dict[str, Tensor]:
-    """Remove and return the image tensors of a processor from the options of a call.
-
-    Raises:
-        ValueError: a model that reads text alone, or whose images draftree does not read; or other media.
-    """
+    """Remove and return the image tensors of a processor from the options of a call; a ValueError if they do not fit."""
     known = arguments_of(type(target.model))
     seeing = placeholder(target) is not None  # In other models a type of 0 may have an effect.
     types = {name: given[name] for name in OF_TOKENS if seeing and isinstance(given.get(name), Tensor)}
@@ -109,11 +105,7 @@ def check_family(target: Target) -> None:
 
 
 def check_images(target: Target, prompt: Sequence[int], images: Images | None) -> None:
-    """Check that a prompt has placeholders where it has images, and none where it has not.
-
-    Raises:
-        ValueError: one sentence.
-    """
+    """Check that a prompt has placeholders where it has images, and none where it has not."""
     token = placeholder(target)
     held = 0 if token is None else list(prompt).count(token)
     if images is None:
@@ -136,10 +128,10 @@ def check_images(target: Target, prompt: Sequence[int], images: Images | None) -
         if types is not None and types.shape != (1, len(prompt)):
             raise ValueError(f"{name} has shape {tuple(types.shape)} and the prompt {len(prompt)} tokens: give [1, n].")
     grid = images.tensors.get("image_grid_thw")
-    if grid is not None and int(_tokens_by_image(target, grid).sum()) != held:
+    parts = held if grid is None else int(_tokens_by_image(target, grid).sum())
+    if parts != held:
         raise ValueError(
-            f"The prompt has {held} image placeholder tokens, and its images have "
-            f"{int(_tokens_by_image(target, grid).sum())}: give all that the processor returns, uncut."
+            f"The prompt has {held} image placeholder tokens, and its images have {parts}: give all of both, uncut."
         )
     if "mm_token_type_ids" in arguments_of(type(target.model)) and "mm_token_type_ids" not in images.tensors:
         raise ValueError("The image tensors lack 'mm_token_type_ids': give all that the processor returns.")
@@ -153,12 +145,7 @@ def _tokens_by_image(target: Target, grid: Tensor) -> Tensor:
 def split_images(
     target: Target, tensors: Mapping[str, Tensor], input_ids: Tensor, attention_mask: Tensor | None
 ) -> list[Images | None]:
-    """Return the images of each prompt of a batch, None for prompts of text alone.
-
-    Args:
-        target: the model.
-        tensors: what its processor returned for the whole batch; empty for text alone.
-        input_ids, attention_mask: [batch, length]; None shows all tokens.
+    """Return the images of each prompt [batch, length] of a processor's `tensors`; None for prompts of text alone.
 
     Raises:
         ValueError: the images cannot be told apart by the prompts' placeholders.
@@ -176,7 +163,7 @@ def split_images(
     for b in range(count):
         own = {name: cut(name, b) for name in tensors if name not in OF_TOKENS}
         own |= {name: tensors[name][b][real[b].to(tensors[name].device)][None] for name in OF_TOKENS if name in tensors}
-        answers.append(Images.of(own) if held[b] or count == 1 else None)
+        answers.append(Images.of(own) if held[b] or not any(held) else None)
     return answers
 
 
@@ -189,16 +176,18 @@ def _cutter(target: Target, tensors: Mapping[str, Tensor], held: list[int]) -> C
     each = [sum(held) // images] * images if grid is None else _tokens_by_image(target, grid).tolist()
     rows = [1] * images if grid is None else grid.prod(-1).tolist()  # of `pixel_values`, by image
     ends = [0]  # the image with which each prompt's images end
+    fits = any(held)
     for need in held:
         end, found = ends[-1], 0
         while found < need and end < images:
             found, end = found + each[end], end + 1
-        if found != need:
-            raise ValueError(
-                "The image placeholder tokens of the batch do not fit its images: give what one call of the processor "
-                "returns, or one prompt at a time."
-            )
+        fits = fits and found == need
         ends.append(end)
+    if not fits or ends[-1] < images:
+        raise ValueError(
+            "The image placeholder tokens of the batch do not fit its images: give what one call of the processor "
+            "returns, or one prompt at a time."
+        )
 
     def cut(name: str, b: int) -> Tensor:
         begin, end = ends[b], ends[b + 1]
