@@ -57,7 +57,7 @@ def placeholder(target: Target) -> int | None:
 
 
 def take_tensors(target: Target, given: dict[str, Any]) -> dict[str, Tensor]:
-    """Remove and return the image tensors of a processor from the options of a call; a ValueError if they do not fit."""
+    """Remove and return a processor's image tensors from the options of a call; a ValueError if they do not fit."""
     known = arguments_of(type(target.model))
     seeing = placeholder(target) is not None  # In other models a type of 0 may have an effect.
     types = {name: given[name] for name in OF_TOKENS if seeing and isinstance(given.get(name), Tensor)}
