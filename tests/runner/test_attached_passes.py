@@ -56,10 +56,12 @@ def test_compiled_passes_with_attached_rows_are_those_in_tensors(
     generate(model, ids, mask, drafter=drafter, shape=shape, max_new_tokens=12)
     assert len(found) > 3
     for plan, fast, slow in found:
-        torch.testing.assert_close(fast.logits, slow.logits, rtol=1e-4, atol=1e-4)
+        # Where a plan has `sizes`, rows beyond them are nobody's.
+        real = slice(None) if plan.sizes is None else torch.arange(plan.width) < torch.tensor(plan.sizes)[:, None]
+        torch.testing.assert_close(fast.logits[real], slow.logits[real], rtol=1e-4, atol=1e-4)
         assert fast.hidden.keys() == slow.hidden.keys()
         for layer, hidden in fast.hidden.items():
-            torch.testing.assert_close(hidden, slow.hidden[layer], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(hidden[real], slow.hidden[layer][real], rtol=1e-4, atol=1e-4)
         assert len(fast.segments) == len(slow.segments) == 1 + len(plan.surgeries)
         for one, other in zip(fast.segments, slow.segments, strict=True):
             assert one.start == other.start

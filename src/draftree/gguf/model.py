@@ -170,6 +170,11 @@ def _model(path: Path, file: GgufFile) -> Any:
     architecture = file.metadata["general.architecture"]
     try:
         config = config_of(file)
+        blocks = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
+        if len(blocks) != config.num_hidden_layers:  # Before so many layers are made.
+            raise ValueError(
+                f"block_count is {config.num_hidden_layers}, and there are tensors of {len(blocks)} blocks"
+            )
         with init_empty_weights(include_buffers=False):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         names = _names(model, architecture, config.num_hidden_layers)
