@@ -86,7 +86,7 @@ def test_requests_with_and_without_images_share_an_engine(family: str) -> None:
         )
         return answer[0, ids.shape[1] :].tolist()
 
-    with draftree.Engine(model, slots=3, drafter=draftree.Lookahead(), keep_prefixes=True) as engine:
+    with draftree.Engine(model, slots=4, drafter=draftree.Lookahead(), keep_prefixes=True) as engine:
         asked = []
         for ids, inputs in [(texts[0], {}), (one["input_ids"], one), (texts[1], {}), (other["input_ids"], other)]:
             request = engine.add(ids[0], inputs=inputs or None, max_new_tokens=NEW, do_sample=False)
