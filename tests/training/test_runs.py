@@ -1,11 +1,13 @@
 """Test that a stopped run resumes exactly, that a finished result is replaced on request only, and the run options."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from few import few
 from training_driver import run, same, weights_of
+from transformers.trainer_utils import get_last_checkpoint
 from typer.testing import CliRunner
 
 from draftree.cli import app
@@ -35,11 +37,14 @@ def test_a_resumed_run_equals_an_uninterrupted_one(zoo_data, tmp_path, monkeypat
         run(zoo_data, tmp_path / "cut", method, **settings)
     monkeypatch.undo()
     assert not (tmp_path / "cut" / "recipe.json").exists()
+    saved = get_last_checkpoint(str(tmp_path / "cut" / "checkpoints"))
+    before = json.loads((Path(saved) / "trainer_state.json").read_text())["log_history"][-1]["cpu_seconds"]
     with pytest.raises(ValueError, match="unfinished run: add --resume"):
         run(zoo_data, tmp_path / "cut", method, **settings)
     monkeypatch.setattr("accelerate.data_loader.DataLoaderShard.set_epoch", lambda self, epoch: None)
     recipe = run(zoo_data, tmp_path / "cut", method, **settings, resume=True)
     assert recipe["steps"] == whole["steps"]
+    assert recipe["cpu_seconds"] > before > 0
     assert recipe["accuracy"] == whole["accuracy"]
     assert same(weights_of(tmp_path / "cut"), weights_of(tmp_path / "whole"))
     for out in (tmp_path / "cut", tmp_path / "new"):

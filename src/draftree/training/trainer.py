@@ -32,6 +32,7 @@ from draftree.training.options import CHECKPOINTS, RECIPE, TrainOptions, check_o
 from draftree.training.rows import ByLength, Data, Row, RowSet, collate, spread
 
 REPORT_EVERY = 20.0  # Seconds between two lines of progress.
+SPENT = {"seconds": time.perf_counter, "cpu_seconds": time.process_time}  # of a run, its earlier parts included
 WARMUP = 0.03  # The learning rate rises in this share of the steps.
 Report = Callable[[str], None]
 
@@ -96,12 +97,9 @@ class Session:
         Raises:
             BadLossError: a loss or weight is not finite.
         """
-        begin, worked = time.perf_counter(), time.process_time()
         dev = spread(self.data.dev, self.options.dev_rows)
         self.trainer = DrafterTrainer(objective, self.args, self.data.train, dev, report)
         scored = self.trainer.train_and_score(self._checkpoint)
-        spent = {"seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - worked}
-        self._seconds = {name: round(value, 1) for name, value in spent.items()}
         return scored
 
     def finish(self, own: dict[str, Any], title: str, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -118,7 +116,7 @@ class Session:
             "data": data.about | {"trained_on": len(data.train), "dev": len(trainer.dev), "left_out": data.left_out},
             "steps": trainer.state.global_step,
             "processes": args.world_size,
-            **self._seconds,
+            **{name: round(trainer.state.log_history[-1][name], 1) for name in SPENT},
             "machine": {
                 "device": chip_name(args.device),
                 "threads": torch.get_num_threads(),
@@ -251,11 +249,15 @@ class _Progress(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.begin, self.first = time.monotonic(), state.global_step
+        before = state.log_history[-1] if state.log_history else {}  # of the run that is resumed
+        self.spent = [before.get(name, 0.0) - now() for name, now in SPENT.items()]
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.order.set_epoch(int(state.epoch or 0))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        pairs = zip(SPENT.items(), self.spent, strict=True)
+        state.log_history[-1] |= {name: now() + spent for (name, now), spent in pairs}
         if not state.is_world_process_zero or not logs:
             return
         if "eval_accuracy" in logs:
