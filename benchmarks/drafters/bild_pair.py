@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from benchmarks.harness import Setup, on_demand
 from benchmarks.harness.quality import check_metric
 from draftree.drafting import DraftModel
 from draftree.models import load_model
+from draftree.prompts import Watcher
 from draftree.training.align import align_on_inputs
 from draftree.training.answers import AnswerOptions, fingerprint, make_data
 from draftree.training.options import RECIPE, Inputs, TrainOptions, read_questions, template_of
@@ -59,7 +59,7 @@ def built(setup: Setup) -> Setup:
         read_questions([path], field=field, reference=reference)
     about = [data.read_bytes().hex(), minutes] if translates else [data.read_bytes().hex(), minutes, field, reference]
     place = on_demand.place_of(setup) / f"pair-{fingerprint(about)[:12]}"
-    setup.watcher.stage("training of the pair", 4 if translates else 3)
+    setup.watcher.stage(f"training of the pair, {minutes:g} processor minutes for the longest part", None)
     named = _translation(setup, place, data, dev, minutes) if translates else _causal(setup, place, data, minutes)
     named |= {"data": str(dev), "field": field or "", "reference": reference, "pair_data": ""}
     return replace(setup, name=str(place / LARGE) if translates else None, options={**setup.options, **named})
@@ -69,15 +69,14 @@ def _translation(setup: Setup, place: Path, data: Path, dev: Path, minutes: floa
     """Return both small models of a German-English pair, after the large one."""
     for size, own in ((LARGE, minutes), (SMALL, minutes * SHARE)):
         given = {"--size": size, "--data": data, "--dev": dev, "--out": place, "--minutes": own}
-        _run("translation_pair.py", place / size, given)
-        setup.watcher.step()
+        _run("translation_pair.py", place / size, given, setup.watcher)
     answers, aligned = AnswerOptions(LONGEST, slots=32), place / SMALL
     for number, (epochs, rate) in enumerate(ROUNDS):
         options = TrainOptions(epochs=epochs, learning_rate=rate, batch=64, evaluations=1)
         inputs = Inputs(data, field=SIDES[0]) if number == 0 else Inputs(place / "aligned-1" / "answers")
         large, tokenizer = load_model(str(place / LARGE))
-        aligned = _align(large, tokenizer, aligned, inputs, place / f"aligned-{number + 1}", answers, options)
-        setup.watcher.step()
+        out = place / f"aligned-{number + 1}"
+        aligned = _align(large, tokenizer, aligned, inputs, out, answers, options, setup.watcher)
     return {"small": str(place / SMALL), "aligned": str(aligned)}
 
 
@@ -88,36 +87,43 @@ def _causal(setup: Setup, place: Path, data: Path, minutes: float) -> dict[str, 
     template = template_of(setup.tokenizer, setup["template"] or None)
     answers = AnswerOptions(on_demand.ANSWER)
     about: dict[str, Any] = {"template": template, "options": answers}
-    answer = partial(on_demand.references, setup, template)
-    make_data(setup.small, setup.tokenizer, questions, learned, **about, answer=answer)
-    setup.watcher.step()
+    make_data(setup.small, setup.tokenizer, on_demand.answered(questions), learned, **about)
     given = {"--data": learned, "--out": place / SMALL, "--minutes": minutes, "--hard": 1, "--prompt-weight": 0}
-    _run("small_causal.py", place / SMALL, given, "--unaligned")
-    setup.watcher.step()
+    _run("small_causal.py", place / SMALL, given, setup.watcher, "--unaligned")
     options = TrainOptions(epochs=4.0, learning_rate=2e-3, batch=32, evaluations=1)
     inputs = Inputs(data, field=field, template=setup["template"] or None)
-    aligned = _align(setup.small, setup.tokenizer, place / SMALL, inputs, place / "aligned", answers, options)
-    setup.watcher.step()
+    out = place / "aligned"
+    aligned = _align(setup.small, setup.tokenizer, place / SMALL, inputs, out, answers, options, setup.watcher)
     return {"small": str(place / SMALL), "aligned": str(aligned)}
 
 
 def _align(
-    large: Any, tokenizer: Any, start: Path, inputs: Inputs, out: Path, answers: AnswerOptions, options: TrainOptions
+    large: Any,
+    tokenizer: Any,
+    start: Path,
+    inputs: Inputs,
+    out: Path,
+    answers: AnswerOptions,
+    options: TrainOptions,
+    watcher: Watcher,
 ) -> Path:
     """Return the folder of the small model in `start` after it has learned what the large one says to the inputs."""
     if not (out / RECIPE).is_file():
         shutil.rmtree(out, ignore_errors=True)  # what a run that was killed has left is begun anew
         small = DraftModel.from_pretrained(str(start), tokenizer, dtype=large.dtype).model
-        align_on_inputs(large, tokenizer, small, inputs, out, answers=answers, options=options, report=on_demand.silent)
+        align_on_inputs(large, tokenizer, small, inputs, out, answers=answers, options=options, report=watcher.say)
     return out
 
 
-def _run(script: str, out: Path, given: dict[str, Any], *flags: str) -> None:
-    """Run a recipe, unless what it writes is there already."""
+def _run(script: str, out: Path, given: dict[str, Any], watcher: Watcher, *flags: str) -> None:
+    """Run a recipe and show its lines, unless what it writes is there already."""
     if (out / RECIPE).is_file():
         return
     words = [*(str(word) for pair in given.items() for word in pair), *flags]
-    done = subprocess.run([sys.executable, str(RECIPES / script), *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    command, last = [sys.executable, str(RECIPES / script), *words], "no message"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as recipe:
+        for line in recipe.stdout or ():
+            last = line.strip() or last
+            watcher.say(last)
+    if recipe.returncode:
         raise RuntimeError(f"recipes/{script} has failed: {last}")

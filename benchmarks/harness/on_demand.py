@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.setup import Setup
 from draftree.drafting.folder import model_hash
-from draftree.engine.limits import eos_token_ids
 from draftree.training.answers import AnswerOptions, fingerprint, make_data
 from draftree.training.options import RECIPE, Question, TrainOptions, read_questions, template_of
 from draftree.training.run import train
@@ -52,22 +52,16 @@ def answers(setup: Setup) -> Path:
     """Return the data set of the model's own answers to them, made where it is not there yet."""
     questions, field = asked(setup), setup.options.get("train_reference")
     out = place_of(setup) / f"answers-{_digest(setup, questions)}"
-    template = template_of(setup.tokenizer, None)
     setup.watcher.stage("answers to learn from", len(questions))
-    answer = partial(references, setup, template) if field else None
-    given: dict[str, Any] = {"template": template, "options": AnswerOptions(ANSWER), "answer": answer}
-    make_data(setup.small, setup.tokenizer, questions, out, **given, progress=lambda *_: setup.watcher.step())
+    given: dict[str, Any] = {"template": template_of(setup.tokenizer, None), "options": AnswerOptions(ANSWER)}
+    given["progress"] = lambda *_: setup.watcher.step()
+    make_data(setup.small, setup.tokenizer, answered(questions) if field else questions, out, **given)
     return out
 
 
-def references(setup: Setup, template: Any, questions: Sequence[Question]) -> Iterator[tuple[int, list[Any]]]:
-    """Yield rows of a data set whose answers are the questions' references, each with an EOS at its end."""
-    eos = eos_token_ids(setup.small)[:1]
-    for one in questions:
-        answer = [*setup.tokenizer.encode(str(one.reference), add_special_tokens=False), *eos]
-        row = {"id": one.id, "turn": 0, "set": one.set, "question": one.turns[0], "answer": one.reference}
-        row |= {"prompt_ids": template.encode(one.turns[:1]), "answer_ids": answer, "finish": "eos"}
-        yield one.number, [row]
+def answered(questions: Sequence[Question]) -> list[Question]:
+    """Return the first turns of questions with their references as given answers."""
+    return [replace(one, turns=one.turns[:1], answers=(str(one.reference),)) for one in questions]
 
 
 def made(setup: Setup, name: str, about: Any, make: Make) -> Path:
@@ -85,9 +79,8 @@ def made(setup: Setup, name: str, about: Any, make: Make) -> Path:
     if not (out / RECIPE).is_file():
         shutil.rmtree(out, ignore_errors=True)  # what a run that was killed has left is begun anew
         data = answers(setup)
-        setup.watcher.stage(f"training of {name}", 1)
+        setup.watcher.stage(f"training of {name}, {steps} steps", None)
         make(data, out, options)
-        setup.watcher.step()
     return out
 
 
@@ -95,7 +88,7 @@ def drafter(setup: Setup, method: str, settings: dict[str, Any]) -> Any:
     """Return a drafter (or early head) of `method` trained for the model; see `draftree.training.run`."""
 
     def make(data: Path, out: Path, options: TrainOptions) -> None:
-        train(method, setup.small, data, out, settings=settings, options=options, report=silent)
+        train(method, setup.small, data, out, settings=settings, options=options, report=setup.watcher.say)
 
     return setup.trained(str(made(setup, method, settings, make)))
 
@@ -104,10 +97,6 @@ def remark(setup: Setup) -> str:
     """Return a sentence about the training on demand."""
     source = "the named questions" if setup["questions"] else "prompts of the package that are not measured"
     return f"Trained on demand: {setup['train_steps']} steps on answers to {len(asked(setup))} of {source}."
-
-
-def silent(line: str) -> None:
-    """Print nothing: a training is one stage on the screen."""
 
 
 def _digest(setup: Setup, about: Any) -> str:

@@ -56,7 +56,7 @@ def _trained_exit(setup: Setup, layer: int) -> Any:
 
     def make(data: Path, out: Path, options: TrainOptions) -> None:
         given: dict[str, Any] = {"tokenizer": setup.tokenizer, "options": options}
-        train_early_exit(setup.small, data, out, layer, **given, report=on_demand.silent)
+        train_early_exit(setup.small, data, out, layer, **given, report=setup.watcher.say)
 
     large, _ = load_model(str(on_demand.made(setup, "early-exit", [layer], make)), setup.placement)
     inspect_model(large)

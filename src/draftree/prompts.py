@@ -99,6 +99,9 @@ class Watcher:
     def step(self) -> None:
         """Count one finished step of the stage."""
 
+    def say(self, line: str) -> None:
+        """Receive a line about the stage, such as the time that a training has left."""
+
 
 def take_per_set(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
     """Return the first `count` prompts of every set, one of each set in turn, so that a stopped run covers all."""

@@ -10,7 +10,7 @@ from zoo import build
 from draftree.cli import app
 from draftree.runner import inspect_model
 from draftree.training.answers import JOURNAL, META, AnswerOptions, answer_all, make_data
-from draftree.training.options import Question, Template, read_questions
+from draftree.training.options import Question, Template, read_given, read_questions
 from draftree.training.rows import read_data
 
 
@@ -244,3 +244,37 @@ def test_encoder_decoders_answer_too():
         expected = model.generate(ids, max_new_tokens=8, do_sample=False)[0, 1:].tolist()
         assert rows[0]["answer_ids"] == expected[: len(rows[0]["answer_ids"])]
         assert len(rows[0]["answer_ids"]) == 8 or rows[0]["finish"] == "eos"
+
+
+# -------------------------------------------------------------------- given answers and several templates
+
+
+def test_given_answers_are_used_as_they_are(make, demo, tmp_path):
+    """Beside rows that the model answers: prompts with answers, and dialogues of two forms, in lines or an array."""
+    talk = [{"from": "gpt", "value": "Lost."}, {"from": "human", "value": "Hello."}, {"from": "gpt", "value": "Hi!"}]
+    talk += [{"from": "human", "value": "And?"}, {"from": "gpt", "value": "Bye."}, {"from": "human", "value": "What?"}]
+    api = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Who?"}]
+    api += [{"role": "assistant", "content": "Me."}]
+    rows = [{"id": "one", "prompt": "Why?", "response": "So."}, {"id": "two", "conversations": talk}]
+    (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    (tmp_path / "array.json").write_text(json.dumps([{"messages": api}, {"conversations": []}]), encoding="utf-8")
+    given = read_given([tmp_path / "lines.jsonl", tmp_path / "array.json"], first=1)
+    folder, about = make([*ask(1), *given])
+    made = rows_of(folder)
+    assert about["rows"] == 5
+    assert [row["answer"] for row in made][1:] == ["So.", "Hi!", "Bye.", "Me."]
+    assert [row["turn"] for row in made] == [0, 0, 0, 1, 0]
+    assert made[3]["prompt_ids"] == Template("short", demo.tokenizer).encode(["Hello.", "And?"], ["Hi!"])
+    assert demo.tokenizer.decode(made[1]["answer_ids"]) == "So." + demo.tokenizer.eos_token
+    (tmp_path / "lines.jsonl").write_text('{"prompt": "Why?"}', encoding="utf-8")
+    refused("row 1, has no 'prompt' with an 'answer'", lambda: read_given([tmp_path / "lines.jsonl"]))
+
+
+def test_each_template_makes_a_row_of_every_question(demo, tmp_path):
+    """As BiTA's training data have it; both rows of a question are on the same side of the dev split."""
+    both = [Template(kind, demo.tokenizer) for kind in ("short", "full")]
+    about = make_data(*demo, ask(3), tmp_path / "d", template=both, options=AnswerOptions(5, 2))
+    rows = rows_of(tmp_path / "d")
+    assert about["template"] == ["short", "full"]
+    assert [row["prompt_ids"] for row in rows] == [one.encode(q.turns) for one in both for q in ask(3)]
+    assert [row["id"] for row in rows] == 2 * [q.id for q in ask(3)]

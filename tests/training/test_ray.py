@@ -8,7 +8,6 @@ from importlib.util import find_spec
 import pytest
 
 from draftree.training.answers import AnswerOptions, RayAnswers
-from draftree.training.options import Template
 
 RUN = """
 import sys
@@ -23,7 +22,7 @@ if __name__ == "__main__":
     model, tokenizer = draftree.demo_model()
     template, options = Template("full", tokenizer), AnswerOptions(max_new_tokens=24, slots=2)
     questions = [Question(i, f"q-{i}", "s", (f"List {i + 1} files of folder {i}.", "And then?")) for i in range(40)]
-    answer = RayAnswers(None, template, options, 2, 1) if sys.argv[2] == "ray" else None
+    answer = RayAnswers(None, options, 2, 1) if sys.argv[2] == "ray" else None
     make_data(model, tokenizer, questions, Path(sys.argv[1]), template=template, options=options, answer=answer)
 """
 
@@ -31,7 +30,7 @@ if __name__ == "__main__":
 def test_more_workers_need_ray(demo, monkeypatch):
     monkeypatch.setattr("draftree.training.answers.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install -e '\.\[ray\]'"):
-        RayAnswers(None, Template("short", demo.tokenizer), AnswerOptions(), 2)
+        RayAnswers(None, AnswerOptions(), 2)
 
 
 @pytest.mark.slow

@@ -130,7 +130,7 @@ class _Bar:
 
 
 class StageBar(_Bar, Watcher):
-    """Show the stages of a measurement: a bar on a terminal, one line per stage in a pipe."""
+    """Show the stages of a measurement: a bar on a terminal; in a pipe lines with the time that is left."""
 
     def __init__(self, console: Console, kept: str = "nothing was written") -> None:
         # step() redraws between measurements, because a drawing thread would disturb them.
@@ -145,6 +145,7 @@ class StageBar(_Bar, Watcher):
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task(name, total=total)
         self._progress.refresh()
+        self._begin = self._reported = time.monotonic()
 
     def step(self) -> None:
         if self._task is None:
@@ -154,6 +155,14 @@ class StageBar(_Bar, Watcher):
         if now - self._drawn > REFRESH:
             self._progress.refresh()
             self._drawn = now
+        task = self._progress.tasks[-1]
+        if not self._console.is_terminal and task.total and now - self._reported > LINES:
+            self._reported = now
+            left = (task.total - task.completed) * (now - self._begin) / task.completed
+            self.say(f"{task.completed:.0f} of {task.total:.0f}, {left / 60:.1f} min left")
+
+    def say(self, line: str) -> None:
+        self._console.print(f"  {line}", markup=False)
 
 
 class DataBar(_Bar):

@@ -67,11 +67,24 @@ class MethodRun(Run):
 @grouped
 def data(
     *,
-    questions: Annotated[list[Path], typer.Argument(help="JSON lines with questions, or folders of them.")],
+    questions: Annotated[
+        list[Path] | None, typer.Argument(help="JSON lines with questions, or folders of them.", show_default=False)
+    ] = None,
     out: Annotated[Path, "Folder for the data set; an unfinished one is finished."],
     model: Model = None,
     where: Where,
-    template: Annotated[str, "full, short, or a text with {question} in it."] = "short",
+    given: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Use these prompts with their answers too: JSON lines, or dialogues as ShareGPT's. May be repeated."
+        ),
+    ] = None,
+    template: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="full, short, or a text with {question} in it. May be repeated: a row for each.", show_default="short"
+        ),
+    ] = None,
     system: Annotated[
         str | None, typer.Option(help="System message of the full template.", show_default="a plain one")
     ] = None,
@@ -81,23 +94,27 @@ def data(
     workers: Annotated[int, typer.Option(min=1, help="Processes, by Ray Data; 1 does without Ray.")] = 1,
 ) -> None:
     """Let the model answer QUESTIONS greedily; the answers are what its drafters train on."""
-    from draftree.training.options import SYSTEM, Template, read_questions
+    from draftree.training.options import SYSTEM, Template, read_given, read_questions
 
-    if system is not None and template != "full":
+    kinds = list(dict.fromkeys(template or ["short"]))
+    if system is not None and "full" not in kinds:
         raise ValueError("--system belongs to the template 'full': add --template full, or leave --system out.")
-    asked = read_questions(questions, limit)
+    if not questions and not given:
+        raise ValueError("There is nothing to learn from: name files of QUESTIONS, or --given FILE with answers.")
+    asked = read_questions(questions, limit) if questions else []
+    asked += read_given(given, limit, len(asked)) if given else []
     check_folder(out)
     from draftree.cli.screen import DataBar, line_console
     from draftree.training.answers import AnswerOptions, make_data  # This import of torch takes seconds.
 
     target, tokenizer = where.load(model)
-    how = Template(template, tokenizer, SYSTEM if system is None else system)
+    how = [Template(kind, tokenizer, SYSTEM if system is None else system) for kind in kinds]
     options = AnswerOptions(max_new_tokens, batch)
     answer = None
     if workers > 1:
         from draftree.training.answers import RayAnswers
 
-        answer = RayAnswers(model, how, options, workers, where.threads, where.placement)
+        answer = RayAnswers(model, options, workers, where.threads, where.placement)
     console = line_console()
     with DataBar(console, f"{out} holds the answers so far: the same command continues") as bar:
         more: dict[str, Any] = {"options": options, "progress": bar, "answer": answer}

@@ -249,7 +249,7 @@ def align_on_inputs(
         template = template_of(tokenizer, inputs.template)
         questions = read_questions([data], inputs.limit, field=inputs.field)
         data, replace = out / ANSWERS, options is not None and options.force
-        how: dict[str, Any] = {"template": template, "options": answers, "replace": replace}
+        how: dict[str, Any] = {"template": template, "options": answers, "force": replace}
         make_data(large, tokenizer, questions, data, **how, progress=progress)
     run: dict[str, Any] = {"optimizer": optimizer, "options": options, "report": report}
     return align(large, small, data, out, tokenizer=tokenizer, **run)

@@ -1,4 +1,4 @@
-"""Make training data: the target answers questions greedily through the engine.
+"""Make training data: the target answers questions greedily through the engine, or answers are given.
 
 The folder of a data set holds `meta.json` and `rows.jsonl`. While it is made, a journal gets one line for each answered
 question, so that a stopped run continues with the unanswered ones.
@@ -10,7 +10,8 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ META, JOURNAL, ROWS = "meta.json", "journal.jsonl", "rows.jsonl"
 QUEUE = 2  # The engine holds this many requests per slot.
 Answered = tuple[int, list[dict[str, Any]]]  # A question's number, and one row for each of its turns.
 Progress = Callable[[int, int, int], None]  # Answered questions, all questions, and new tokens of this run.
+Answer = Callable[[Template, list[Question]], Iterable[Answered]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,11 @@ def make_data(
     questions: Sequence[Question],
     out: Path,
     *,
-    template: Template,
+    template: Template | Sequence[Template],
     options: AnswerOptions | None = None,
     progress: Progress | None = None,
-    answer: Callable[[list[Question]], Iterable[Answered]] | None = None,
-    replace: bool = False,
+    answer: Answer | None = None,
+    force: bool = False,
 ) -> dict[str, Any]:
     """Answer `questions` and write the data set into the folder `out`; return the contents of its meta.json.
 
@@ -62,32 +64,45 @@ def make_data(
         model, tokenizer: the target and its tokenizer.
         questions: see `read_questions`; questions beyond the context are left out and counted as `skipped`.
         out: folder to write; an unfinished data set of the same questions is continued.
-        template: turns a question into a prompt.
+        template: turns a question into a prompt; of several, each makes a row of every question.
         options: how to answer.
         progress: called after every answered question.
         answer: answers the open questions instead of this process.
-        replace: replace other data in the folder instead of refusing it.
+        force: replace other data in the folder instead of refusing it.
 
     Raises:
         ValueError: a folder of other data, or no question that fits into the context.
     """
     options = options or AnswerOptions()
-    fitting = fitting_questions(inspect_model(model), template, questions)
+    target, templates = inspect_model(model), [template] if isinstance(template, Template) else list(template)
+    asked: list[tuple[Template, list[Question]]] = []
+    for place, one in enumerate(templates):
+        own = [replace(q, number=q.number + place * len(questions)) for q in questions]
+        asked.append((one, fitting_questions(target, one, own)))
+    fitting = [question for _, own in asked for question in own]
+    kinds = [one.kind for one in templates]
     about = {
         "model": asdict(base_of(model)),
-        "template": template.kind,
-        "system": template.system,
+        "template": kinds[0] if len(kinds) == 1 else kinds,
+        "system": next((one.system for one in templates if one.system is not None), None),
         "max_new_tokens": options.max_new_tokens,
-        "questions": fingerprint([[q.number, q.id, list(q.turns)] for q in fitting]),
+        "questions": fingerprint([[q.number, q.id, list(q.turns), *q.answers] for q in fitting]),
     }
-    meta = _open(out, about, replace)
+    meta = _open(out, about, force)
     if meta["complete"]:
         return meta
     done, made = _answered(out / JOURNAL), 0
-    left = [question for question in fitting if question.number not in done]
-    source = answer(left) if answer is not None else answer_all(model, tokenizer, template, left, options)
+    left = [(one, [question for question in own if question.number not in done]) for one, own in asked]
+
+    def answered() -> Iterator[Answered]:
+        for one, own in left:
+            yield from ((q.number, given_rows(target, one, q)) for q in own if q.answers)
+            if unanswered := [q for q in own if not q.answers]:
+                made_here = partial(answer_all, model, tokenizer, options=options)
+                yield from (answer or made_here)(one, unanswered)
+
     with (out / JOURNAL).open("ab") as journal:
-        for number, rows in source if left else ():
+        for number, rows in answered():
             line = json.dumps({"number": number, "rows": rows}, ensure_ascii=False) + "\n"
             journal.write(line.encode())
             journal.flush()
@@ -95,7 +110,7 @@ def make_data(
             made += sum(len(row["answer_ids"]) for row in rows)
             if progress is not None:
                 progress(len(done), len(fitting), made)
-    return _finish(out, meta, skipped=len(questions) - len(fitting))
+    return _finish(out, meta, skipped=len(templates) * len(questions) - len(fitting))
 
 
 def fingerprint(value: Any) -> str:
@@ -103,7 +118,7 @@ def fingerprint(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, ensure_ascii=True).encode()).hexdigest()
 
 
-def _open(out: Path, about: dict[str, Any], replace: bool) -> dict[str, Any]:
+def _open(out: Path, about: dict[str, Any], force: bool) -> dict[str, Any]:
     """Read the folder's meta.json and compare it with `about`, or begin a data set; return the contents of meta.json.
 
     Raises:
@@ -114,7 +129,7 @@ def _open(out: Path, about: dict[str, Any], replace: bool) -> dict[str, Any]:
         other = next((key for key, value in about.items() if meta.get(key) != value), None)
         if other is None:
             return meta
-        if not replace:
+        if not force:
             other = other.replace("_", " ")
             raise ValueError(f"{str(out)!r} holds data with other {other}: name another folder, or remove that one.")
         (out / JOURNAL).unlink(missing_ok=True)
@@ -200,7 +215,7 @@ def _ask(
 ) -> Iterator[Request]:
     """Ask turn after turn: yield the request of each, and add its row to `rows` at its end."""
     target, limit = engine.target, engine.target.max_positions
-    for turn, text in enumerate(question.turns):
+    for turn in range(len(question.turns)):
         prompt = template.encode(question.turns[: turn + 1], [row["answer"] for row in rows])
         if turn and limit is not None and len(prompt) >= limit:
             return  # The conversation is longer than the context; the earlier turns stay.
@@ -214,18 +229,30 @@ def _ask(
         yield request
         if request.error is not None:
             raise request.error
-        rows.append(
-            {
-                "id": question.id,
-                "turn": turn,
-                "set": question.set,
-                "question": text,
-                "prompt_ids": prompt,
-                "answer_ids": request.tokens,
-                "answer": tokenizer.decode(request.tokens, skip_special_tokens=True),
-                "finish": request.finish_reason,
-            }
-        )
+        answer = tokenizer.decode(request.tokens, skip_special_tokens=True)
+        rows.append(_row(question, turn, prompt, request.tokens, answer, request.finish_reason))
+
+
+def given_rows(target: Target, template: Template, question: Question) -> list[dict[str, Any]]:
+    """Return the rows of a question with given answers, each with an EOS; what is beyond the context is cut off."""
+    ends, own = eos_token_ids(target.model), template.tokenizer.eos_token_id
+    end = [own] if own in ends else list(ends[:1])  # Of several, the tokenizer's ends a turn.
+    rows: list[dict[str, Any]] = []
+    for turn, answer in enumerate(question.answers):
+        prompt = template.encode(question.turns[: turn + 1], question.answers[:turn])
+        ids = [*template.tokenizer(answer, add_special_tokens=False).input_ids, *end]
+        limit = target.max_positions
+        most = len(ids) if limit is None or target.encoder_decoder else max(limit - len(prompt), 0)
+        if most:
+            rows.append(_row(question, turn, prompt, ids[:most], answer, "eos" if len(ids) <= most else "length"))
+    return rows
+
+
+def _row(
+    question: Question, turn: int, prompt: list[int], ids: list[int], answer: str, finish: str | None
+) -> dict[str, Any]:
+    row = {"id": question.id, "turn": turn, "set": question.set, "question": question.turns[turn]}
+    return row | {"prompt_ids": prompt, "answer_ids": ids, "answer": answer, "finish": finish}
 
 
 BLOCK = 2  # Questions of a block per slot of the engine.
@@ -236,7 +263,6 @@ class RayAnswers:
 
     Args:
         model: folder or hub name that every worker can load; None for the embedded model.
-        template: turns a question into a prompt.
         options: how to answer.
         workers: number of processes.
         threads: CPU threads of each; None for an equal share of the machine's.
@@ -249,7 +275,6 @@ class RayAnswers:
     def __init__(
         self,
         model: str | None,
-        template: Template,
         options: AnswerOptions,
         workers: int,
         threads: int | None = None,
@@ -259,10 +284,10 @@ class RayAnswers:
             raise ValueError(f"More than one worker needs Ray: {install('ray')}, or leave --workers out.")
         self.workers, self.block = workers, BLOCK * options.slots
         threads = threads or max(1, (os.cpu_count() or 1) // workers)
-        self.arguments = (model, placement, (template.kind, template.system or SYSTEM), options, threads)
+        self.model, self.placement, self.how = model, placement, (options, threads)
 
-    def __call__(self, questions: Sequence[Question]) -> Iterator[Answered]:
-        """Yield the answers to `questions`, block by block."""
+    def __call__(self, template: Template, questions: Sequence[Question]) -> Iterator[Answered]:
+        """Yield the answers to `questions`, which `template` turns into prompts, block by block."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
 
@@ -271,7 +296,7 @@ class RayAnswers:
         items = [{"question": question} for question in questions]
         answered = ray.data.from_items(items, override_num_blocks=-(-len(items) // self.block)).map_batches(
             _Worker,
-            fn_constructor_args=self.arguments,
+            fn_constructor_args=(self.model, self.placement, (template.kind, template.system or SYSTEM), *self.how),
             batch_size=self.block,
             compute=ray.data.ActorPoolStrategy(size=self.workers),
             num_cpus=1,

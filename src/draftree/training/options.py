@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from draftree.errors import brief, check_least
 from draftree.models import encode_prompt
-from draftree.prompts import FIELDS, Prompt, jsonl_files, jsonl_prompts
+from draftree.prompts import FIELDS, Prompt, jsonl_files, jsonl_prompts, jsonl_rows
 
 RECIPE = "recipe.json"  # Written last; it marks a finished result.
 CHECKPOINTS = "checkpoints"  # Folder of Hugging Face's checkpoints.
@@ -114,6 +115,7 @@ class Question:
     set: str  # Name of its question set.
     turns: tuple[str, ...]  # At least one.
     reference: str | None = None  # A reference answer; None where it was not requested.
+    answers: tuple[str, ...] = ()  # Given answers, one for each turn; none where the model answers.
 
 
 def read_questions(
@@ -148,6 +150,47 @@ def read_questions(
     ]
 
 
+ANSWERS = ("answer", "response", "completion")
+ASKS, TELLS = ("human", "user"), ("gpt", "assistant")
+
+
+def read_given(paths: Sequence[Path], limit: int | None = None, first: int = 0) -> list[Question]:
+    """Return the questions of files together with their answers, numbered from `first`.
+
+    A row, of JSON lines or of a JSON array, has a `prompt` or `question` and an `answer`, `response` or `completion`.
+    Or it is a dialogue in the form of ShareGPT (`conversations`) or of chat APIs (`messages`); other speakers than user
+    and assistant, and questions without an answer, are left out.
+
+    Raises:
+        ValueError: a missing or unreadable file, a row of another form, or no answers.
+    """
+    by_file = [list(_given(file)) for path in paths for file in jsonl_files(path, "data")]
+    found = [one for group in (by_file if limit is None else _evenly(by_file, limit)) for one in group]
+    if not found:
+        raise ValueError("There are no given answers: give rows with a 'prompt' and an 'answer', or 'conversations'.")
+    return [replace(one, number=number) for number, one in enumerate(found, first)]
+
+
+def _given(file: Path) -> Iterator[Question]:
+    array = file.read_text("utf-8-sig").lstrip().startswith("[")
+    for number, row in enumerate(json.loads(file.read_text("utf-8-sig")), 1) if array else jsonl_rows(file):
+        talk = row.get("conversations", row.get("messages"))
+        if talk is None:
+            ends = ((ASKS[0], FIELDS[1:]), (TELLS[0], ANSWERS))
+            talk = [{"from": who, "value": next(filter(None, map(row.get, names)), None)} for who, names in ends]
+        pairs, asked = [], None
+        for said in talk:
+            who, text = said.get("from", said.get("role")), said.get("value", said.get("content"))
+            if who in TELLS and asked and text:
+                pairs.append((asked, text))
+            asked = text if who in ASKS else None
+        if pairs:
+            turns, answers = zip(*pairs, strict=True)
+            yield Question(number, str(row.get("id", f"{file.stem}-{number}")), file.stem, turns, answers=answers)
+        elif "conversations" not in row and "messages" not in row:
+            raise ValueError(f"{file}, row {number}, has no 'prompt' with an 'answer', and is no dialogue.")
+
+
 Row = tuple[Prompt, str | None]  # A question and its reference.
 
 
@@ -161,7 +204,7 @@ def _read(file: Path, fields: Sequence[str], reference: str | None) -> Iterator[
         yield prompt, known
 
 
-def _evenly(groups: list[list[Row]], limit: int) -> list[list[Row]]:
+def _evenly(groups: list[list[Any]], limit: int) -> list[list[Any]]:
     """Return the first rows of every group, `limit` in all, taken from the groups in turns."""
     in_turns = sorted((place, i) for i, group in enumerate(groups) for place in range(len(group)))
     share = Counter(i for _, i in in_turns[:limit])
