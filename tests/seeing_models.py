@@ -28,6 +28,20 @@ LLAMA = TEXT | {"model_type": "llama"}
 GLM_ANGLES = {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
 MROPE = TEXT | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}}
 GEMMA = TEXT | {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
+GEMMA4 = GEMMA | {
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 128,
+    "num_kv_shared_layers": 2,
+    "global_head_dim": 32,
+}
+MOE = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+DELTA = MROPE | {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+}
 EYES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 EYES |= {"image_size": 16, "patch_size": 4}
 QWEN_EYES = {"hidden_size": 32, "intermediate_size": 32, "depth": 2, "num_heads": 2, "patch_size": 4}
@@ -67,7 +81,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "idefics3": IDEFICS,
     "smolvlm": IDEFICS,
     "qwen3_vl_moe": {
-        "text_config": MROPE | {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2},
+        "text_config": MROPE | MOE,
         "vision_config": QWEN_EYES | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
         **QWEN,
     },
@@ -130,11 +144,49 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "image_grid_pinpoints": [[16, 16]],
         "vision_feature_select_strategy": "full",
     },
+    "paligemma": {
+        "text_config": TEXT | {"model_type": "gemma"},
+        "vision_config": EYES | {"model_type": "siglip_vision_model"},
+        "projection_dim": 64,
+        "image_token_index": IMAGE,
+    },
+    "qwen3_5": {
+        "text_config": DELTA,
+        "vision_config": QWEN_EYES | {"num_position_embeddings": 16},
+        **QWEN,
+    },
+    "qwen3_5_moe": {
+        "text_config": DELTA | MOE | {"shared_expert_intermediate_size": 32},
+        "vision_config": QWEN_EYES | {"num_position_embeddings": 16},
+        **QWEN,
+    },
+    "gemma4": {
+        "text_config": GEMMA4 | {"use_bidirectional_attention": "vision"},
+        "vision_config": EYES
+        | {"model_type": "gemma4_vision", "head_dim": 16, "num_key_value_heads": 2, "pooling_kernel_size": 2},
+        "image_token_id": IMAGE,
+        "video_token_id": 101,
+        "audio_token_id": 99,
+        "boi_token_id": BEGIN,
+        "eoi_token_id": END,
+    },
+    "lfm2_vl": {
+        "text_config": TEXT
+        | {
+            "model_type": "lfm2",
+            "layer_types": ["conv", "conv", "full_attention", "conv"],
+            "conv_L_cache": 3,
+            "block_auto_adjust_ff_dim": False,
+        },
+        "vision_config": EYES | {"model_type": "siglip2_vision_model", "num_patches": 16},
+        "projector_hidden_size": 32,
+        "image_token_id": IMAGE,
+    },
 }
 FAMILIES = tuple(SETTINGS)
 # Placeholders of an image.
 PARTS = dict.fromkeys(("gemma3", "idefics2", "idefics3", "smolvlm", "internvl", "aya_vision", "mistral3"), 4)
-PARTS |= {"llava": 16, "vipllava": 16, "llava_next": 36, "llava_onevision": 36}
+PARTS |= {"llava": 16, "paligemma": 16, "vipllava": 16, "llava_next": 36, "llava_onevision": 36}
 
 
 def seeing_model(family: str, **settings: Any) -> Any:
@@ -166,6 +218,18 @@ def image_prompts(model: Any, counts: list[int], seed: int = 0) -> dict[str, Ten
         inputs["pixel_values"] = torch.randn(int(grid.prod(-1).sum()), width, generator=noise)
         inputs["image_grid_thw"] = grid
         parts = (grid.prod(-1) // eyes.spatial_merge_size**2).tolist()
+    elif family == "lfm2_vl":  # Patches of images of different shapes, padded to the largest.
+        shapes = torch.tensor([[2 + 2 * (i % 2), 4] for i in range(images)])
+        inputs["pixel_attention_mask"] = (torch.arange(16) < shapes.prod(1)[:, None]).long()
+        inputs["pixel_values"] = torch.randn(images, 16, 48, generator=noise)
+        inputs["spatial_shapes"] = shapes
+        parts = (shapes.prod(1) // 4).tolist()
+    elif family == "gemma4":
+        places = torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="xy"), -1).reshape(1, 16, 2)
+        inputs["image_position_ids"] = places.repeat(images, 1, 1)
+        inputs["image_position_ids"][1::2, 8:] = -1  # Every other image has half as many rows.
+        inputs["pixel_values"] = torch.rand(images, 16, 48, generator=noise)
+        parts = [4 - 2 * (i % 2) for i in range(images)]
     else:
         inputs["pixel_values"] = torch.randn(images, 3, 16, 16, generator=noise)
         if family in ("llava_next", "llava_onevision", "mistral3"):
@@ -180,12 +244,19 @@ def image_prompts(model: Any, counts: list[int], seed: int = 0) -> dict[str, Ten
     for b, count in enumerate(counts):
         row = words(5 + 2 * b)
         for _ in range(count):
-            row += [BEGIN, *[IMAGE] * next(left), END, *words(3)]
+            image = [IMAGE] * next(left)
+            if family == "mistral3":  # Its lines have an end.
+                image[2:2] = [END]
+            row += [BEGIN, *image, END, *words(3)]
         rows.append(row)
     longest = max(map(len, rows))
     inputs["input_ids"] = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
     inputs["attention_mask"] = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
-    types = {"gemma3": "token_type_ids"}.get(family, "mm_token_type_ids" if "image_grid_thw" in inputs else None)
+    types = {"gemma3": "token_type_ids", "gemma4": "mm_token_type_ids"}.get(
+        family, "mm_token_type_ids" if "image_grid_thw" in inputs else None
+    )
+    if family == "paligemma":
+        inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
     if types is not None:
         inputs[types] = (inputs["input_ids"] == IMAGE).long()
     return inputs

@@ -48,14 +48,14 @@ class Scheduler:
         cache: keys and values, by slot.
         encoder: cross attention of an encoder-decoder, by slot; None for other models.
         keeps: whether free slots keep prefixes. They never do if keys depend on more than the tokens before them
-            (encoder-decoders, rotary angles that depend on the length of the text, hooks).
+            (encoder-decoders, prompts read both ways, rotary angles that depend on the length of the text, hooks).
     """
 
     def __init__(self, runner: Runner, cache: SlotCache, encoder: EncoderState | None, *, keeps: bool) -> None:
         self.runner = runner
         self.cache = cache
         self.encoder = encoder
-        self.keeps = keeps and encoder is None
+        self.keeps = keeps and encoder is None and not runner.target.both_ways
         if self.keeps:
             modules = list(runner.target.model.modules())
             self.keeps = not any(map(has_hooks, modules)) and not any(map(is_length_dependent, modules))

@@ -116,7 +116,7 @@ def _open(target: Target, way: type[Runner]) -> Runner:
         log.warning(_of_copies(runner))
     altered = target.alteration is not None and not offloaded(target.model)
     inside = not target.encoder_decoder and target.config is not target.model.config  # of a model for images, say
-    if target.model_type not in TESTED_FAMILIES or altered or inside:
+    if target.model_type not in TESTED_FAMILIES or altered or (inside and not target.both_ways):
         check_trees(runner)
     return runner
 

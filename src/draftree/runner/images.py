@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -22,12 +23,13 @@ from draftree.runner.target import Target, arguments_of
 # Families whose prompts with images the test suite compares with Hugging Face's `generate`.
 FAMILIES = frozenset(
     (
-        "aya_vision", "gemma3", "glm4v", "idefics2", "idefics3", "internvl", "llava", "llava_next", "llava_onevision",
-        "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "vipllava",
+        "aya_vision", "gemma3", "gemma4", "glm4v", "idefics2", "idefics3", "internvl", "lfm2_vl", "llava",
+        "llava_next", "llava_onevision", "mistral3", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe",
+        "qwen3_vl", "qwen3_vl_moe", "smolvlm", "vipllava",
     )
 )  # fmt: skip
 BY_PROMPT = ("idefics2", "idefics3", "smolvlm")  # their tensors have a row for each prompt, others for each image
-OF_IMAGES = ("pixel_", "image_")  # how names of image tensors begin
+OF_IMAGES = ("pixel_", "image_", "spatial_shapes")  # how names of image tensors begin
 OF_TOKENS = ("token_type_ids", "mm_token_type_ids")  # one number for each token of the prompt
 
 
@@ -109,6 +111,8 @@ def check_images(target: Target, prompt: Sequence[int], images: Images | None) -
     token = placeholder(target)
     held = 0 if token is None else list(prompt).count(token)
     if images is None:
+        if target.both_ways:
+            raise ValueError("PaliGemma takes images with each prompt: give all that its processor returns.")
         if held and target.model.config.model_type in FAMILIES:
             raise ValueError(
                 f"The prompt has {held} image placeholder tokens (id {token}) and no images: give all that the "
@@ -127,19 +131,27 @@ def check_images(target: Target, prompt: Sequence[int], images: Images | None) -
         types = images.tensors.get(name)
         if types is not None and types.shape != (1, len(prompt)):
             raise ValueError(f"{name} has shape {tuple(types.shape)} and the prompt {len(prompt)} tokens: give [1, n].")
-    grid = images.tensors.get("image_grid_thw")
-    parts = held if grid is None else int(_tokens_by_image(target, grid).sum())
-    if parts != held:
-        raise ValueError(
-            f"The prompt has {held} image placeholder tokens, and its images have {parts}: give all of both, uncut."
-        )
+    if "image_grid_thw" in images.tensors:
+        parts = sum(_parts(target, images.tensors, []))
+        if parts != held:
+            raise ValueError(
+                f"The prompt has {held} image placeholder tokens, and its images have {parts}: give all of both, uncut."
+            )
     if "mm_token_type_ids" in arguments_of(type(target.model)) and "mm_token_type_ids" not in images.tensors:
         raise ValueError("The image tensors lack 'mm_token_type_ids': give all that the processor returns.")
 
 
-def _tokens_by_image(target: Target, grid: Tensor) -> Tensor:
-    merged: int = target.model.config.vision_config.spatial_merge_size**2
-    return grid.prod(-1) // merged
+def _parts(target: Target, tensors: Mapping[str, Tensor], runs: list[int]) -> list[int]:
+    """Return the number of placeholders of each image, given the lengths of all runs of them in the prompts."""
+    config, grid = target.model.config, tensors.get("image_grid_thw")
+    if grid is not None:
+        return (grid.prod(-1) // config.vision_config.spatial_merge_size**2).tolist()
+    if config.model_type == "mistral3":  # A token for the end of a line stands between an image's runs.
+        return (
+            (tensors["image_sizes"] // (config.vision_config.patch_size * config.spatial_merge_size)).prod(-1).tolist()
+        )
+    images = len(tensors["pixel_values"])
+    return runs if len(runs) == images else [sum(runs) // images] * images
 
 
 def split_images(
@@ -157,8 +169,9 @@ def split_images(
         if name in tensors and tensors[name].shape != input_ids.shape:
             raise ValueError(f"{name} and input_ids differ in shape: give what one call of the processor returns.")
     real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-    held = ((input_ids == placeholder(target)) & real).sum(1).tolist()
-    cut = (lambda name, b: tensors[name]) if count == 1 else _cutter(target, tensors, held)
+    seen = (input_ids == placeholder(target)) & real
+    held = seen.sum(1).tolist()
+    cut = (lambda name, b: tensors[name]) if count == 1 else _cutter(target, tensors, seen)
     answers: list[Images | None] = []
     for b in range(count):
         own = {name: cut(name, b) for name in tensors if name not in OF_TOKENS}
@@ -167,13 +180,13 @@ def split_images(
     return answers
 
 
-def _cutter(target: Target, tensors: Mapping[str, Tensor], held: list[int]) -> Callable[[str, int], Tensor]:
-    """Return a function that cuts one prompt's part out of a tensor, given the placeholders of each prompt."""
+def _cutter(target: Target, tensors: Mapping[str, Tensor], seen: Tensor) -> Callable[[str, int], Tensor]:
+    """Return a function that cuts one prompt's part out of a tensor; `seen` is True for placeholders."""
     if target.model.config.model_type in BY_PROMPT:
         return lambda name, b: tensors[name][b : b + 1]
-    grid, pixels = tensors.get("image_grid_thw"), tensors["pixel_values"]
-    images = len(pixels) if grid is None else len(grid)
-    each = [sum(held) // images] * images if grid is None else _tokens_by_image(target, grid).tolist()
+    runs = [len(list(run)) for row in seen.tolist() for shown, run in groupby(row) if shown]
+    each, held, grid = _parts(target, tensors, runs), seen.sum(1).tolist(), tensors.get("image_grid_thw")
+    images = len(each)
     rows = [1] * images if grid is None else grid.prod(-1).tolist()  # of `pixel_values`, by image
     ends = [0]  # the image with which each prompt's images end
     fits = any(held)

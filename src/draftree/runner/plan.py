@@ -135,6 +135,12 @@ class Plan:
         """True if tokens enter and pass through every layer, without surgeries or embeddings."""
         return not (self.surgeries or self.row_by_row or self.embeddings is not None or self.prefix_rows is not None)
 
+    def angle_positions(self, positions: Tensor) -> Tensor:
+        """Return what rotary angles are made of, for rows at these positions [B, n]."""
+        if not any(self.shifts):
+            return positions
+        return positions + torch.tensor(self.shifts, dtype=torch.long, device=positions.device)[:, None]
+
     def to(self, device: torch.device) -> Plan:
         """Return the plan with its tensors on `device`; itself if they are there."""
         if self.tokens.device == device:

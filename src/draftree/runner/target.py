@@ -74,6 +74,11 @@ class Target:
         """The device of the input ids."""
         return device_of(self.model)
 
+    @property
+    def both_ways(self) -> bool:
+        """Whether a prompt's tokens see later ones of it, so that its beginning has no keys and values of its own."""
+        return bool(self.model.config.model_type == "paligemma")
+
     def refuse_training(self) -> None:
         """Raise where the model is in a training mode that makes passes differ from each other.
 
@@ -179,7 +184,7 @@ def _without_trees(model: Any, config: Any) -> str | None:
             "attn_implementation='sdpa' (or 'eager')."
         )
     both_ways = getattr(config, "use_bidirectional_attention", False)
-    if both_ways and name in ("gemma", "gemma2") and attention == "sdpa":
+    if both_ways and name in ("gemma", "gemma2") and attention == "sdpa" and model.config.model_type != "paligemma":
         return (
             f"This '{name}' model reads its prompts both ways under sdpa (use_bidirectional_attention), which trees do "
             "not: load it with attn_implementation='eager', which reads them one way, or use Hugging Face's generate."

@@ -220,7 +220,7 @@ class CpuRunner(EagerRunner):
         real = (
             torch.arange(plan.width, device="cpu") < torch.tensor(plan.sizes, dtype=torch.long, device="cpu")[:, None]
         )
-        turned = Segment(0, None, plan.positions[real][None], plan.visible)  # for the angles alone
+        turned = plan.angle_positions(plan.positions)[real][None]
         angles = self.tables.of(turned, (), self.target.dtype, cache, self.target.kinds[0])
         x = self._embedding(plan.tokens[real])[None].float()
 

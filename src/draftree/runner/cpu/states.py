@@ -72,6 +72,15 @@ class CompiledStates(RecurrentCache):
         self._rows, self._offsets = {}, {}
         return context
 
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int = 0, **_: Any
+    ) -> Tensor:
+        """Note the last inputs of a prompt with images, which the model's own `forward` reads, in the form of C."""
+        inputs = super().update_conv_state(conv_states, layer_idx, state_idx, conv_kernel_size)
+        kept = self._recurrent.conv[layer_idx, state_idx]
+        self._recurrent.conv[layer_idx, state_idx] = kept[:, :, 1:].transpose(1, 2)
+        return inputs
+
     def describe(self, layer: int, offsets: list[int]) -> States:
         """Return what C reads and writes in a recurrent layer; `offsets` of requests' rows end with their number."""
         delta, rows, f32 = self._layers[layer].delta, offsets[-1], torch.float32

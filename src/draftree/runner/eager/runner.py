@@ -184,23 +184,23 @@ class AngleTables:
         return tables
 
     def of(
-        self, segment: Segment, prompt_lengths: tuple[int, ...], dtype: torch.dtype, cache: SlotCache, kind: LayerKind
+        self, positions: Tensor, prompt_lengths: tuple[int, ...], dtype: torch.dtype, cache: SlotCache, kind: LayerKind
     ) -> Angles:
         """Return the angles of a segment's rows in layers of that kind.
 
         Args:
-            segment: the rows.
+            positions: of the rows, [B, n].
             prompt_lengths: see `Plan`.
             dtype: of the rows' states.
             cache: where the layers put keys and values.
             kind: of the layers.
         """
         if self.by_length:
-            like = torch.empty(0, dtype=dtype, device=segment.positions.device)
-            cosine, sine = self.rotation.spread(*per_row_angles(self._rotary, like, segment.positions, prompt_lengths))
+            like = torch.empty(0, dtype=dtype, device=positions.device)
+            cosine, sine = self.rotation.spread(*per_row_angles(self._rotary, like, positions, prompt_lengths))
         else:
-            tables = self.reach(int(segment.positions.max()) + 1, dtype, segment.positions.device)
-            cosine, sine = (F.embedding(segment.positions, table) for table in tables[self.name(kind)])
+            tables = self.reach(int(positions.max()) + 1, dtype, positions.device)
+            cosine, sine = (F.embedding(positions, table) for table in tables[self.name(kind)])
         return Angles(cosine[:, :, None], sine[:, :, None], cache, self.rotation)
 
 
@@ -211,11 +211,11 @@ class SegmentRows:
         tables: the model's angles.
         masks: of the rows.
         cache: where the layers put keys and values.
-        prompt_lengths: see `Plan`.
+        plan: of the pass.
     """
 
-    def __init__(self, tables: AngleTables, masks: PassMasks, cache: Any, prompt_lengths: tuple[int, ...] = ()) -> None:
-        self.tables, self.masks, self.cache, self._prompt_lengths = tables, masks, cache, prompt_lengths
+    def __init__(self, tables: AngleTables, masks: PassMasks, cache: Any, plan: Plan | None = None) -> None:
+        self.tables, self.masks, self.cache, self._plan = tables, masks, cache, plan
         self._angles: dict[str | None, Any] = {}
         self._folded: dict[tuple[LayerKind, int], Tensor | None] = {}
 
@@ -228,7 +228,10 @@ class SegmentRows:
 
     def look_up(self, kind: LayerKind) -> Any:
         """Compute the angles in layers of that kind."""
-        return self.tables.of(self.masks.segment, self._prompt_lengths, self.masks.dtype, self.cache, kind)
+        plan, positions = self._plan, self.masks.segment.positions
+        assert plan is not None
+        positions = plan.angle_positions(positions)
+        return self.tables.of(positions, plan.prompt_lengths, self.masks.dtype, self.cache, kind)
 
     def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
         """Return the attention of queries [B, kv, groups * n, dim] in a layer of that kind."""
@@ -342,7 +345,7 @@ class EagerRunner(Runner):
     def _rows(self, segment: Segment, plan: Plan, cache: SlotCache, first: int) -> SegmentRows:
         """Return the angles and masks of a segment's rows."""
         masks = PassMasks(segment, cache, first, self.target.dtype, plain_row=True)
-        return SegmentRows(self.tables, masks, cache, plan.prompt_lengths)
+        return SegmentRows(self.tables, masks, cache, plan)
 
     def _advance(self, x: Tensor, first: int, last: int, rows: SegmentRows) -> Tensor:
         """Run the model's layers [first, last) on x [B, n, d], which may be changed."""

@@ -98,9 +98,10 @@ class HookedPass:
             arguments[target.cache_argument] = self.cache
             arguments["attention_mask"] = self._forward_mask()
         if self.stock.takes_positions:
-            arguments["position_ids"] = self._angle_positions(plan.positions)
+            arguments["position_ids"] = plan.angle_positions(plan.positions)
         if plan.images is not None:
-            del arguments["position_ids"]
+            if not target.both_ways:  # PaliGemma's own positions begin at 1.
+                del arguments["position_ids"]
             arguments |= {"attention_mask": torch.ones_like(plan.tokens), **plan.images}
         with ExitStack() as stack:
             shift = stack.enter_context(own_positions(target.model)) if plan.images is not None else int
@@ -110,12 +111,6 @@ class HookedPass:
         if not self.cut:  # the model multiplies by the head's weight itself
             logits = logits[:, logit_slice(plan, self.segments[-1])]
         return PassResult(logits, self.segments, self.hidden, shift=moved)
-
-    def _angle_positions(self, positions: Tensor) -> Tensor:
-        """Return what rotary angles are made of, for rows at these positions [B, n]."""
-        if not any(self.plan.shifts):
-            return positions
-        return positions + torch.tensor(self.plan.shifts, dtype=torch.long, device=positions.device)[:, None]
 
     def _forward_mask(self) -> Any:
         if self.target.recurrence is not None:
@@ -231,7 +226,7 @@ class HookedPass:
             hidden = next(iter(named.values()))
             named["position_embeddings"] = self._angles(named["position_embeddings"], hidden)
         if "position_ids" in named:
-            named["position_ids"] = self._angle_positions(segment.positions)
+            named["position_ids"] = self.plan.angle_positions(segment.positions)
         kind = self.target.kinds[index]
         mask = self.masks.additive(kind)
         for name in MASK_ARGUMENTS:
@@ -255,7 +250,7 @@ class HookedPass:
                 "rotary module that draftree knows; please report this architecture."
             )
         if call.again is None:
-            call.again = call.repeated(self._angle_positions(self.segments[-1].positions), hidden)
+            call.again = call.repeated(self.plan.angle_positions(self.segments[-1].positions), hidden)
         return call.again
 
 
