@@ -43,7 +43,7 @@ class DraftModel(SecondModel):
 
     name = "draft-model"
     # Models of one tokenizer may pad their vocabulary differently. The engine drops draft tokens that the large model
-    # lacks, and the small model does not draft for texts with ids that it lacks.
+    # lacks, and the small model reads token 0 in place of ids that it lacks.
     padding = 1 / 64
 
     def __init__(

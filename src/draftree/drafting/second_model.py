@@ -131,12 +131,7 @@ class SecondModel(Drafter):
         """Return a tree for each request, with at most `budgets[b]` draft tokens."""
 
     def _reach(self, request: RequestState, depth: int) -> int:
-        """Return the depth of a request's tree: `depth`, or less at the end of the answer or of a context.
-
-        0 where the text holds an id that the small model does not have.
-        """
-        if not self._small.knows(request.id, request.tokens):
-            return 0
+        """Return the depth of a request's tree: `depth`, or less at the end of the answer or of a context."""
         limit = self._small.runner.target.max_positions or math.inf
         return max(int(min(depth, request.remaining - 1, limit - len(request.tokens) + 1)), 0)
 

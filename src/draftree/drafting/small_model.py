@@ -63,6 +63,7 @@ class SmallModel:
         self._encoder = runner.new_encoder(1) if runner.target.encoder_decoder else None
         self._stores: list[SlotCache] = [self._cache] if self._encoder is None else [self._cache, self._encoder]
         self._recurrent = runner.target.recurrence is not None
+        self._rows = rows_of(runner.target.model)
         self._slots: list[int] = []  # request by slot; the order is the engine's, so its requests stand side by side
         self._read: dict[int, Branches] = {}
 
@@ -112,11 +113,6 @@ class SmallModel:
             store.clear(last)
         self._slots[slot] = self._slots[last]
         self._slots.pop()
-
-    def knows(self, request: int, text: Sequence[int]) -> bool:
-        """Return whether the small model has all tokens of `text` that it has not read."""
-        most = rows_of(self.runner.target.model)
-        return max(text[self._read[request].certain :], default=0) < most
 
     def first_slot(self, requests: Sequence[int]) -> int:
         """Return the first of neighbouring slots that hold `requests` in this order; slots are exchanged for it."""
@@ -197,6 +193,7 @@ class SmallModel:
         ids = np.zeros((len(tokens), width), dtype=np.int64)
         for row, own in zip(ids, tokens, strict=True):
             row[: len(own)] = own
+        ids[ids >= self._rows] = 0  # Tokens that only the large model has, such as an image's placeholders.
         certain = np.array([self._read[request].certain for request in requests])
         visible = np.tri(width, dtype=bool)[None].repeat(len(tokens), 0)
         positions = certain[:, None] + np.arange(width)

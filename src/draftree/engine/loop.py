@@ -183,9 +183,8 @@ class Loop:
         turn.plan.shifts = tuple(context.shift for context in plan.requests)
         images = plan.requests[0].images
         if images is not None and not self.cache.lengths[first]:
-            device = self.target.device
-            turn.plan = replace(turn.plan, images={name: t.to(device) for name, t in images.tensors.items()})
-            result = self._stock.run(turn.plan.to(device), self.cache, first)
+            turn.plan = replace(turn.plan, images=images.arguments(self.target.device))
+            result = self._stock.run(turn.plan.to(self.target.device), self.cache, first)
             plan.requests[0].shift = result.shift
             return turn, result
         with self.runner.lock:

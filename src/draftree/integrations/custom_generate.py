@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from types import FrameType
 from typing import Any
 
@@ -35,7 +36,7 @@ from draftree.engine.sampling import filler, refuse_other_methods
 from draftree.grammar import Grammars, compile_grammars
 from draftree.pruning import EarlyPruning
 from draftree.runner import Runner, open_runner
-from draftree.runner.images import Images, check_images, split_images, take_tensors
+from draftree.runner.images import Images, check_images, placeholder, split_images, take_tensors
 from draftree.runner.target import CACHES, Target
 from draftree.shaping import Shape
 
@@ -132,7 +133,8 @@ class _DecodingLoop:
             check_streamer(streamer, input_ids.shape[0])
             encoder_decoder = opened.target.encoder_decoder
             own_mask = None if encoder_decoder else model_kwargs.get("attention_mask")
-            images, read = _images(opened.target, called.get("tensors", {}), input_ids, own_mask)
+            encoded = (model_kwargs.get("mm_encoder_outputs") or {}).get("image")
+            images, read = _images(opened.target, called.get("tensors", {}), input_ids, own_mask, encoded)
             check_inputs(input_ids, model_kwargs, encoder_decoder=encoder_decoder, read=read)
             prompts = real_tokens(input_ids, own_mask)
             new = max(1, most - input_ids.shape[1])  # Criteria are called after a token, so there is at least one.
@@ -236,7 +238,7 @@ def given_to_generate() -> dict[str, Any]:
 
 
 def _images(
-    target: Target, called: dict[str, Any], ids: Tensor, mask: Tensor | None
+    target: Target, called: dict[str, Any], ids: Tensor, mask: Tensor | None, encoded: Any
 ) -> tuple[list[Images | None], set[str]]:
     """Return the images of each row, which `generate` repeats for several answers, and the inputs that say them."""
     left = dict(called)
@@ -244,9 +246,15 @@ def _images(
     given = next((called[name] for name in ("input_ids", "inputs") if called.get(name) is not None), ids)
     copies = len(ids) // len(given)
     images = split_images(target, tensors, ids[::copies], None if mask is None else mask[::copies])
+    images = [one for one in images for _ in range(copies)]
     # Hugging Face has made features and positions of images, as the model does.
     read = called.keys() - left.keys() | ({"mm_encoder_outputs", "position_ids"} if tensors else set())
-    return [one for one in images for _ in range(copies)], read
+    repeated = copies > 1 and target.model.config.model_type == "glm4v"  # Each image by itself: [A, A, B, B].
+    if encoded is None or not tensors or repeated:
+        return images, read
+    held = [row.count(placeholder(target)) for row in ids.tolist()]
+    rows = [slice(end - count, end) for count, end in zip(held, accumulate(held), strict=True)]
+    return [one and one.with_encoded(encoded, own) for one, own in zip(images, rows, strict=True)], read
 
 
 def check_inputs(input_ids: Tensor, model_kwargs: dict[str, Any], *, encoder_decoder: bool, read: set[str]) -> None:

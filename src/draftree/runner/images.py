@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -39,6 +39,7 @@ class Images:
 
     tensors: Mapping[str, Tensor]
     digest: str  # of the tensors; prompts of equal digests and tokens have equal keys and values
+    encoded: Any = None  # the output of the model's encoder for `pixel_values`, where it is known
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Images:
@@ -49,6 +50,26 @@ class Images:
                 made.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
                 made.update(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy().data)
         return cls(dict(tensors), made.hexdigest())
+
+    def arguments(self, device: torch.device) -> dict[str, Any]:
+        """Return what the model's `forward` gets."""
+        given: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        if self.encoded is not None:
+            del given["pixel_values"]
+            given["mm_encoder_outputs"] = {"image": self.encoded}
+        return given
+
+    def with_encoded(self, output: Any, rows: slice) -> Images:
+        """Return the same with the features of these placeholders, out of an encoder's output for a batch."""
+
+        def cut(features: Any) -> Any:
+            own = torch.cat([part.flatten(0, -2) for part in features])[rows]
+            return own[None] if isinstance(features, Tensor) else [own]
+
+        parts = {"pooler_output": cut(output.pooler_output)}
+        if output.get("deepstack_features") is not None:
+            parts["deepstack_features"] = [cut(layer) for layer in output.deepstack_features]
+        return replace(self, encoded=type(output)(**parts))
 
 
 def placeholder(target: Target) -> int | None:

@@ -77,7 +77,8 @@ class Plan:
         sizes: real rows of each request, the first ones, where nothing but these matters; None where all are.
         prompt: the rows are the next ones of a prompt, and all of them are committed. Recurrent layers read prompts
             by the model's functions for many tokens.
-        images: image tensors by name, of one prompt that passes whole and alone, by the model's own mask and angles.
+        images: arguments of the model's `forward` for images, of one prompt that passes whole and alone, by the model's
+            own mask and angles.
         shifts: what is added to each request's positions for rotary angles, behind images; empty for nothing.
     """
 
@@ -94,7 +95,7 @@ class Plan:
     last_logit_row: int | None = None
     sizes: tuple[int, ...] | None = None
     prompt: bool = False
-    images: Mapping[str, Tensor] | None = None
+    images: Mapping[str, Any] | None = None
     shifts: tuple[int, ...] = ()
 
     @classmethod
