@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import draftree
 from draftree.cli import app
 from draftree.encoding import MOST_PIXELS, encode_seen, open_image
+from draftree.serve.settings import ServerSettings
 
 ASKED = "What is on the picture?"
 
@@ -104,6 +105,51 @@ def test_the_server_reads_data_urls_and_nothing_else(seeing: tuple[Any, Any]) ->
             refused = running.http.post("/v1/chat/completions", json=body | {"messages": messages})
             assert refused.status_code == 400, refused.text
             assert refused.json()["error"]["param"].startswith("messages")
+
+
+def test_responses_read_images(seeing: tuple[Any, Any]) -> None:
+    model, tokenizer = seeing
+    shown = {"type": "input_image", "image_url": url(picture(4))["image_url"]["url"], "detail": "auto"}
+    items = [{"role": "user", "content": [shown, {"type": "input_text", "text": ASKED}]}]
+    with serving(model, tokenizer) as running, openai.OpenAI(base_url=f"{running.url}/v1", api_key="none") as client:
+        made = client.responses.create(
+            model=client.models.list().data[0].id, input=items, temperature=0, max_output_tokens=16
+        )
+        wanted = tokenizer.decode(expected(seeing, message(ASKED, picture(4))), skip_special_tokens=True)
+        assert made.output_text == wanted
+        items[0]["content"][0] = {"type": "input_image", "file_id": "file-1"}
+        refused = running.http.post("/v1/responses", json={"input": items})
+        assert refused.status_code == 400
+        assert "no text and no image_url" in refused.json()["error"]["message"]
+
+
+def test_the_server_reads_files_of_its_folder(seeing: tuple[Any, Any], tmp_path: Path) -> None:
+    model, tokenizer = seeing
+    inside, outside = tmp_path / "inside", tmp_path / "outside.png"
+    inside.mkdir()
+    (inside / "a b.png").write_bytes(picture(4))
+    outside.write_bytes(picture(5))
+    (inside / "link.png").symlink_to(outside)
+    wanted = tokenizer.decode(expected(seeing, message(ASKED, picture(4))), skip_special_tokens=True)
+
+    def post(running: Any, address: str) -> Any:
+        part = {"type": "image_url", "image_url": {"url": address}}
+        asked = [{"role": "user", "content": [part, {"type": "text", "text": ASKED}]}]
+        return running.http.post("/v1/chat/completions", json={"messages": asked, "temperature": 0, "max_tokens": 16})
+
+    with serving(model, tokenizer, images=inside) as running:
+        for address in ("file://a%20b.png", f"file://{inside}/a%20b.png"):
+            answer = post(running, address)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["choices"][0]["message"]["content"] == wanted
+        for address in ("file://../outside.png", f"file://{outside}", "file://link.png", "file://none.png", "file://"):
+            refused = post(running, address)
+            assert refused.status_code == 400
+            assert "no such image" in refused.json()["error"]["message"]
+    with serving(model, tokenizer) as running:
+        assert "not fetched" in post(running, f"file://{inside}/a%20b.png").json()["error"]["message"]
+    with pytest.raises(ValueError, match="no folder"):
+        ServerSettings(images=outside)
 
 
 def test_a_server_of_a_model_of_text_refuses_images(server: Any) -> None:

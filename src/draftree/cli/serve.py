@@ -67,6 +67,9 @@ def serve(
         str,
         typer.Option(help="How the model writes tool calls, by vLLM's names; none for text alone."),
     ] = "auto",
+    images: Annotated[
+        Path | None, typer.Option(help="Folder of images that requests may name as file://NAME.", show_default="none")
+    ] = None,
     running: Running,
     replicas: Annotated[
         int | None, typer.Option(min=1, help="Replicas on Ray Serve, with --threads each.", show_default="none, no Ray")
@@ -102,6 +105,7 @@ def serve(
         timeout=timeout,
         share=share,
         tool_parser=tool_parser,
+        images=images,
     )
     parts = partial(drafting.for_engine, trie=trie)
     launch = Launch(model, parts, settings, running.name, running.strict, where.threads, where.placement)

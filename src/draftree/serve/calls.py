@@ -115,7 +115,7 @@ class CallReader:
         try:
             if any(isinstance(part, ImagePart) for one in body.messages for part in one.content or ()):
                 check_family(self.target)
-            prompt, inputs = chat_prompt(self.tokenizer, body.messages, **options)
+            prompt, inputs = chat_prompt(self.tokenizer, body.messages, self.settings.images, **options)
             images = images_of(self.target, inputs)
             check_images(self.target, prompt, images)
         except ValueError as error:
@@ -175,7 +175,7 @@ class CallReader:
             raise ApiError(f"{other} has no meaning for {given}: leave {other} out.", other)
         if body.messages is not None:
             add = body.add_generation_prompt is not False
-            ids = chat_prompt(self.tokenizer, body.messages, add_generation_prompt=add)[0]
+            ids = chat_prompt(self.tokenizer, body.messages, self.settings.images, add_generation_prompt=add)[0]
         else:
             ids = self.encode(body.prompt or "", special=body.add_special_tokens is not False)
         self.check_length(ids, given)

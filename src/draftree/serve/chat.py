@@ -5,10 +5,13 @@ from __future__ import annotations
 import base64
 import inspect
 import json
+import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from transformers.utils.chat_parsing import ResponseParser
 
@@ -71,11 +74,20 @@ class Regions(ResponseParser):
 REASONING = ("reasoning_content", "thinking")  # Names of the field in response templates.
 
 
-def chat_prompt(tokenizer: Any, messages: Sequence[Message], **options: Any) -> tuple[list[int], dict[str, Any] | None]:
-    """Return the token ids of a chat and its image tensors, if any; `options` are further variables of the template."""
+def chat_prompt(
+    tokenizer: Any, messages: Sequence[Message], folder: Path | None, **options: Any
+) -> tuple[list[int], dict[str, Any] | None]:
+    """Return the token ids of a chat and its image tensors, if any.
+
+    Args:
+        tokenizer: the model's.
+        messages: the chat.
+        folder: of images that messages may name; None for none.
+        options: further variables of the template.
+    """
     if not getattr(tokenizer, "chat_template", None):
         raise ApiError("The model's tokenizer has no chat template: use /v1/completions.", "messages")
-    given = [_as_dict(message) for message in messages]
+    given = [_as_dict(message, folder) for message in messages]
     if "developer" not in str(tokenizer.chat_template):  # Templates drop messages of unknown roles.
         given = [one | {"role": "system"} if one["role"] == "developer" else one for one in given]
     try:
@@ -100,24 +112,40 @@ def template_variables(tokenizer: Any, given: dict[str, Any] | None) -> dict[str
     return dict(given or {})
 
 
-def _as_dict(message: Message) -> dict[str, Any]:
+def _as_dict(message: Message, folder: Path | None) -> dict[str, Any]:
     """Return a message for templates: only set fields, arguments of calls as objects."""
     found = message.model_dump(include={"role", "name", "tool_call_id", "reasoning_content"}, exclude_none=True)
     content = message.content or ""
-    found["content"] = content if isinstance(content, str) else [_part(part) for part in content]
+    found["content"] = content if isinstance(content, str) else [_part(part, folder) for part in content]
     if message.tool_calls:
         found["tool_calls"] = [_call(call) for call in message.tool_calls]
     return found
 
 
-def _part(part: TextPart | ImagePart) -> dict[str, Any]:
+def _part(part: TextPart | ImagePart, folder: Path | None) -> dict[str, Any]:
     if isinstance(part, TextPart):
         return part.model_dump()
     try:
-        data = base64.b64decode(part.image_url.url.partition(",")[2], validate=True)
-        return {"type": "image", "image": open_image(data)}
+        return {"type": "image", "image": open_image(image_at(part.image_url.url, folder))}
     except ValueError as error:
         raise ApiError(str(error), "messages") from None
+
+
+def image_at(url: str, folder: Path | None) -> bytes | Path:
+    """Return the data of a data URL, or the path of a file URL in `folder`; nothing is fetched from the network.
+
+    Raises:
+        ValueError: another URL, data that is not base64, or a file that is not in the folder.
+    """
+    if re.match("data:image/[a-z.+-]+;base64,", url):
+        return base64.b64decode(url.partition(",")[2], validate=True)
+    if folder is None or not url.startswith("file://"):
+        files = "" if folder is None else ", or name a file of this server's folder as file://NAME"
+        raise ValueError(f"Images are not fetched: send each as a data URL (data:image/png;base64,...){files}.")
+    path = (folder / unquote(url.removeprefix("file://"))).resolve()
+    if not (path.is_relative_to(folder.resolve()) and path.is_file()):
+        raise ValueError("There is no such image in this server's folder: name a file of it as file://NAME.")
+    return path
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

@@ -170,9 +170,9 @@ Content = str | list[TextPart]
 
 
 class ImageUrl(Strict):
-    """Hold an image as a data URL; nothing is fetched from the network."""
+    """Name an image, see `chat.image_at`."""
 
-    url: Annotated[str, Field(pattern="^data:image/[a-z.+-]+;base64,")]
+    url: str
     detail: Literal["auto", "low", "high"] | None = None  # The model's processor decides.
 
 

@@ -27,12 +27,19 @@ class Text(Item):
     text: str
 
 
+class Shown(Item):
+    """Hold an image."""
+
+    type: Literal["input_image"]
+    image_url: str
+
+
 class Said(Item):
     """Hold a message."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Text]
+    content: str | list[Text | Shown]
 
 
 class Thought(Item):
@@ -165,8 +172,14 @@ def _messages(body: Respond) -> list[dict[str, Any]]:
     return found
 
 
-def _content(content: str | list[Text]) -> Any:
-    return content if isinstance(content, str) else [{"type": "text", "text": part.text} for part in content]
+def _content(content: str | Sequence[Text | Shown]) -> Any:
+    return content if isinstance(content, str) else [_part(part) for part in content]
+
+
+def _part(part: Text | Shown) -> dict[str, Any]:
+    if isinstance(part, Shown):
+        return {"type": "image_url", "image_url": {"url": part.image_url}}
+    return {"type": "text", "text": part.text}
 
 
 PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}  # Clients tell items by those of their ids.

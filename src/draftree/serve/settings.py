@@ -124,6 +124,7 @@ class ServerSettings:
         timeout: seconds after which an output ends, with finish_reason "length".
         share: share drafts and cached prompts of all keys and users.
         tool_parser: form of the model's tool calls; see `response_template`.
+        images: folder whose files messages may show as file://NAME; None for none.
 
     Raises:
         ValueError: a number is out of range, or a key is empty.
@@ -143,11 +144,14 @@ class ServerSettings:
     timeout: float = 600.0
     share: bool = False
     tool_parser: str = AUTO
+    images: Path | None = None
 
     def __post_init__(self) -> None:
         counts = ("slots", "max_choices", "max_body_bytes", "max_prompt_tokens", "max_output_tokens")
         check_least(1, math.inf, **{name: getattr(self, name) for name in counts})
         check_least(0, math.inf, queue=self.queue)
+        if self.images is not None and not self.images.is_dir():
+            raise ValueError(f"images is {str(self.images)!r}, which is no folder: give the folder of the images.")
         if not self.timeout > 0:
             raise ValueError(f"timeout is {self.timeout:g}: give seconds over 0.")
         if self.tool_parser not in PARSERS:
