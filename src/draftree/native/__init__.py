@@ -15,7 +15,7 @@ from pathlib import Path
 from draftree.native.structures import Matrix, Moving, Pass, T5Decoder
 
 LIBRARY = Path(__file__).with_name("_draftree.so")
-ABI = 29  # of layers.c
+ABI = 30  # of layers.c
 WIDEST = 256  # floats of the widest registers that it is compiled for: 16 of a vector, 256 of a matrix
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 

@@ -67,6 +67,7 @@ typedef struct {
     int64_t exact_angles;          /* whether angles are float32 in a bfloat16 model, too */
     float *laid;                   /* scratch of products: batch * rows * (the most inputs of a matrix) * 3 / 2 floats */
     const int64_t *positions;      /* [batch, rows] */
+    const float *entry;            /* [batch * rows, inputs of qkv], read by layers without an input norm; NULL where they read x */
 } Pass;
 
 /* What one recurrent layer knows of the context, and keeps of a pass's rows. */

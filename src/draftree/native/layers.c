@@ -5,7 +5,7 @@
 
 #include "kernels.h"
 
-#define ABI 29 /* raised when a signature changes; draftree.native refuses a library of another number */
+#define ABI 30 /* raised when a signature changes; draftree.native refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define HELD_UP 1000000 /* nanoseconds; a share on several threads that takes so much longer than one thread would has waited */
 #define A_PASS 64 /* shares, about */
@@ -186,7 +186,7 @@ static void layer_enter(const Layer *l, const Pass *p, const float *x, float *qu
     int64_t rows = offset_of(p, p->batch);
     float *normed = p->scratch, *qkv = normed + rows * l->hidden;
     if (l->input_norm) layer_norm(x, l->input_norm, l->input_epsilon, rows, l->hidden, l->rounding, normed);
-    layer_product(&l->qkv, l->input_norm ? normed : x, rows, p->threads, 0, p->laid, qkv);
+    layer_product(&l->qkv, l->input_norm ? normed : p->entry ? p->entry : x, rows, p->threads, 0, p->laid, qkv);
     kernels.rotate(l, p, qkv, query, keys, values);
 }
 

@@ -92,7 +92,7 @@ class Pass(Structure):
         *((name, c_int64) for name in ("threads", "prefix", "back")),
         *((name, c_void_p) for name in ("visible", "prefix_rows", "scores", "counts", "offsets")),
         ("exact_angles", c_int64),
-        *((name, c_void_p) for name in ("laid", "positions")),
+        *((name, c_void_p) for name in ("laid", "positions", "entry")),
     )
 
 

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from draftree.drafting.base import RequestState
-from draftree.drafting.published.features import Sizes
+from draftree.drafting.published.compiled import CompiledLayers, compiled
+from draftree.drafting.published.features import Sizes, Text
 from draftree.drafting.published.files import draft_vocabulary, fill, layer_config, read_config, read_tensors
 from draftree.drafting.published.layers import Attention, Head, Span, linear, stock_parts
 from draftree.drafting.published.recursion import RecursiveDrafter
 from draftree.runner import Runner
+from draftree.runner.target import Target
 from draftree.tree import TokenTree
 
 LEFT_OUT = ("t2d", "d2t")  # tensors that are read elsewhere, or in training alone
@@ -201,6 +203,7 @@ class Eagle3(RecursiveDrafter):
     def __init__(self, head: EagleHead, taps: Sequence[int], vocabulary: Tensor | None = None) -> None:
         layout = head.layout
         super().__init__(head, Sizes(layout.target_hidden_size, None, layout.vocab_size), taps, vocabulary)
+        self._compiled: CompiledLayers | None = None
 
     @classmethod
     def load(cls, folder: Path, layers: int) -> Eagle3:
@@ -222,6 +225,20 @@ class Eagle3(RecursiveDrafter):
     def features_of(self, taps: Sequence[Tensor], runner: Runner) -> Tensor:
         features: Tensor = self.head.fuse(taps)
         return features
+
+    def _place(self, target: Target) -> None:
+        super()._place(target)
+        self._compiled = self._compiled or compiled(self.head)
+
+    def _text(self, tokens: list[int], first: int = 0) -> Text:
+        text = super()._text(tokens, first)
+        if self._compiled is not None:
+            text.states = self._compiled.slot()
+        return text
+
+    @property
+    def layers(self) -> Any:
+        return self._compiled or self.head
 
 
 class PEagle(Eagle3):

@@ -45,7 +45,7 @@ class Text:
     count: int = 0
     read: int = 0
     features: Grown = field(default_factory=Grown)
-    states: States = field(default_factory=States)
+    states: Any = field(default_factory=States)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class FeatureDrafter(Drafter):
                 self.head.set_submodule(name, in_eight_bits(module))
 
     def begin(self, request: RequestState) -> None:
-        self._texts[request.id] = Text(request.tokens)
+        self._texts[request.id] = self._text(request.tokens)
 
     def plan(self, step: StepPlan) -> Attachment | None:
         """See `Drafter.plan`: looks at hidden states, in every pass."""
@@ -168,7 +168,10 @@ class FeatureDrafter(Drafter):
             if text.first == 0 and text.count >= start and text.tokens[:start] == request.tokens[:start]:
                 read = min(text.read, start - 1)  # The head's last row may have read a token that differs.
                 return Text(request.tokens, 0, start, read, text.features.copied(start), text.states.copied(read))
-        return Text(request.tokens, start)
+        return self._text(request.tokens, start)
+
+    def _text(self, tokens: list[int], first: int = 0) -> Text:
+        return Text(tokens, first)
 
     def draft(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         reaches = []

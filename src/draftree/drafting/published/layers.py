@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
@@ -77,15 +78,9 @@ class States:
         `sees` is BoolTensor [n, end]; None for all of them.
         """
         keys, values = self.keys[layer].upto(end).transpose(0, 1), self.values[layer].upto(end).transpose(0, 1)
-        count, heads, dim = queries.shape
-        kv = len(keys)
-        grouped = queries.view(count, kv, heads // kv, dim).permute(1, 2, 0, 3)
-        scores = grouped.reshape(kv, -1, dim) @ keys.transpose(1, 2) * scaling
-        scores = scores.view(kv, -1, count, end)
-        if sees is not None:
-            scores = scores.masked_fill(~sees, -torch.inf)
-        mixed = scores.softmax(-1, dtype=torch.float32).to(values.dtype).view(kv, -1, end) @ values
-        return mixed.view(kv, -1, count, dim).permute(2, 0, 1, 3).reshape(count, heads, dim)
+        grouped = queries.transpose(0, 1)[None], keys[None], values[None]
+        mixed = F.scaled_dot_product_attention(*grouped, sees, scale=scaling, enable_gqa=True)
+        return mixed[0].transpose(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +92,14 @@ class Span:
         start: where its rows are written.
         count: how many rows it has.
         sees: BoolTensor [count, start + count], which rows they see; None for all.
+        drafts: rows right before them that not all of them see.
     """
 
-    states: States
+    states: Any
     start: int
     count: int
     sees: Tensor | None
+    drafts: int = 0
 
 
 def causal(start: int, count: int, device: torch.device) -> Tensor | None:

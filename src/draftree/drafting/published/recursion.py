@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -56,6 +56,11 @@ class RecursiveDrafter(FeatureDrafter):
             return self._best(requests, self._deeper(requests, branches, roots, nodes))
 
         return grow_trees(requests, budgets, reaches, Limits(self.beam, self.confidence, self.source), first, more)
+
+    @property
+    def layers(self) -> Any:
+        """What passes rows through the head's layers."""
+        return self.head
 
     def _read(self, live: Sequence[RequestState], masks: int = 0) -> list[Tensor]:
         """Read the texts; return the outputs [1 + masks, width] of the last row of each and of masks behind it."""
@@ -110,7 +115,8 @@ class RecursiveDrafter(FeatureDrafter):
             for row, own in zip(sees, branch.seen[before:], strict=True):
                 row[[text.count + i for i in own]] = True
             tokens += new
-            spans.append(Span(text.states, text.count + before, len(new), torch.from_numpy(sees).to(root.device)))
+            mask = torch.from_numpy(sees).to(root.device)
+            spans.append(Span(text.states, text.count + before, len(new), mask, before))
         rows = self.head.fed_back(torch.stack(features))
         out = iter(self._pass(requests, (tokens, rows, positions, spans)))
         made = [[next(out) for _ in new] for new, _ in nodes]
@@ -122,7 +128,7 @@ class RecursiveDrafter(FeatureDrafter):
         tokens, features, positions, spans = rows
         device = features.device
         ids, places = (torch.tensor(held, dtype=torch.long, device=device) for held in (tokens, positions))
-        return self.head(self.embedded(requests, ids), features, places, spans)
+        return self.layers(self.embedded(requests, ids), features, places, spans)
 
     def _best(self, requests: Sequence[RequestState], outputs: Sequence[Sequence[Tensor]]) -> Best:
         """Return the best tokens behind each output, by request."""

@@ -58,7 +58,7 @@ class CompiledLayer:
         self._partner = None if rotation.plain else rotation.partner.int()
         self.delta = None if parts.delta is None else CompiledDelta(parts.delta, parts.heads)
         matrices = [packed.described for packed in self._packed]
-        hidden = matrices[0].inputs
+        hidden = matrices[1].outputs
         self.described = Layer(
             *matrices,
             *(optional_address(weight, torch.float32) for weight in self._weights),
@@ -118,10 +118,16 @@ class CompiledAngles:
         stack: the layers that read this.
         sizes: rows of each request, the first ones, where rows behind them are left out and the others lie one behind
             the other; None where all are there.
+        entry: [R, inputs], what layers without an input norm read in place of their rows; None where they read these.
     """
 
     def __init__(
-        self, angles: Angles, segment: Segment, stack: CompiledStack, sizes: Sequence[int] | None = None
+        self,
+        angles: Angles,
+        segment: Segment,
+        stack: CompiledStack,
+        sizes: Sequence[int] | None = None,
+        entry: Tensor | None = None,
     ) -> None:
         self.cache = angles.cache
         batch, n = segment.positions.shape
@@ -141,9 +147,10 @@ class CompiledAngles:
             torch.empty(threads * scores, dtype=f32, device="cpu"),
             scratch_for(total, stack.widest),
             segment.positions.contiguous(),
+            entry,
         ]
-        kinds = f32, f32, f32, torch.bool, torch.bool, f32, f32, torch.long
-        cosine, sine, scratch, visible, prefix, room, laid, positions = map(optional_address, tensors, kinds)
+        kinds = f32, f32, f32, torch.bool, torch.bool, f32, f32, torch.long, f32
+        cosine, sine, scratch, visible, prefix, room, laid, positions, read = map(optional_address, tensors, kinds)
         self.offsets = [0, *accumulate(sizes or [n] * batch)]  # of each request's rows
         counts = offsets = None
         if sizes is not None:
@@ -154,7 +161,7 @@ class CompiledAngles:
             *(cosine, sine, scratch, threads, angles.cache.prefix_length, segment.visible.shape[2] - n),
             *(visible, prefix, room),
             *(None if part is None else ctypes.addressof(part) for part in (counts, offsets)),
-            *(angles.cosine.dtype == torch.float32, laid, positions),
+            *(angles.cosine.dtype == torch.float32, laid, positions, read),
         )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -275,13 +276,16 @@ class PackedLinear(nn.Module):
             return F.linear(x, self.weight, self.bias)
         rows = x.reshape(-1, self.in_features).float().contiguous()
         out = rows.new_empty(rows.shape[0], self.out_features)
-        matrix, scratch = Packed([self]), scratch_for(len(rows), self.in_features)
+        if self not in _described:
+            _described[self] = Packed([self])
+        scratch = scratch_for(len(rows), self.in_features)
         at, by, to = (address(t, torch.float32) for t in (rows, scratch, out))
-        library.layer_product(matrix.described, at, len(rows), torch.get_num_threads(), 0, by, to)
+        library.layer_product(_described[self].described, at, len(rows), torch.get_num_threads(), 0, by, to)
         return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     @torch.no_grad()
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
+        _described.pop(self, None)
         empty = fn(self.packed.new_empty(0, dtype=self.dtype))
         if empty.dtype != self.dtype or not empty.is_cpu:
             raise ValueError("Packed weights stay on the CPU in their type: call draftree.unpack_weights(model) first.")
@@ -295,3 +299,6 @@ class PackedLinear(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.saved:
             destination[prefix + "weight"] = self.weight
+
+
+_described: WeakKeyDictionary[PackedLinear, Packed] = WeakKeyDictionary()  # what C reads of the linears
