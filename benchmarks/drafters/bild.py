@@ -54,7 +54,9 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     check_options(setup)
     setup = bild_pair.built(setup) if setup["pair_data"] else setup
     rows, metric = open_rows(setup)
-    yield from compared(setup, open_pair(setup), rows, metric)
+    for table in compared(setup, open_pair(setup), rows, metric):
+        table.attrs["about"] = table.attrs["about"] | bild_pair.about(setup)
+        yield table
 
 
 def check_options(setup: Setup) -> None:

@@ -20,7 +20,7 @@ from benchmarks.drafters.operations import Operations
 from benchmarks.harness.comparisons import rows_of
 from benchmarks.harness.measure import of
 from benchmarks.harness.quality import METRICS, points
-from draftree.bench.measure import Estimate, Share, draws, interval
+from draftree.bench.measure import FEWEST, Estimate, Share, draws, interval
 
 UNALIGNED, ALIGNED = "unaligned", "aligned"
 NOTHING, POINT = "nothing (0.1)", "a point"
@@ -45,9 +45,9 @@ class Redrawn:
         return min(self.counts)
 
     def columns(self, name: str) -> dict[str, float | None]:
-        """Return the figure as rows of tables hold it; NaN without any case, and no interval of a single one."""
+        """Return the figure as rows of tables hold it; NaN without any case, and no interval of under seven."""
         value = self.figure(*map(np.arange, self.counts))
-        if self.units < 2 or np.isnan(value):
+        if self.units < FEWEST or np.isnan(value):
             return Estimate(value).columns(name)
         resampled = [self.figure(*drawn) for drawn in zip(*draws(*self.counts), strict=True)]
         return Estimate(value, *interval(np.array(resampled))).columns(name)

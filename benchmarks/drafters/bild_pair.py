@@ -8,6 +8,7 @@ T5. Where the options `field` and `reference` name a question and its answer, th
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -63,6 +64,18 @@ def built(setup: Setup) -> Setup:
     named = _translation(setup, place, data, dev, minutes) if translates else _causal(setup, place, data, minutes)
     named |= {"data": str(dev), "field": field or "", "reference": reference, "pair_data": ""}
     return replace(setup, name=str(place / LARGE) if translates else None, options={**setup.options, **named})
+
+
+def about(setup: Setup) -> dict[str, Any]:
+    """Return the name of a translation pair that was built, for a result file; {} for other models."""
+    if setup.name is None or not Path(setup.name).parent.name.startswith("pair-"):
+        return {}
+    sizes = [round(model_size / 1e6, 1) for model_size in map(_size, (setup.name, setup["small"]))]
+    return {"model": f"T5 pair of recipes/translation_pair.py, {sizes[0]:g}M and {sizes[1]:g}M"}
+
+
+def _size(folder: str) -> int:
+    return int(json.loads((Path(folder) / RECIPE).read_text("utf-8"))["parameters"])
 
 
 def _translation(setup: Setup, place: Path, data: Path, dev: Path, minutes: float) -> dict[str, str]:

@@ -16,9 +16,11 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader
 from rich.text import Text
 
+from benchmarks.harness.comparisons import CLAIMED
 from benchmarks.harness.experiment import Experiment
 from benchmarks.harness.plots import NAMING, png
 from benchmarks.harness.tables import shown
+from benchmarks.papers.claims import in_words
 from draftree.bench import report
 from draftree.files import replacing, write_json, write_text
 from draftree.pages import colour_of, drafter_of
@@ -54,6 +56,11 @@ class Report:
         return [first, *(shown(one, title) for title, one in self.table.attrs.get("tables", {}).items())]
 
     @property
+    def said(self) -> list[report.Table]:
+        """Return the tables as people read them: of the paper's claims the words, and its ratios beside ours."""
+        return [in_words(table.rows) if table.title == CLAIMED else table for table in self.tables]
+
+    @property
     def remarks(self) -> list[str]:
         """Return lines below the tables."""
         lines = list(self.table.attrs.get("remarks", ()))
@@ -73,7 +80,7 @@ class Report:
                 yield Text(claim.words)
             yield Text("OUR FIGURES", style="italic")
         yield Text(self.heading)
-        for table in self.tables:
+        for table in self.said:
             yield table.rich()
         for remark in self.remarks:
             yield Text(remark)
@@ -108,7 +115,9 @@ def heading(about: dict[str, Any]) -> str:
     """Return where and how something was measured, in a line."""
     threads = f"{counted(about['threads'], 'thread')} of {about['device']}"
     where = ", ".join(filter(None, [about["model"], about["dtype"], threads]))
-    prompts = f": {about['prompts']} prompts of {len(about['sets'])} sets" if about.get("prompts") else ""
+    prompts = ""
+    if about.get("prompts"):
+        prompts = f": {counted(about['prompts'], 'prompt')} of {counted(len(about['sets']), 'set')}"
     return f"{where}{prompts}; commit {about['commit'] or 'unknown'}"
 
 

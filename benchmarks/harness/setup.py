@@ -156,7 +156,13 @@ class Setup:
             held = Trained.from_pretrained(name, self.small)
         else:  # the package's own are of its weights as they are stored, in float32
             stored = self.small if self.name or self.small.dtype == torch.float32 else draftree.demo_model()[0]
-            held = draftree.demo_early_head(stored) if name == "early-head" else demo_drafter(name, stored)
+            try:
+                held = draftree.demo_early_head(stored) if name == "early-head" else demo_drafter(name, stored)
+            except ValueError as error:
+                if self.name is None:
+                    raise
+                how = "--early-head FOLDER" if name == "early-head" else f"--drafter {name}=FOLDER"
+                raise ValueError(f"The package's {name} is not for this model: name one that is by {how}.") from error
         return self.inflated.fitted(held) if isinstance(held, Trained) else held
 
     def drafter(self, name: str) -> Drafter:

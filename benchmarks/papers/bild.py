@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.drafters import bild, bild_pair
+from benchmarks.drafters import bild, bild_engagement, bild_pair
 from benchmarks.drafters.bild_ways import Pair
 from benchmarks.drafters.early_exit import early_exit_model
 from benchmarks.drafters.exit_training import check_exit, train_early_exit
@@ -73,6 +73,7 @@ _exit = replace(
 )
 EXPERIMENTS = (
     bild.EXPERIMENT.of_paper("BiLD", "Table 1", **QUICK),
+    bild_engagement.EXPERIMENT.of_paper("BiLD", "Figure 2", limit=20),
     bild.EXPERIMENT.of_paper("BiLD", "Figure 4", **QUICK),
     bild.EXPERIMENT.of_paper("BiLD", "Figure 5", **QUICK | {"ablations": True, "windows": tuple(range(3, 11))}),
     replace(_exit, run=early_exit).of_paper("BiLD", "Figure 6", **QUICK | EXIT_GRID),

@@ -229,6 +229,7 @@ def _curve(run: Any, item: str, swept: tuple[int, ...]) -> Experiment:
 
 
 EXPERIMENTS = (
+    _table(methods, "Figure 1", nodes=16, small="", sets=CHAT),
     _table(speeds, "Table 1", sets=(*SUMMARIES, *CHAT)),
     _table(methods, "Table 2", nodes=16, small=""),
     _table(prompting, "Table 3", **TRAINED, sets=(*TALKS, *CODE)),

@@ -43,13 +43,14 @@ Claimed = tuple[str, str, str, str, Share]  # see `rows_of`
 
 def speeds(setup: Setup, item: str = "Table 1") -> Iterator[pd.DataFrame]:
     """Hidden Transfer, Medusa and self-speculation over plain decoding: equal depth and tree, and sized by cost."""
-    if setup["paper_training"]:
+    trains = setup["paper_training"] and tuple(setup["drafters"]) == (*HEADS, SELF)  # nothing beside named drafters
+    if trains:
         _check_trained_depth(setup, "paper_training")
     _ = setup.searched_on  # refuses none before anything is trained
     known = subjects(setup, *HEADS, SELF)
     heads = {name: one for name, one in known.items() if isinstance(one, InModelDrafter)}
     remarks = _layers(setup, known)
-    if setup["paper_training"]:
+    if trains:
         for name, method in ((PUBLISHED, HEADS[0]), (ALIKE_MEDUSA, HEADS[1])):
             trained = on_demand.drafter(setup, method, SETTINGS[method])
             heads[name] = with_depth(trained, setup["depth"] or DEPTH)
@@ -65,20 +66,24 @@ def speeds(setup: Setup, item: str = "Table 1") -> Iterator[pd.DataFrame]:
         ways.append(sized(f"{name}, one tree", with_tree(one, tree), tree.nodes, _printed(one, item)))
     ways += [sized(f"{name}, by cost", anew(one), None) for name, one in heads.items()]
     claims = []
+    own, medusa, half = (next((n for n, one in known.items() if one.method == m), "") for m in (*HEADS, SELF))
     for tree_of in ("one tree", "by cost"):
-        ours, theirs, published, alike = (f"{name}, {tree_of}" for name in (*HEADS, PUBLISHED, ALIKE_MEDUSA))
         for by, kind in (("speed", SPEED), ("length", LENGTH)):
             if kind == LENGTH and tree_of != "one tree":
                 continue  # sized trees differ in their sizes
-            if set(HEADS) <= set(heads):
-                claims.append(Comparison(f"hidden-transfer-medusa-{by}", ours, (theirs,), kind))
-            if PUBLISHED in heads:
-                claims.append(Comparison(f"hidden-transfer-published-medusa-{by}", published, (alike,), kind))
-            if HEADS[0] in heads:
-                claims.append(Comparison(f"hidden-transfer-plain-{by}", ours, (PLAIN,), kind))
-        if SELF in known and HEADS[0] in heads:
-            theirs = f"{SELF}, by cost" if tree_of == "by cost" else f"{SELF}, {setup['nodes']} draft tokens"
-            claims.append(Comparison("hidden-transfer-self-speculative", ours, (theirs,)))
+            sides = [
+                ("medusa", own, medusa),
+                ("published-medusa", *([PUBLISHED, ALIKE_MEDUSA] if trains else ["", ""])),
+            ]
+            for claim, ours, theirs in sides:
+                if ours and theirs:
+                    above, below = f"{ours}, {tree_of}", f"{theirs}, {tree_of}"
+                    claims.append(Comparison(f"hidden-transfer-{claim}-{by}", above, (below,), kind))
+            if own:
+                claims.append(Comparison(f"hidden-transfer-plain-{by}", f"{own}, {tree_of}", (PLAIN,), kind))
+        if own and half:
+            theirs = f"{half}, by cost" if tree_of == "by cost" else f"{half}, {setup['nodes']} draft tokens"
+            claims.append(Comparison("hidden-transfer-self-speculative", f"{own}, {tree_of}", (theirs,)))
     remarks.append(f"The tree that both share has {tree.nodes} draft tokens, searched on {len(setup.lessons)} prompts.")
     yield from compared(setup, ways, by_set=True, claims=claims, remarks=remarks)
 
@@ -107,11 +112,12 @@ def shared_tree(setup: Setup, heads: list[InModelDrafter]) -> Case:
 
 def accuracy(setup: Setup) -> Iterator[pd.DataFrame]:
     """Share of cases with the truth among the best k: Hidden Transfer, Medusa, and heads that read a middle layer."""
-    if setup["early_exits"]:
+    trains = setup["early_exits"] and tuple(setup["drafters"]) == HEADS  # nothing beside named drafters
+    if trains:
         _check_trained_depth(setup, "early_exits")
     found, depth = subjects(setup, *draft_accuracy.METHODS), setup["depth"] or DEPTH
     remarks = []
-    if setup["early_exits"]:
+    if trains:
         for method in HEADS:
             found[f"{method}{ALIKE}"] = with_depth(on_demand.drafter(setup, method, SETTINGS[method]), depth)
         count = len(inspect_model(setup.small).layers)

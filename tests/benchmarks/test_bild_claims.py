@@ -24,9 +24,9 @@ from benchmarks.harness.quality import points, quality, row_statistics
 
 
 def curve(*points: tuple[float, float]) -> Curve:
-    """Points of (time, quality), each the same on five rows and three prompts."""
-    scores = [np.array([[quality / 100, 1.0]] * 5) for _, quality in points]
-    return Curve("rouge-l", scores, [np.full(3, time / 3) for time, _ in points])
+    """Points of (time, quality), each the same on nine rows and prompts."""
+    scores = [np.array([[quality / 100, 1.0]] * 9) for _, quality in points]
+    return Curve("rouge-l", scores, [np.full(9, time / 9) for time, _ in points])
 
 
 def test_curves_are_read_off_at_the_times_of_the_other_ones_points():
@@ -39,14 +39,12 @@ def test_curves_are_read_off_at_the_times_of_the_other_ones_points():
 
 
 def test_noise_in_time_and_quality_is_in_the_interval_of_a_curve():
-    scores = np.array([[0.2, 1.0], [0.6, 1.0], [0.4, 1.0]])
+    scores = np.array([[0.2, 1.0], [0.6, 1.0], [0.4, 1.0]] * 3)
     flat = curve((1.0, 40.0), (2.0, 60.0))
-    by_rows = curve_ratio(
-        Curve("rouge-l", [scores], [np.full(3, 0.5)]), Curve("rouge-l", [flat.scores[0][:3]], [np.full(3, 0.5)])
-    )
+    by_rows = curve_ratio(*(Curve("rouge-l", [own], [np.full(9, 0.5)]) for own in (scores, flat.scores[0])))
     found = by_rows.columns("times")
     assert found["times_low"] < found["times"] < found["times_high"]
-    uneven = Curve("rouge-l", [flat.scores[0]], [np.array([0.2, 0.4, 0.9])])
+    uneven = Curve("rouge-l", [flat.scores[0]], [np.array([0.2, 0.4, 0.9] * 3) / 3])
     found = curve_ratio(flat, uneven).columns("times")
     assert found["times_low"] < found["times"] < found["times_high"]
 
@@ -78,11 +76,11 @@ def test_bleu_and_rouge_are_those_of_their_packages(monkeypatch):
 
 def test_a_ratio_of_qualities_is_that_of_all_rows():
     texts, known = ["a b c d e", "f g h i j"], ["a b c d x", "f g y i j"]
-    above, below = (row_statistics("rouge-l", given, known) for given in (known, texts))
+    above, below = (np.tile(row_statistics("rouge-l", given, known), (4, 1)) for given in (known, texts))
     found = quality_ratio("rouge-l", [above], [below]).columns("times")
     assert found["times"] == pytest.approx(1 / 0.8)
     assert found["times_low"] == pytest.approx(found["times_high"])  # both rows are alike
-    alone = quality_ratio("rouge-l", [above[:1]], [below[:1]]).columns("times")
+    alone = quality_ratio("rouge-l", [above[:6]], [below[:6]]).columns("times")
     assert alone["times_low"] is None
 
 

@@ -100,9 +100,23 @@ def test_a_claim_that_was_measured_twice_has_two_lines(tmp_path):
         facts = {"about": ABOUT, "tables": {CLAIMED: [row]}}
         (tmp_path / f"{name}.json").write_text(json.dumps(facts), encoding="utf-8")
     begin = "| BiLD, Table 1 | BiLD is faster than the large model alone, without loss."
-    lines = [line for line in claims.page(tmp_path).splitlines() if line.startswith(begin)]
+    short, *lines = [line for line in claims.page(tmp_path).splitlines() if line.startswith(begin)]
     assert [CONFIRMED in line for line in lines] == [True, False]
+    assert short.endswith("| 1.47 to 1.85 | 1.20 [1.10, 1.30] confirmed; 1.20 [0.90, 1.30] undecided |")
     assert "1 confirmed, 1 undecided, 0 opposite here" in claims.page(tmp_path)
+    held = json.loads((tmp_path / "two.json").read_text(encoding="utf-8"))
+    held["about"] |= {"model": "SmolLM2-135M-Instruct"}
+    (tmp_path / "two.json").write_text(json.dumps(held), encoding="utf-8")
+    short, first, _ = [line for line in claims.page(tmp_path).splitlines() if line.startswith(begin)]
+    assert short.endswith("| 1.20 [0.90, 1.30] undecided | 1.20 [1.10, 1.30] confirmed |")
+    assert "| two.json |" in first, "the real model leads"
+
+
+def test_a_report_shows_the_papers_ratio_beside_ours():
+    row = {"claim": "bild-no-loss", "above": "BiLD", "below": "large alone", "of": SPEED, "units": 6}
+    (line,) = claims.in_words([row | {"times": 1.2, "times_low": 1.1, "times_high": 1.3}]).rows
+    assert (line["theirs"], line["here"], line["verdict"]) == ("1.47 to 1.85", "1.20", TOO_FEW)
+    assert line["claim"] == "BiLD, Table 1: BiLD is faster than the large model alone, without loss."
 
 
 def test_kept_results_name_no_folders_of_a_machine():

@@ -3,6 +3,7 @@ sentence."""
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections import Counter
@@ -37,7 +38,7 @@ SETS = ("e2e", "wikisql")
 # Of experiments that differ in their settings alone, one is run.
 TWINS = {
     *("bild-figure4", "bild-figure5", "bild-figure8"),
-    *("bita-table7", "bita-table8", "bita-table9", "bita-figure8"),
+    *("bita-table7", "bita-table8", "bita-table9", "bita-figure1", "bita-figure8"),
     "hidden-transfer-figure1",
     *(f"hidden-transfer-table{n}" for n in (2, 3, 4, 5)),
     *("lookahead-figure1", "lookahead-figure5", "lookahead-figure6"),
@@ -66,7 +67,7 @@ def tiny(experiment: Experiment) -> dict[str, Any]:
     if experiment.name == "propd-figure7":
         facts["batch"] = (1,)  # the two prompts are of two kinds
     if experiment.name.startswith("bild"):
-        facts |= {"thresholds": ("0.6:3",), "batch": 4}
+        facts |= {"thresholds": ("0.6:3",), "batch": 4} if "thresholds" in experiment.options else {"batch": 4}
     elif not isinstance(experiment.options.get("batch", ()), tuple):
         facts["batch"] = 1 + (experiment.name in BATCHED)
     if experiment.name == "gate":
@@ -160,13 +161,31 @@ def test_the_manual_tells_every_experiment():
 
 
 def test_any_model_can_be_measured(prompts, demo, tmp_path):
-    """A model of another folder, with a drafter of its own."""
+    """A model of another folder, with a drafter of its own; nothing is trained beside it."""
     demo.model.save_pretrained(tmp_path / "model")
     demo.tokenizer.save_pretrained(tmp_path / "model")
     given = tiny(EXPERIMENTS["draft-accuracy"]) | {"drafters": (f"m={FOLDERS / 'medusa'}",)}
     report = run(EXPERIMENTS["draft-accuracy"], given, model=str(tmp_path / "model"), prompts=prompts)
     assert report.about["model"] == "model"
     assert set(report.table["drafter"]) == {"m"}
+    given = tiny(EXPERIMENTS["hidden-transfer-table1"]) | {"drafters": (f"ht={FOLDERS / 'hidden-transfer'}",)}
+    table = run(EXPERIMENTS["hidden-transfer-table1"], given, model=str(tmp_path / "model"), prompts=prompts).table
+    assert set(table["way"]) == {"plain", "ht, one tree", "ht, by cost"}
+    assert set(table.attrs["tables"][CLAIMED]["claim"]) == {f"hidden-transfer-plain-{by}" for by in ("speed", "length")}
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [("hidden-transfer-table1", "--drafter hidden-transfer=FOLDER"), ("pruning", "--early-head FOLDER")],
+)
+def test_a_model_without_drafters_is_refused_with_the_option_that_names_one(name, how, prompts, tmp_path, demo):
+    other = copy.deepcopy(demo.model)
+    other.lm_head.weight.data[0, 0] += 1
+    other.save_pretrained(tmp_path)
+    demo.tokenizer.save_pretrained(tmp_path)
+    given = tiny(EXPERIMENTS[name]) | ({"drafters": ("lookahead",)} if name == "pruning" else {})
+    with pytest.raises(ValueError, match=how):
+        run(EXPERIMENTS[name], given, model=str(tmp_path), prompts=prompts)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from draftree.prompts import Prompt, Watcher
 from draftree.runner import inspect_model
 
 RESAMPLES, LEVEL = 2000, 0.95
-FEWEST = 5  # Prompts (or batches) from which on resampling tells something.
+FEWEST = 7  # Prompts (or batches) from which on resampling tells something.
 
 
 @dataclass(frozen=True, slots=True)
