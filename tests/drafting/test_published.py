@@ -5,6 +5,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import draftree
-from draftree.drafting.published import features, recursion
+from draftree.drafting.published import compiled, features, recursion
 from draftree.drafting.published.block import DFlash
 from draftree.drafting.published.eagle import Eagle3
 from draftree.drafting.published.features import Text
@@ -211,9 +212,14 @@ def check_trees(target, drafter, seen):
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("name", [name for name in EAGLE if name != "speculators_eagle3_norm_fc"])
+@pytest.mark.parametrize(
+    ("name", "in_c"),
+    [*((name, True) for name in EAGLE if name != "speculators_eagle3_norm_fc"), ("speculators_eagle3_qwen3", False)],
+)
 @torch.no_grad()
-def test_trees_of_eagle_are_those_of_its_rows(name, target, monkeypatch):
+def test_trees_of_eagle_are_those_of_its_rows(name, in_c, target, monkeypatch):
+    if not in_c:
+        monkeypatch.setattr(compiled, "load_library", lambda: None)
     drafter = draftree.load_drafter(DATA / name, target)
     packed, run = [], CpuRunner._run_packed
     monkeypatch.setattr(CpuRunner, "_run_packed", lambda *given: packed.append(given) or run(*given))
@@ -222,6 +228,24 @@ def test_trees_of_eagle_are_those_of_its_rows(name, target, monkeypatch):
     assert len(seen) > 20
     assert packed or load_library() is None
     check_trees(target, drafter, seen)
+
+
+class TrieAlone(draftree.Fixed):
+    """Never asks for a draft that the pass prepares."""
+
+    def plan(self, requests, most):
+        return replace(super().plan(requests, most), prepares=[False] * len(requests))
+
+
+@torch.no_grad()
+def test_a_merge_drafts_without_the_head_where_it_does_not_pay(target):
+    merged = draftree.Merge([draftree.Lookahead(), draftree.load_drafter(DATA / "speculators_eagle3", target)])
+    for shape, sources in ((TrieAlone(12), {"lookahead"}), (draftree.Fixed(12), {"lookahead", "eagle-3"})):
+        engine = draftree.Engine(target, drafter=merged, slots=2, shape=shape)
+        texts, seen = drafted(target, merged, PROMPTS[:2], engine=engine)
+        assert texts == answers(target, PROMPTS[:2])
+        found = {merged.source_name(int(bit)) for _, tree, b in seen for bit in tree.source[b, 1 : tree.sizes[b]]}
+        assert set().union(*(name.split("+") for name in found)) == sources
 
 
 @pytest.mark.usefixtures("exact")

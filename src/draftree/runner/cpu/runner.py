@@ -243,7 +243,7 @@ class CpuRunner(EagerRunner):
         return x.float()
 
     def _of_model(self, x: Tensor) -> Tensor:
-        return x.to(self.target.dtype)
+        return x.to(self.stack.dtype)
 
     def _rows(self, segment: Segment, plan: Plan, cache: SlotCache, first: int) -> SegmentRows:
         unread = plan.first_logit_row if plan.plain and plan.batch == 1 else 0  # a prompt's, but for its last one
