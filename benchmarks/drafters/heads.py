@@ -7,6 +7,7 @@ each drafter and size; sized trees pay for what they try.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -27,15 +28,16 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     rows: list[dict[str, Any]] = []
     by_set: list[dict[str, Any]] = []
     wrong = 0
-    for name, folder in setup.named.items():
+    for (name, folder), batch in product(setup.named.items(), setup["batches"]):
         ways = [Way(PLAIN), *_ways(setup, folder)]
-        runs = measure(setup, ways, ready=True)
+        runs = measure(setup, ways, batch=batch, ready=True)
         wrong += all_differing(runs)
         for way in ways[1:]:
             shape, _, nodes = way.name.partition(" ")
-            rows.append({"drafter": name, "shape": shape, "nodes": nodes} | _figures(runs, way.name))
-            facts = {"drafter": name, "way": way.name}
-            by_set += [facts | {"set": one} | _figures(runs, way.name, one) for one in setup.sets]
+            rows.append({"drafter": name, "batch": batch, "shape": shape, "nodes": nodes} | _figures(runs, way.name))
+            if batch == 1:
+                facts = {"drafter": name, "way": way.name}
+                by_set += [facts | {"set": one} | _figures(runs, way.name, one) for one in setup.sets]
         yield table_of(rows, differing=wrong, tables={"Set by set": pd.DataFrame(by_set)})
 
 
@@ -72,11 +74,11 @@ def _figures(runs: pd.DataFrame, way: str, one_set: str | None = None) -> dict[s
 
 EXPERIMENT = Experiment(
     run,
-    ("drafter", "shape", "nodes", "draft_tokens_a_step", "acceptance_length", "over_plain", "drafting"),
-    points("over_plain", label=("drafter", "shape", "nodes")),
+    ("drafter", "batch", "shape", "nodes", "draft_tokens_a_step", "acceptance_length", "over_plain", "drafting"),
+    points("over_plain", label=("drafter", "batch", "shape", "nodes")),
     {
         **{"per_set": 2, "max_new_tokens": 96, "sets": (), "drafters": ("medusa",), "warm_per_set": 8},
-        **{"sizes": (4, 8, 16, 32, 64), "chains": (4, 8)},
+        **{"sizes": (4, 8, 16, 32, 64), "chains": (4, 8), "batches": (1,)},
     },
     name="heads",
 )
