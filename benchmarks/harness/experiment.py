@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 ROOMS = ("papers", "drafters", "shapes", "machine", "peers")
 Run = Callable[["Setup"], Iterator[pd.DataFrame]]
 COUNTS = {
-    *("per_set", "max_new_tokens", "nodes", "batch", "batches", "sizes", "top_k", "pruned_top_k", "rounds", "limit", "timed"),
-    *("train_steps", "train_questions", "train_max_length"),
+    *("per_set", "max_new_tokens", "nodes", "batch", "batches", "sizes", "top_k", "pruned_top_k", "rounds", "limit"),
+    *("timed", "train_steps", "train_questions", "train_max_length"),
 }
 SHORT = {"per_set": 1, "max_new_tokens": 64}  # of the papers' tables and figures
 
