@@ -26,7 +26,7 @@ from draftree.training.answers import AnswerOptions, fingerprint, make_data
 from draftree.training.options import RECIPE, Inputs, TrainOptions, read_questions, template_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-OPTIONS: dict[str, Any] = {"pair_data": "", "pair_dev": "", "pair_minutes": 60.0}
+OPTIONS: dict[str, Any] = {"pair_data": "", "pair_dev": "", "pair_minutes": 60.0, "pair_align_rows": 0}  # 0: all rows
 SIDES = ("de", "en")
 LARGE, SMALL = "large", "small"
 SHARE = 0.2  # of the large model's time, for the small one
@@ -83,12 +83,13 @@ def _translation(setup: Setup, place: Path, data: Path, dev: Path, minutes: floa
     for size, own in ((LARGE, minutes), (SMALL, minutes * SHARE)):
         given = {"--size": size, "--data": data, "--dev": dev, "--out": place, "--minutes": own}
         _run("translation_pair.py", place / size, given, setup.watcher)
-    answers, aligned = AnswerOptions(LONGEST, slots=32), place / SMALL
+    answers, aligned, rows = AnswerOptions(LONGEST, slots=32), place / SMALL, setup["pair_align_rows"] or None
+    name = f"aligned-{rows}" if rows else "aligned"
     for number, (epochs, rate) in enumerate(ROUNDS):
         options = TrainOptions(epochs=epochs, learning_rate=rate, batch=64, evaluations=1)
-        inputs = Inputs(data, field=SIDES[0]) if number == 0 else Inputs(place / "aligned-1" / "answers")
+        inputs = Inputs(data, field=SIDES[0], limit=rows) if number == 0 else Inputs(place / f"{name}-1" / "answers")
         large, tokenizer = load_model(str(place / LARGE))
-        out = place / f"aligned-{number + 1}"
+        out = place / f"{name}-{number + 1}"
         aligned = _align(large, tokenizer, aligned, inputs, out, answers, options, setup.watcher)
     return {"small": str(place / SMALL), "aligned": str(aligned)}
 
