@@ -39,8 +39,6 @@ class Reference:
     fallback: float
     rollback: float | None
     ends: Sequence[int] = ()
-    review: bool = True
-    distance: str = "cross-entropy"
     turn: int = 10
     processors: Sequence[Any] = ()
     noise: Tensor | None = None
@@ -66,15 +64,9 @@ class Reference:
             scores = scores.softmax(-1) / self.noise[len(text) - start]
         return int(scores.argmax())
 
-    def far(self, large: Tensor, small: Tensor, token: int) -> float:
-        """d of a token, of raw logits [V] of both models."""
-        p = large.double().softmax(-1)
-        if self.distance == "cross-entropy":
-            return -math.log(p[token])
-        if self.distance == "1-p":
-            return 1 - float(p[token])
-        q = small.double().softmax(-1)
-        return float((q * (q / p).log()).sum())
+    def far(self, large: Tensor, token: int) -> float:
+        """d of a token, of the large model's raw logits [V]."""
+        return -math.log(large.double().softmax(-1)[token])
 
     def write(self, prompt: Sequence[int], new: int, source: Sequence[int] | None = None) -> Told:
         """The text behind `prompt`, at most `new` tokens."""
@@ -83,41 +75,31 @@ class Reference:
         text.append(self.choose(self.says(self.large, text, source)[-1], text, start))
         told.calls += 1
         while text[-1] not in self.ends and len(text) - start < new:
-            own, heard = self.small_turn(text, start, new, source, told)
+            own = self.small_turn(text, start, new, source, told)
             told.drafted += len(own)
-            if own and own[-1] in self.ends and not self.review:
-                told.kept += len(own)
-                text += own
-                break
             scored = self.says(self.large, [*text, *own], source)
             told.calls += 1
-            self.large_turn(text, own, heard, scored[len(text) - 1 :], start, told)
+            self.large_turn(text, own, scored[len(text) - 1 :], start, told)
         told.tokens = text[start:]
         return told
 
-    def small_turn(
-        self, text: list[int], start: int, new: int, source: Sequence[int] | None, told: Told
-    ) -> tuple[list[int], list[Tensor]]:
-        """What the small model writes behind `text`, and its logits there."""
+    def small_turn(self, text: list[int], start: int, new: int, source: Sequence[int] | None, told: Told) -> list[int]:
+        """What the small model writes behind `text`."""
         own: list[int] = []
-        heard: list[Tensor] = []
         while len(own) < min(self.turn, new - (len(text) - start) - 1):  # the large model's token needs room
             logits = self.says(self.small, [*text, *own], source)[-1]
             if float(logits.softmax(-1).max()) < self.fallback:
                 told.fallbacks += 1
                 break
             own.append(self.choose(logits, [*text, *own], start))
-            heard.append(logits)
             if own[-1] in self.ends:
                 break
-        return own, heard
+        return own
 
-    def large_turn(
-        self, text: list[int], own: list[int], heard: list[Tensor], scored: Tensor, start: int, told: Told
-    ) -> None:
+    def large_turn(self, text: list[int], own: list[int], scored: Tensor, start: int, told: Told) -> None:
         """Review, and add to `text` what stays and the large model's token."""
-        for row, small, token in zip(scored, heard, own, strict=False):
-            if self.rollback is not None and self.far(row, small, token) > self.rollback and int(row.argmax()) != token:
+        for row, token in zip(scored, own, strict=False):
+            if self.rollback is not None and self.far(row, token) > self.rollback and int(row.argmax()) != token:
                 instead = self.choose(row, text, start)
                 if instead != token:
                     told.rollbacks += 1

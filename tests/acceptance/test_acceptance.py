@@ -66,7 +66,7 @@ def greedy_paths(tree: TokenTree, logits: Tensor, rows: Tensor | None = None) ->
     config: Any = SimpleNamespace(rule=None, drafter=None)
     result: Any = SimpleNamespace(logits=logits, rows=rows)
     turn = TreePass(Plan(tree.tokens, tree.depth, tree.ancestors), tree, [0] * tree.batch, 0)
-    paths = Acceptance(config.rule, config.drafter).walk(requests, turn, result, [None] * tree.batch)
+    paths = Acceptance(config.rule, config.drafter).walk(requests, turn, result)
     assert [request.tokens for request in requests] == [path.tokens for path in paths]
     return paths
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from draftree.acceptance.sampled import PrefixChooser
-from draftree.tree import TokenTree
 
 Choice = tuple[int, int, int | None]
 """A node, the token chosen after it, and the child that drafted that token, if any."""
@@ -99,21 +98,16 @@ class LossyRule(ABC):
     """The base class of rules that change the output; they are off by default and have `Lossy` in their names."""
 
     @abstractmethod
-    def walk(self, scored: ScoredTree, chooser: PrefixChooser | None, request: int | None = None) -> Iterator[Choice]:
+    def walk(self, scored: ScoredTree, chooser: PrefixChooser | None) -> Iterator[Choice]:
         """Walk a tree as the rule would.
 
         Args:
             scored: the tree.
             chooser: the request's processors and choice behind the path; None for the best of the raw scores.
-            request: id of the request.
 
         Yields:
             (node, token, drafted_by) as `lazy_walk` does; the last token is the model's own.
         """
-
-    def closes(self, tree: TokenTree, b: int, ends: Iterable[int]) -> int | None:
-        """Return the node of tree `b` that ends the text without a pass of the model; None if a pass is needed."""
-        return None
 
     def check(self, processors: Sequence[object]) -> None:
         """Refuse logits processors that cannot score draft tokens.

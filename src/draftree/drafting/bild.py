@@ -15,11 +15,10 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from draftree.acceptance.lossy import DISTANCES, LossyBiLD
-from draftree.drafting.base import ByRequest, RequestState
+from draftree.acceptance.lossy import LossyBiLD
+from draftree.drafting.base import RequestState
 from draftree.drafting.second_model import SecondModel
 from draftree.errors import check_kind, check_least
 from draftree.runner.base import top_tokens
@@ -39,13 +38,10 @@ class BiLD(SecondModel):
         model: the small model, a Hugging Face causal language model, or an encoder-decoder for one.
         fallback_threshold: alpha_FB, 0 to 1; the large model takes over before a token whose place has no word as
             likely as this. 0: never, so that it comes after every `num_draft_tokens` tokens.
-        rollback_threshold: alpha_RB, 0 or more; the large model cuts the text at a token with a distance over it.
+        rollback_threshold: alpha_RB, 0 or more; the large model cuts the text at a token y with -log p(y) over it.
             None or infinity: never. Of no effect under `lossless`.
         lossless: keep only what the large model chooses itself: its own text, at the cost of more passes.
         num_draft_tokens: most tokens of the small model in a turn (section 7.1.2: 10).
-        distance: what `rollback_threshold` is compared with: "cross-entropy", "kl" or "1-p" (see `LossyBiLD`).
-        final_review: whether the large model reviews the tail behind its last turn when the small one ends the text.
-            False ends the text there, as the authors' code does. Of no effect under `lossless`.
         runner: how the small model is driven: auto, hooked, eager, cpu, cuda_graphs or in_place.
 
     Raises:
@@ -62,32 +58,19 @@ class BiLD(SecondModel):
         *,
         lossless: bool = False,
         num_draft_tokens: int = 10,
-        distance: str = "cross-entropy",
-        final_review: bool = True,
         runner: str = "auto",
     ) -> None:
-        check_options(fallback_threshold, rollback_threshold, num_draft_tokens, distance)
+        check_options(fallback_threshold, rollback_threshold, num_draft_tokens)
         super().__init__(model, runner)
         self.fallback_threshold, self.rollback_threshold = fallback_threshold, rollback_threshold
-        self.lossless, self.num_draft_tokens, self.distance = lossless, num_draft_tokens, distance
-        self.final_review = final_review
+        self.lossless, self.num_draft_tokens = lossless, num_draft_tokens
         # The thresholds alone decide how long a chain is: no shape may weigh it against the cost of rows.
         self.max_nodes = self.node_budget = num_draft_tokens
-        self._logp: ByRequest[list[Tensor]] = ByRequest()  # the log-probabilities [V] at the places of each one's chain
         if not lossless:
-            threshold = math.inf if rollback_threshold is None else float(rollback_threshold)
-            drafted_logp = self._chain_logp if distance == "kl" else None
-            self.acceptance = LossyBiLD(threshold, distance, final_review, drafted_logp)
+            self.acceptance = LossyBiLD(math.inf if rollback_threshold is None else float(rollback_threshold))
 
     def source_name(self, source: int) -> str:
         return "bild-lossless" if self.lossless else "bild-lossy"
-
-    def end(self, request: RequestState) -> None:
-        with self._lock:
-            self._logp.pop(request.id, None)
-        super().end(request)
-
-    # ---------------------------------------------------------------- chains
 
     def _grow(self, requests: Sequence[RequestState], budgets: Sequence[int]) -> TokenTree:
         reaches = [
@@ -101,7 +84,6 @@ class BiLD(SecondModel):
             if depth == 0:
                 texts = [request.tokens if goes else None for request, goes in zip(requests, writing, strict=True)]
                 logits = self._small.read(ids, texts)[:, None]
-                self._logp.update({request: [] for request in ids})
             else:
                 newest = [[chain[-1][0]] if goes else [] for chain, goes in zip(chains, writing, strict=True)]
                 logits = self._small.grow(ids, newest, [[depth - 2] * len(own) for own in newest], depth)
@@ -127,23 +109,15 @@ class BiLD(SecondModel):
         self, request: RequestState, chain: Chain, logits: Tensor, best: int, best_logp: float
     ) -> tuple[int, float]:
         """Return the next token of a chain and its log-probability, from logits [V] with the likeliest token `best`."""
-        if self.distance == "kl":
-            self._logp[request.id].append(logits.log_softmax(-1))
         # Processors may keep a state, which draft tokens must not change where the text is to stay as it is.
         if request.chooser is None or self.lossless:
             return best, best_logp
         token = request.chooser.draft(logits, [drafted for drafted, _ in chain])
         return token, float(logits.log_softmax(-1)[token])
 
-    def _chain_logp(self, request: int) -> Tensor:
-        return torch.stack(self._logp[request])
-
 
 def check_options(
-    fallback_threshold: float = 0.6,
-    rollback_threshold: float | None = 5.0,
-    num_draft_tokens: int = 10,
-    distance: str = "cross-entropy",
+    fallback_threshold: float = 0.6, rollback_threshold: float | None = 5.0, num_draft_tokens: int = 10
 ) -> None:
     """Refuse options of `BiLD` that are out of range.
 
@@ -156,13 +130,6 @@ def check_options(
         raise ValueError(
             f"fallback_threshold is {fallback_threshold}: give a probability from 0 (never fall back) to 1."
         )
-    if distance not in DISTANCES:
-        raise ValueError(f"distance is {distance!r}: choose {', '.join(map(repr, DISTANCES))}.")
     if rollback_threshold is not None and not rollback_threshold >= 0:
         raise ValueError(f"rollback_threshold is {rollback_threshold}: give 0 or more, or None (never roll back).")
-    if distance == "1-p" and rollback_threshold is not None and 1 <= rollback_threshold < math.inf:
-        raise ValueError(
-            f"rollback_threshold is {rollback_threshold}, and the distance 1-p stays under 1: give a number from 0 to "
-            "less than 1, or None (never roll back)."
-        )
     check_least(1, num_draft_tokens=num_draft_tokens)

@@ -72,14 +72,9 @@ class Loop:
         plan = self._draft(requests, alone=alone)
         trees = _trees_of(plan)
         marks.append(clock())
-        ends = self.acceptance.ends(requests, trees)
-        # A lossy rule may end all texts without a pass, unless log-probabilities are needed.
-        if None not in ends and all(request.params.logprobs is None for request in requests):
-            self._account(requests, trees, self.acceptance.close(requests, trees, ends), None, marks)
-            return
         turn, result = self._verify(first, plan, self._unread(first, plan.requests), bare=alone, prompt=reads)
         marks.append(clock())
-        paths = self.acceptance.walk(requests, turn, result, ends)
+        paths = self.acceptance.walk(requests, turn, result)
         marks.append(clock())
         self.cache.commit(turn.committed([path.nodes for path in paths]), result.segments)
         marks.append(clock())
@@ -257,7 +252,7 @@ class Loop:
         share = 1 / len(requests)
         for b, (request, path) in enumerate(zip(requests, paths, strict=True)):
             stats = request.stats
-            stats.count(path.drafted_by, trees.sizes[b] - 1, passed=len(marks) > len(STAGES))
+            stats.count(path.drafted_by, trees.sizes[b] - 1)
             for stage, begin, end in zip(STAGES, marks, marks[1:], strict=False):
                 stats.seconds[stage] += (end - begin) * share
             if request.params.keep_trees:

@@ -214,25 +214,8 @@ class Acceptance:
         self.rule = rule
         self.drafter = drafter
 
-    def ends(self, requests: list[Request], trees: TokenTree) -> list[int | None]:
-        """Return for each request the node at which a lossy rule ends the text without a pass, or None."""
-        if self.rule is None or trees.width == 1:
-            return [None] * len(requests)
-        return [self.rule.closes(trees, b, request.params.eos_token_ids) for b, request in enumerate(requests)]
-
-    def close(self, requests: list[Request], trees: TokenTree, ends: Sequence[int | None]) -> list[AcceptedPath]:
-        """Emit the paths of a step without a pass; each text ends at its node in `ends`."""
-        tokens, sources = trees.tokens.tolist(), trees.source.tolist()
-        return [
-            self._emit(request, sources[b], _unreviewed(tokens[b], end))
-            for b, (request, end) in enumerate(zip(requests, ends, strict=True))
-            if end is not None
-        ]
-
-    def walk(
-        self, requests: list[Request], turn: TreePass, result: PassResult, ends: Sequence[int | None]
-    ) -> list[AcceptedPath]:
-        """Walk the trees of a pass and emit the tokens; a text with a node in `ends` ends there, unverified."""
+    def walk(self, requests: list[Request], turn: TreePass, result: PassResult) -> list[AcceptedPath]:
+        """Walk the trees of a pass and emit the tokens."""
         trees, rule = turn.trees, self.rule
         node_rows = turn.node_rows(result)
         rows = None if node_rows is None else node_rows.tolist()
@@ -242,28 +225,20 @@ class Acceptance:
         best = best_tokens(logits) if rule is None and None in choosers else [()] * len(requests)
         tokens, parents, sources = torch.stack([trees.tokens, trees.parents, trees.source]).tolist()
         paths = []
-        for b, (request, chooser, end) in enumerate(zip(requests, choosers, ends, strict=True)):
+        for b, (request, chooser) in enumerate(zip(requests, choosers, strict=True)):
             where, size = None, trees.sizes[b]
             if rows is not None:
                 where = {n: i for i, n in enumerate(rows[b]) if 0 <= n < size}  # Padding is not counted as pruned.
                 request.stats.pruned += size - len(where)
             scored = ScoredTree(tokens[b][:size], parents[b][:size], logits[b], where)
-            if end is not None:
-                choices = _unreviewed(scored.tokens, end)
-            elif rule is not None:
-                choices = rule.walk(scored, chooser, request.id)
-            else:
-                choices = lazy_walk(scored, chooser, best[b])
+            choices = lazy_walk(scored, chooser, best[b]) if rule is None else rule.walk(scored, chooser)
             paths.append(self._emit(request, sources[b], choices, scored))
         return paths
 
     def _emit(
-        self, request: Request, sources: Sequence[int], choices: Iterator[Choice], scored: ScoredTree | None = None
+        self, request: Request, sources: Sequence[int], choices: Iterator[Choice], scored: ScoredTree
     ) -> AcceptedPath:
-        """Emit choices until the text ends.
-
-        `scored` has the logits after the tree's nodes; None without a pass.
-        """
+        """Emit choices until the text ends."""
         path, count = AcceptedPath(), request.params.logprobs
         if request.finish_reason is not None:  # Another request's callback cancelled it.
             return path
@@ -276,16 +251,9 @@ class Acceptance:
                 path.nodes.append(node)
                 path.tokens.append(token)
                 path.drafted_by.append(child)
-                scores = None
-                if count is not None and scored is not None:
-                    scores = TokenScores.of(scored.after(node), token, count)
+                scores = None if count is None else TokenScores.of(scored.after(node), token, count)
                 if request.emit(token, source, scores):
                     break
         except Exception as error:  # Errors in a request's criteria or callback end that request alone.
             request.error, request.finish_reason = error, "error"
         return path
-
-
-def _unreviewed(tokens: list[int], end: int) -> Iterator[Choice]:
-    """Yield the chain of `tokens` up to node `end`, unverified."""
-    return ((node, tokens[node + 1], node + 1) for node in range(end))

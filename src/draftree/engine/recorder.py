@@ -44,7 +44,7 @@ class _Step(NamedTuple):
     logp: Tensor
     # Arguments of `nodes_behind`, for the nodes left at the end of the pass; None if no node was pruned.
     left: tuple[Tensor, int, int] | None
-    marks: list[float]  # Times around the stages; fewer if a lossy rule ended all texts without a pass.
+    marks: list[float]  # Times around the stages.
     drafted: _Drafting | None
 
 
@@ -100,8 +100,7 @@ class Track:
 
     def _step_record(self, run: int, number: int, step: _Step, start: float, names: dict[str, int]) -> dict[str, Any]:
         marks, drafted = step.marks, step.drafted
-        stages = dict.fromkeys(STAGES, 0.0)
-        stages |= {stage: end - begin for stage, begin, end in zip(STAGES, marks, marks[1:], strict=False)}
+        stages = {stage: end - begin for stage, begin, end in zip(STAGES, marks, marks[1:], strict=False)}
         shape = 0.0
         if drafted is not None:
             shape = max(drafted.began - marks[0], 0.0) + max(marks[1] - drafted.done, 0.0)
@@ -110,7 +109,6 @@ class Track:
             "run": run,
             "step": number,
             "at": marks[0] - start,
-            "passed": len(marks) > len(STAGES),
             "seconds": stages,
             "shape_seconds": shape,
             "members": self._members(step, names),

@@ -80,10 +80,10 @@ class RequestStats:
         """Return the time of all stages."""
         return sum(self.seconds.values())
 
-    def count(self, drafted_by: Sequence[int | None], drafted: int, *, passed: bool = True) -> None:
+    def count(self, drafted_by: Sequence[int | None], drafted: int) -> None:
         """Add the counts of a step."""
         accepted = len(drafted_by) - drafted_by.count(None)
-        self.steps += passed
+        self.steps += 1
         self.drafted += drafted
         self.accepted += accepted
         self.emitted += len(drafted_by)

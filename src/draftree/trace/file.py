@@ -64,7 +64,7 @@ class Trace:
             share = 1 / len(step["members"])
             for member in step["members"]:
                 stats = found[member["request"]]
-                stats.count(member["accepted"], len(member["tokens"]) - 1, passed=step["passed"])
+                stats.count(member["accepted"], len(member["tokens"]) - 1)
                 accepted = (node for node in member["accepted"] if node is not None)
                 stats.accepted_by_source.update(sources[member["sources"][node]] for node in accepted)
                 stats.pruned += len(member["pruned"])

@@ -29,7 +29,7 @@
     for (const { step, member } of list) {
       const hits = member.accepted.filter((node) => node !== null);
       const names = trace.runs[step.run].sources;
-      sum.steps += step.passed ? 1 : 0;
+      sum.steps += 1;
       sum.emitted += member.emitted.length;
       sum.drafted += member.tokens.length - 1;
       sum.pruned += member.pruned.length;
@@ -147,7 +147,6 @@
     facts.push(`${member.tokens.length - 1} verified`);
     if (member.pruned.length) facts.push(`${member.pruned.length} pruned`);
     facts.push(`${hits} accepted`, count(member.emitted.length, "token emitted", "tokens emitted"));
-    if (!step.passed) facts.push("the text ends without a pass of the model");
     if (at === 0) facts.push("the prompt passes with it");
     $("facts").textContent = `${facts.join(", ")}; ${(1000 * step.at).toFixed(1)} ms after the first step began.`;
     const others = step.members.map((other) => other.request);
