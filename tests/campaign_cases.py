@@ -35,9 +35,9 @@ SHAPES: dict[str, Callable[[], Shape | None]] = {
     "dynamic": lambda: DynamicTree(cost=CHEAP_ROWS),
 }
 PRUNERS: dict[str, dict[str, Any]] = {
-    "top-k": {"layer": 1, "criterion": "top-k", "top_k": 30},
-    "best": {"layer": 2, "criterion": "best", "keep": 6},
-    "threshold": {"layer": 3, "rank": 8, "criterion": "threshold", "threshold": 2e-4},
+    "early": {"layer": 1, "top_k": 30},
+    "middle": {"layer": 2, "top_k": 40},
+    "late": {"layer": 3, "rank": 8, "top_k": 70},
 }
 # Hugging Face's options that change scores, each with how to draw its value.
 PROCESSORS: dict[str, Callable[[random.Random], Any]] = {

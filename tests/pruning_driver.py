@@ -9,11 +9,11 @@ import torch
 
 from draftree.pruning import EarlyHead, EarlyPruning
 
-# Between them every criterion, layer and kind of head; tiny models' early states say little, so much leaves.
+# Between them every layer and kind of head; tiny models' early states say little, so much leaves.
 PRUNERS: dict[str, Callable[[Any], EarlyPruning]] = {
-    "top-k": lambda m: pruner(m, 1, top_k=30),
-    "best": lambda m: pruner(m, 2, criterion="best", keep=6),
-    "threshold": lambda m: pruner(m, 3, rank=8, criterion="threshold", threshold=2e-4),
+    "early": lambda m: pruner(m, 1, top_k=30),
+    "middle": lambda m: pruner(m, 2, top_k=40),
+    "late": lambda m: pruner(m, 3, rank=8, top_k=70),
 }
 
 

@@ -277,11 +277,6 @@ _MAMBA2 = {
 _SHARED = _MOE | {"shared_expert_intermediate_size": 32}
 _KIMI = {"head_dim": 16, "num_heads": 4, "short_conv_kernel_size": 4, "kda_layers": [1, 2, 4], "full_attn_layers": [3]}
 _CONV = {"layer_types": ["conv", "conv", "full_attention", "conv"], "conv_L_cache": 3}
-_MINIMAX = {
-    "layer_types": ["full_attention", "linear_attention", "full_attention", "linear_attention"],
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-}
 _PURE = IDS | {"hidden_size": 64, "num_hidden_layers": 4, "state_size": 16}
 # Recurrent layers beside attention, or alone.
 RECURRENT: tuple[Member, ...] = (
@@ -353,7 +348,6 @@ RECURRENT: tuple[Member, ...] = (
     ),
     _llama("lfm2", note="short convolutions", **_CONV, block_auto_adjust_ff_dim=False),
     _llama("lfm2_moe", note="short convolutions, experts", **_CONV, **_MOE, num_dense_layers=1),
-    _llama("minimax", note="lightning attention, experts", head_dim=16, block_size=16, **_MINIMAX),
     Member(
         "mamba2",
         "mamba2",

@@ -281,16 +281,14 @@ def commands(group, path=()):
 def test_the_manual_lists_the_verbs_and_options() -> None:
     page = (DOCS / "cli.md").read_text(encoding="utf-8")
     sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", page, re.M | re.S))
-    shared = sections.pop("Shared options")
+    shared = dict(re.findall(r"^### (.*?)\n(.*?)(?=^### |\Z)", sections.pop("Options of several verbs"), re.M | re.S))
     found = dict(commands(typer.main.get_command(app)))
     assert {name.removeprefix("`draftree ").rstrip("`") for name in sections} == set(found)
     for name, command in found.items():
         section = sections[f"`draftree {name}`"]
-        own = set(re.findall(r"^\| `(--[\w-]+)", section, re.M))
-        common = re.search(r"^\[Shared options\].*", section, re.M)
-        alike = set(re.findall(r"`(--[\w-]+)`", common[0])) if common else set()
-        listed = own | {option for option in alike if f"| `{option}`" in shared}
-        assert listed == {p.opts[0] for p in command.params if p.opts[0].startswith("--")} - {"--help"}, name
+        also = [shared[title] for title in re.findall(r"\[([\w ]+)\]\(#[\w-]+\)", section)]
+        listed = set(re.findall(r"^- `(--[\w-]+)", "\n".join([section, *also]), re.M))
+        assert listed >= {p.opts[0] for p in command.params if p.opts[0].startswith("--")} - {"--help"}, name
 
 
 @pytest.mark.parametrize("settings", [{"COLUMNS": "30", "TERM": "dumb"}, {"COLUMNS": "300", "FORCE_COLOR": "1"}])

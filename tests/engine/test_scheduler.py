@@ -19,7 +19,7 @@ from draftree.engine.scheduler import reading_groups
 LONG, SHORT = 60, 12
 HYBRIDS = {  # Models with recurrent layers, in C and by their own functions.
     "compiled hybrid": ("qwen3_5", "lfm2"),
-    "hooked hybrid": ("nemotron_h", "qwen3_next", "olmo_hybrid", "granitemoehybrid", "bamba", "falcon_h1", "minimax"),
+    "hooked hybrid": ("nemotron_h", "qwen3_next", "olmo_hybrid", "granitemoehybrid", "bamba", "falcon_h1"),
 }
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 from zoo import build
 
-from draftree.drafting import Lookahead, Merge, PromptLookup
+from draftree.drafting import Lookahead, PromptLookup
 from draftree.engine import generate
 from draftree.integrations import custom_generate
 from draftree.shaping import Fixed
@@ -158,21 +158,6 @@ def test_an_error_ends_the_streamer(options: dict[str, Any], drafter: Any, error
     with pytest.raises(error):
         generate(model, ids, drafter=drafter(), shape=Fixed(4), streamer=direct, **given)
     assert inside.ended == direct.ended == 1
-
-
-@pytest.mark.parametrize("make", [Lookahead, PromptLookup, lambda: Merge([Lookahead(), PromptLookup()])])
-def test_a_drafter_is_a_decoding_loop(make: Any) -> None:
-    ids = torch.tensor(prompts(LENGTHS[:1])).repeat(2, 1)
-    drafter, heard = make(), Everything()
-    expected = hf(build("llama"), ids)
-    same(build("llama").generate(ids, custom_generate=drafter, max_new_tokens=NEW, do_sample=False), expected)
-    build("llama").generate(ids[:1], custom_generate=drafter, max_new_tokens=NEW, do_sample=False, streamer=heard)
-    assert heard.ended == 1
-    source = ids[:1]
-    same(
-        build("t5").generate(source, custom_generate=make(), max_new_tokens=NEW, do_sample=False),
-        hf(build("t5"), source),
-    )
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])

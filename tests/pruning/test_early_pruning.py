@@ -46,20 +46,20 @@ def check(name: str, ids: Tensor, mask: Tensor | None, expected: Tensor, **optio
     for number, (kind, maker) in enumerate(makers.items()):
         if kind not in kinds:
             continue
-        criterion = list(PRUNERS)[number % len(PRUNERS)]
+        place = list(PRUNERS)[number % len(PRUNERS)]
         runner = "cpu" if fast and number % 2 else "hooked"
         out = generate(
             model,
             ids,
             mask,
             drafter=maker(),
-            pruner=PRUNERS[criterion](model),
+            pruner=PRUNERS[place](model),
             shape=Fixed(16),
             runner=runner,
             max_new_tokens=NEW,
             **options,
         )
-        same(out.sequences, expected, f"{name} on {runner} with {kind}, {criterion}")
+        same(out.sequences, expected, f"{name} on {runner} with {kind}, {place}")
         total = out.stats.total
         pruned, drafted, accepted = pruned + total.pruned, drafted + total.drafted, accepted + total.accepted
     assert 0 < pruned < drafted
@@ -87,7 +87,7 @@ def test_sampled_in_a_ragged_batch(name: str) -> None:
 @pytest.mark.parametrize("name", [member.id for member in MORE_TOKENS])
 def test_more_tokens_than_positions(name: str) -> None:
     model, ids = build(name), torch.tensor(prompts()[:1])
-    drafter, pruner = make("medusa", model), PRUNERS["best"](model)
+    drafter, pruner = make("medusa", model), PRUNERS["middle"](model)
     out = generate(model, ids, drafter=drafter, pruner=pruner, shape=Fixed(16), runner="hooked", max_new_tokens=NEW)
     same(out.sequences, hf(model, ids), name)
     assert out.stats.total.pruned > 0
@@ -131,32 +131,19 @@ def reference(model: Any, early: EarlyPruning, text: list[int], tree: TokenTree)
         states = model(torch.tensor([text + path[::-1]]), output_hidden_states=True).hidden_states[early.layer]
         return early.head.weights(states[:, -1:], head)[0, 0].log_softmax(-1).numpy()
 
-    logp, stays, allowed = [0.0], [True], [True]
+    stays = [True]
     for node in range(1, len(parents)):
         given = says(parents[node])
-        logp.append(logp[parents[node]] + given[tokens[node]])
-        allowed.append(bool((given > given[tokens[node]]).sum() < early.top_k))
-    if early.criterion == "threshold":
-        allowed = [p >= np.log(early.threshold) for p in logp]
-    if early.criterion == "best":
-        allowed = [node == 0 or rank < early.keep for node, rank in enumerate(_ranks(logp))]
-    for node in range(1, len(parents)):
-        stays.append(allowed[node] and stays[parents[node]])
+        stays.append(bool((given > given[tokens[node]]).sum() < early.top_k) and stays[parents[node]])
     return [node for node, stay in enumerate(stays) if stay]
 
 
-def _ranks(logp: list[float]) -> list[int]:
-    """Of the draft tokens by falling probability; the root has none."""
-    order = sorted(range(1, len(logp)), key=lambda node: -logp[node])
-    return [-1, *(order.index(node) for node in range(1, len(logp)))]
-
-
-@pytest.mark.parametrize("criterion", list(PRUNERS))
+@pytest.mark.parametrize("place", list(PRUNERS))
 @pytest.mark.parametrize("runner_name", ["cpu", "hooked"])
 @torch.no_grad()
-def test_those_stay_that_should(criterion: str, runner_name: str) -> None:
+def test_those_stay_that_should(place: str, runner_name: str) -> None:
     model = build("llama")
-    early, runner = PRUNERS[criterion](model), open_runner(model, runner_name)
+    early, runner = PRUNERS[place](model), open_runner(model, runner_name)
     pruner = early.bind(runner, None)
     generator = torch.Generator().manual_seed(2)
     size = 20
@@ -281,14 +268,9 @@ for room in ("pruning", "shaping", "drafting", "acceptance"):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"criterion": "rank"}, {"top_k": 0}, {"keep": 0}, {"threshold": 0.0}, {"threshold": 1.0}],
-    ids=lambda o: next(iter(o)),
-)
-def test_bad_options(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        EarlyPruning(EarlyHead.fresh(build("llama"), layer=1), **options)
+def test_bad_options() -> None:
+    with pytest.raises(ValueError, match="top_k"):
+        EarlyPruning(EarlyHead.fresh(build("llama"), layer=1), top_k=0)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -24,7 +24,7 @@ from draftree.runner.recurrent.operators import Forest
 from draftree.shaping import Fixed
 
 FAMILIES = [member.id for member in zoo.RECURRENT]
-KINDS = ("qwen3_5", "kimi_linear", "nemotron_h", "jamba", "lfm2", "minimax")  # One for each kind of recurrence.
+KINDS = ("qwen3_5", "kimi_linear", "nemotron_h", "jamba", "lfm2")  # One for each kind of recurrence.
 
 
 def test_a_forest_has_levels_and_windows() -> None:

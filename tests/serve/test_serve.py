@@ -105,19 +105,6 @@ def test_several_prompts_and_several_answers(server: Running) -> None:
     assert drawn == server.complete("The sea", max_tokens=12, n=4, temperature=1, seed=5)["choices"]
 
 
-def test_best_of_returns_the_likeliest(server: Running) -> None:
-    def mean(choice: dict[str, Any]) -> float:
-        scores = choice["logprobs"]["token_logprobs"]
-        return sum(scores) / len(scores)
-
-    fields = {"max_tokens": 12, "temperature": 1, "seed": 3, "logprobs": 0}
-    tries = server.complete("The sea", n=6, **fields)["choices"]
-    best = server.complete("The sea", n=2, best_of=6, **fields)
-    expected = sorted(map(mean, tries), reverse=True)[:2]
-    assert [mean(c) for c in best["choices"]] == pytest.approx(expected)
-    assert best["usage"]["completion_tokens"] == sum(len(c["logprobs"]["tokens"]) for c in tries)
-
-
 def test_scores_of_the_prompt_equal_the_model_s(server: Running, demo: Any) -> None:
     model, tokenizer = demo
     rows = [ids_of(tokenizer, "The sea is blue and wide"), ids_of(tokenizer, "word " * 300)]
@@ -341,11 +328,9 @@ def test_each_prompt_is_scored_once(server: Running, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("draftree.serve.worker.score_prompt", spied)
     rows, fields = [[5, 6, 7], [8, 9]], {"echo": True, "logprobs": 1, "max_tokens": 2}
     several = server.complete(rows, n=3, **fields)["choices"]
-    best = server.complete(rows, best_of=4, **fields)["choices"]
-    assert prompts == rows * 2
+    assert prompts == rows
     alone = [server.complete(row, **fields)["choices"][0]["logprobs"] for row in rows]
     assert [choice["logprobs"] for choice in several] == [alone[0]] * 3 + [alone[1]] * 3
-    assert [choice["logprobs"] for choice in best] == alone
 
 
 def test_time_is_bounded(server: Running) -> None:

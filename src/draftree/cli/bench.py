@@ -94,7 +94,7 @@ app.command("quick")(quick)
 OF_A_CHECKOUT = {
     "compare": "Compare methods on several models, batch sizes and temperatures, interleaved; needs a checkout.",
     "gpu": "Measure a CUDA device against its memory's speed and Hugging Face's decoding; needs a checkout.",
-    "run": "Run an experiment of a checkout; `draftree bench run --help` shows the options.",
+    "run": "Run an experiment of a checkout; draftree bench run --help shows the options.",
     "list": "List the experiments of a checkout, or the options of one.",
 }
 

@@ -45,7 +45,7 @@ def serve(
     max_output_tokens: Annotated[
         int | None, typer.Option(min=1, help="Most tokens of an output.", show_default="the model's context")
     ] = None,
-    max_choices: Annotated[int, typer.Option(min=1, help="Most outputs of one request (n, best_of, prompts).")] = 64,
+    max_choices: Annotated[int, typer.Option(min=1, help="Most outputs of one request (n, prompts).")] = 64,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Longest body of a request.")] = 4 << 20,
     timeout: Annotated[float, "Seconds after which an output ends."] = 600.0,
     keep_alive: Annotated[

@@ -8,9 +8,9 @@ a request lives under the request's id, never on the model.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -279,18 +279,6 @@ class Drafter(ABC):
     node_budget: int | None = None
     discount: float = 1.0
     acceptance: LossyRule | None = None
-
-    decoding_loop: ClassVar[Callable[[Drafter], Callable[..., Any]] | None] = None
-    """Makes a drafter a decoding loop for Hugging Face's `generate`; `integrations` puts it here."""
-
-    def __call__(
-        self, model: Any, input_ids: Tensor, *, inputs_tensor: Any = None, stop_strings: Any = None, **given: Any
-    ) -> Any:
-        """Run `draftree.custom_generate(self)`, for `model.generate(..., custom_generate=drafter)`."""
-        if self.decoding_loop is None:
-            raise TypeError("A drafter is no decoding loop: pass custom_generate=draftree.custom_generate(drafter).")
-        loop = type(self).decoding_loop(self)  # type: ignore[misc]
-        return loop(model, input_ids, inputs_tensor=inputs_tensor, stop_strings=stop_strings, **given)
 
     def bind(self, target: Target, *, eos_token_ids: Sequence[int] = ()) -> None:
         """Check shapes and vocabulary, and load weights. Called once per engine, before any work.

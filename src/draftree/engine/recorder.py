@@ -177,7 +177,7 @@ def about_engine(
         "runner": type(runner).__name__,
         "drafter": None if drafter is None else drafter.name,
         "shape": None if shape is None else type(shape).__name__,
-        "pruner": None if pruner is None else f"{pruner.criterion} after layer {pruner.layer}",
+        "pruner": None if pruner is None else f"top-{pruner.top_k} after layer {pruner.layer}",
         "acceptance": "lossless" if lossy is None else type(lossy).__name__,
         "strict": strict,
     }

@@ -318,6 +318,3 @@ def _source(inputs: Tensor | None, b: int, count: int, model_kwargs: dict[str, A
     mask = model_kwargs.get("attention_mask")  # It has a row per answer already.
     source = inputs[b * len(inputs) // count]
     return source if mask is None else source[mask[b].bool()]
-
-
-Drafter.decoding_loop = staticmethod(custom_generate)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from draftree.drafting.folder import Trained
 from draftree.errors import check_least
-from draftree.pruning.pruner import Choice, Looks, Pruner, Worth
+from draftree.pruning.pruner import Looks, Pruner, Worth
 from draftree.runner import layout_of
 from draftree.runner.base import Runner
 from draftree.runner.step_cost import StepCost
@@ -121,49 +121,26 @@ def demo_early_head(model: Any) -> EarlyHead:
         return EarlyHead.from_pretrained(folder, model)
 
 
-CRITERIA = ("top-k", "best", "threshold")
-
-
 class EarlyPruning:
     """Prunes trees inside the pass, for any drafter. Engines and threads may share it.
 
     Args:
         head: the early head; its layer is where trees are pruned.
-        criterion: which draft tokens stay. "top-k": those among the head's `top_k` likeliest tokens after their parent
-            (the paper's); "best": the `keep` draft tokens of highest path probability; "threshold": those whose path
-            probability is at least `threshold`. Path probabilities are products of the head's along the path.
-        top_k: for "top-k".
-        keep: for "best".
-        threshold: for "threshold".
+        top_k: draft tokens stay that are among so many of the head's likeliest tokens after their parent.
         always: prune every pass that has two draft tokens or more, whether or not it pays.
 
     Raises:
         TypeError, ValueError: something that is no early head, or an option out of range.
     """
 
-    def __init__(
-        self,
-        head: EarlyHead,
-        *,
-        criterion: str = "top-k",
-        top_k: int = 50,
-        keep: int = 16,
-        threshold: float = 0.02,
-        always: bool = False,
-    ) -> None:
+    def __init__(self, head: EarlyHead, *, top_k: int = 50, always: bool = False) -> None:
         if not isinstance(head, EarlyHead):
             raise TypeError(
                 f"head is a {type(head).__name__}: pass an EarlyHead, as draftree.EarlyHead.from_pretrained(folder, "
                 "model) gives."
             )
-        if criterion not in CRITERIA:
-            raise ValueError(f"criterion is {criterion!r}: choose {', '.join(CRITERIA)}.")
-        check_least(1, top_k=top_k, keep=keep)
-        if not 0 < threshold < 1:
-            raise ValueError(f"threshold is {threshold}: give a probability over 0 and under 1.")
-        self.head = head
-        self.criterion, self.top_k, self.keep, self.threshold = criterion, top_k, keep, threshold
-        self.always = always
+        check_least(1, top_k=top_k)
+        self.head, self.top_k, self.always = head, top_k, always
         self._looks = Looks()
 
     @property
@@ -195,5 +172,4 @@ class EarlyPruning:
         if target.device != weights.norm.device:
             weights = copy.deepcopy(weights).to(target.device)
         worth = Worth(self._looks, target, self.layer, None if self.always else cost)
-        choice = Choice(self.layer, self.criterion, self.top_k, self.keep, self.threshold)
-        return Pruner(choice, runner, weights, worth, clock)
+        return Pruner(runner, weights, worth, clock, layer=self.layer, top_k=self.top_k)

@@ -78,24 +78,20 @@ class Worth:
             self._looks.cost += (1 - HABIT) * (spent - self._looks.cost)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The options of an `EarlyPruning`."""
-
-    layer: int
-    criterion: str
-    top_k: int
-    keep: int
-    threshold: float
-
-
 class Pruner:
-    """Prunes the passes of one runner."""
+    """Prunes the passes of one runner behind `layer` layers, by the `top_k` likeliest tokens."""
 
     def __init__(
-        self, choice: Choice, runner: Runner, weights: torch.nn.Module, worth: Worth, clock: Callable[[], float]
+        self,
+        runner: Runner,
+        weights: torch.nn.Module,
+        worth: Worth,
+        clock: Callable[[], float],
+        *,
+        layer: int,
+        top_k: int,
     ) -> None:
-        self._choice, self._runner, self._weights = choice, runner, weights
+        self._runner, self._weights, self._layer, self._top_k = runner, weights, layer, top_k
         self.worth, self.clock = worth, clock
 
     def enter(self, plan: Plan, trees: TokenTree) -> Plan:
@@ -104,7 +100,7 @@ class Pruner:
             return plan
         if any(s.keep is not None for s in plan.surgeries):
             raise ValueError("The drafter drops rows inside the pass already: leave pruner=None with it.")
-        layer = self._choice.layer
+        layer = self._layer
         before = [s for s in plan.surgeries if s.layer < layer]
         same = next((s for s in plan.surgeries if s.layer == layer), None)
         visible = plan.visible
@@ -152,7 +148,6 @@ class Pruner:
             tokens, parents: LongTensor [B, N].
             ancestors: BoolTensor [B, N, N].
         """
-        choice = self._choice
         inner, place = _inner(parents)
         states = hidden if inner is None else hidden.gather(1, inner[:, :, None].expand(-1, -1, hidden.shape[2]))
         logits = self._weights(states, self._runner.head).to(tokens.device)  # [B, I, V]
@@ -161,19 +156,7 @@ class Pruner:
         predicted = logits[requests, place]  # [B, N - 1, V]
         own = predicted.gather(2, drafted[:, :, None])
         real = parents[:, 1:] >= 0
-        if choice.criterion == "top-k":
-            gone = (predicted > own).sum(2) >= choice.top_k
-        else:
-            steps = own[:, :, 0].float() - logits.float().logsumexp(2)[requests, place]
-            steps = steps.masked_fill(~real, -torch.inf)
-            paths = torch.where(ancestors[:, 1:, 1:], steps[:, None], 0.0).sum(2)
-            if choice.criterion == "threshold":
-                gone = paths < np.log(choice.threshold)
-            else:
-                gone = torch.ones_like(real)
-                best = paths.topk(min(choice.keep, paths.shape[1]), 1).indices
-                gone.scatter_(1, best, False)
-        gone |= ~real
+        gone = ((predicted > own).sum(2) >= self._top_k) | ~real
         stays = ~(ancestors[:, 1:, 1:] & gone[:, None]).any(2)
         return torch.nn.functional.pad(stays, (1, 0), value=True)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList, SequenceBiasLogitsProcessor
 
 from draftree.engine import Engine, SamplingParams
 from draftree.engine.limits import check_prompt, eos_token_ids
@@ -59,31 +59,23 @@ class CallReader:
         self._check(body)
         given: Any = body.prompt
         listed = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
-        n, tries = body.n or 1, body.tries
-        if tries < n:
-            raise ApiError(f"best_of is {tries} and n is {n}: give a best_of of at least n.", "best_of")
-        if body.stream and tries > n:
-            raise ApiError("best_of chooses among whole answers: leave stream or best_of out.", "best_of")
-        one_each = tries == 1 or len(listed) > self.max_choices
-        self._check_count(len(listed) * tries, "prompt" if one_each else "n" if body.best_of is None else "best_of")
+        one_each = body.count == 1 or len(listed) > self.max_choices
+        self._check_count(len(listed) * body.count, "prompt" if one_each else "n")
         if body.max_tokens == 0 and not body.echo:
             raise ApiError("max_tokens is 0: give at least 1, or ask for the prompt by echo.", "max_tokens")
         most = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-        logprobs = body.logprobs
-        if logprobs is None and tries > n:
-            logprobs = 0  # `best` compares log-probabilities.
         if body.add_special_tokens is not None and not isinstance(listed[0], str):
             message = "add_special_tokens is for texts, and the prompt is token ids: leave it out."
             raise ApiError(message, "add_special_tokens")
         special = body.add_special_tokens is not False
         prompts = [one if isinstance(one, list) else self.encode(one, special=special) for one in listed]
         constraint = constraint_of(body, (), self.tokenizer)
-        more = {"logprobs": logprobs, "cache_salt": cache_salt}
+        more = {"logprobs": body.logprobs, "cache_salt": cache_salt}
         outputs = [output for prompt in prompts for output in self._outputs(body, prompt, most, constraint, **more)]
         call = Call(body, self.settings.model_name, self.tokenizer, body.logprobs, unused=body.unused)
         if body.echo:
             shown = [one if isinstance(one, str) else self.tokenizer.decode(one) for one in listed]
-            call.echo = [text for text in shown for _ in range(tries)]
+            call.echo = [text for text in shown for _ in range(body.count)]
         return call, outputs
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -101,7 +93,7 @@ class CallReader:
             raise ApiError("max_tokens is 0: give at least 1.", "max_tokens")
         if body.top_logprobs is not None and not body.logprobs:
             raise ApiError("top_logprobs belongs to logprobs: set logprobs to true.", "top_logprobs")
-        self._check_count(body.tries, "n")
+        self._check_count(body.count, "n")
         tools = tools_of(body, self.tokenizer)
         unused, options = body.unused, template_variables(self.tokenizer, body.chat_template_kwargs)
         if body.reasoning_effort is not None and "reasoning_effort" in chat_text(self.tokenizer):
@@ -122,7 +114,7 @@ class CallReader:
             raise ApiError(str(error), "messages") from None
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         prediction = self._prediction(body)
-        readers = [MessageReader(self.tokenizer, prompt, tools) for _ in range(body.tries)]
+        readers = [MessageReader(self.tokenizer, prompt, tools) for _ in range(body.count)]
         constraint = constraint_of(body, tools, self.tokenizer, readers[0].begun)
         for reader in readers if constraint is not None and not tools else ():
             reader.hold()
@@ -196,7 +188,7 @@ class CallReader:
                 ends = own_ends(target, body)
                 shared["grammar"] = constraint.grammar.compile(self.tokenizer, target.vocab_size, ends)
         first = random.getrandbits(63) if body.seed is None else body.seed
-        seeds = [(first + i) % 2**64 for i in range(body.tries)]
+        seeds = [(first + i) % 2**64 for i in range(body.count)]
         return [
             RequestOutput(
                 prompt,
@@ -276,18 +268,6 @@ class OutputPenalties(LogitsProcessor):
         return scores - self._frequency * counts - self._presence * (counts > 0)
 
 
-class TokenBias(LogitsProcessor):
-    """Add `values` to the logits of the tokens `ids`, which are all different."""
-
-    def __init__(self, ids: Sequence[int], values: Sequence[float]) -> None:
-        self._ids = torch.tensor(ids, dtype=torch.long, device="cpu")
-        self._values = torch.tensor(values, dtype=torch.float32, device="cpu")
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return `scores` [1, V] with the bias."""
-        return scores.index_add(1, self._ids.to(scores.device), self._values.to(scores)[None])
-
-
 def options_of(target: Target, tokenizer: Any, body: Sampling) -> Options:
     """Return the decoding options of a request's fields over the model's own, checked."""
     own = target.model.generation_config
@@ -345,15 +325,15 @@ def _own(config: Any, name: str, default: Any) -> Any:
 
 
 def _bias(body: Sampling, vocabulary: int) -> list[LogitsProcessor]:
-    bias: dict[int, float] = {}
+    bias: list[Any] = []
     for name, value in (body.logit_bias or {}).items():
         written = name.isascii() and name.isdigit() and len(name) < 20 and name == str(int(name))
         if not (written and int(name) < vocabulary):
             raise ApiError(
                 f"logit_bias names token {name[:20]!r}: give token ids from 0 to {vocabulary - 1}.", "logit_bias"
             )
-        bias[int(name)] = value
-    return [TokenBias(list(bias), list(bias.values()))] if bias else []
+        bias.append([[int(name)], value])
+    return [SequenceBiasLogitsProcessor(bias)] if bias else []
 
 
 def _penalties(body: Sampling, prompt: int) -> list[LogitsProcessor]:

@@ -134,8 +134,8 @@ class Sampling(Common):
     structured_outputs: StructuredOutputs | None = None
 
     @property
-    def tries(self) -> int:
-        """Return the number of outputs to generate for each prompt."""
+    def count(self) -> int:
+        """Return the number of outputs for each prompt."""
         return self.n or 1
 
     @property
@@ -150,13 +150,8 @@ class Completion(Sampling):
     prompt: str | Tokens | list[str] | list[Tokens]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    best_of: Annotated[int, Field(ge=1)] | None = None
+    best_of: Literal[1] | None = None
     add_special_tokens: bool | None = None
-
-    @property
-    def tries(self) -> int:
-        """Return the number of outputs to generate for each prompt, before `best_of` chooses."""
-        return self.best_of or self.n or 1
 
 
 class TextPart(Strict):

@@ -79,9 +79,9 @@ def usage(call: Call, outputs: Sequence[RequestOutput], new: int | None = None) 
     Accepted prediction tokens are accepted draft tokens that follow the same token in the prediction as in the answer;
     the rest of the prediction counts as rejected.
     """
-    tries, prediction = call.body.tries, call.prediction
-    prompts = sum(len(output.prompt) for output in outputs) // tries
-    reused = sum(0 if output.request is None else output.request.reused for output in outputs) // tries
+    each, prediction = call.body.count, call.prediction
+    prompts = sum(len(output.prompt) for output in outputs) // each
+    reused = sum(0 if output.request is None else output.request.reused for output in outputs) // each
     count = sum(output.given for output in outputs) if new is None else new
     found: dict[str, Any] = {
         "prompt_tokens": prompts,
@@ -294,16 +294,6 @@ def _echo(call: Call, output: RequestOutput, index: int) -> Delta:
     places = itertools.pairwise([0, *ends[:-1], len(text)])
     emitted = [Emitted(t, None, s) for t, s in zip(output.prompt, [None, *call.scores[index]], strict=True)]
     return Delta(index, text, emitted, [text[begin:end] for begin, end in places])
-
-
-def best(whole: Sequence[Delta], keep: int) -> list[Delta]:
-    """Return the `keep` outputs with the best mean log-probability, best first (`best_of`)."""
-
-    def mean(delta: Delta) -> float:
-        scored = [e.scores.chosen for e in delta.emitted if e.scores is not None]
-        return sum(scored) / len(scored) if scored else float("-inf")
-
-    return sorted(whole, key=mean, reverse=True)[:keep]
 
 
 def whole_choice(call: Call, delta: Delta, index: int, output: RequestOutput) -> dict[str, Any]:

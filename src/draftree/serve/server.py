@@ -25,7 +25,7 @@ from draftree.serve.metrics import Metrics
 from draftree.serve.output import Delta, OutputStream, RequestOutput
 from draftree.serve.protocol import Common
 from draftree.serve.respond import Respond, response_events, whole_response
-from draftree.serve.responses import Call, api_error, best, events, statistics, usage, whole_choice
+from draftree.serve.responses import Call, api_error, events, statistics, usage, whole_choice
 from draftree.serve.settings import ApiError, GoneError, ServerSettings
 from draftree.serve.templates import with_template
 from draftree.serve.worker import Worker
@@ -163,9 +163,9 @@ class Server:
         body = call.body
         deadline = time.monotonic() + min(self.settings.timeout, body.own.timeout or math.inf)
         if call.echo and call.logprobs is not None:
-            prompts = [output.prompt for output in outputs[:: body.tries]]  # Each prompt is scored once.
+            prompts = [output.prompt for output in outputs[:: body.count]]  # Each prompt is scored once.
             scoring = self.worker.score(prompts, call.logprobs, deadline - time.monotonic())
-            call.scores = [scores for scores in await while_there(request, scoring) for _ in range(body.tries)]
+            call.scores = [scores for scores in await while_there(request, scoring) for _ in range(body.count)]
         stream = OutputStream(outputs, deadline - time.monotonic(), self.worker.cancel, whole=not body.stream)
         if body.max_tokens == 0:  # The client wants the prompts alone.
             for index in range(len(outputs)):
@@ -176,7 +176,7 @@ class Server:
         if body.stream:
             written = response_events(call, asked, stream) if isinstance(asked, Respond) else events(call, stream)
             return EventSourceResponse(written, headers=UNBUFFERED | headers)
-        whole = await self._whole(request, call, stream)
+        whole = await self._whole(request, stream)
         if isinstance(asked, Respond):
             return Response(to_json(whole_response(call, asked, whole[0], outputs)), headers=headers, media_type=JSON)
         found = await self._choices(call, whole, stream)
@@ -196,24 +196,20 @@ class Server:
         except ValueError as error:
             raise ApiError(str(error)) from None
 
-    async def _whole(self, request: Request, call: Call, stream: OutputStream) -> list[Delta]:
-        """Return whole outputs, the best ones of each prompt; end them if the client disconnects."""
-        n, tries = call.body.n or 1, call.body.tries
+    async def _whole(self, request: Request, stream: OutputStream) -> list[Delta]:
+        """Return whole outputs; end them if the client disconnects."""
 
         async def collected() -> list[Delta]:
             found = [delta async for delta in stream.deltas() if delta is not None]
             return sorted(found, key=lambda delta: delta.index)
 
         try:
-            whole = await while_there(request, collected())
+            return await while_there(request, collected())
         except BaseException as error:
             stream.cancel()
             if not isinstance(error, Exception):
                 raise
             raise api_error(error) from None
-        if tries > n:
-            return [delta for i in range(0, len(whole), tries) for delta in best(whole[i : i + tries], n)]
-        return whole
 
     async def _choices(self, call: Call, whole: list[Delta], stream: OutputStream) -> dict[str, Any]:
         """Return the object of a completion or a chat."""

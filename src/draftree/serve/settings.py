@@ -116,7 +116,7 @@ class ServerSettings:
         queue: most requests that wait for a slot; more get status 429.
         max_prompt_tokens: longest prompt; None for the model's context.
         max_output_tokens: most tokens of one output; None for the model's context.
-        max_choices: most outputs of one request: `n`, `best_of`, and prompts in a list.
+        max_choices: most outputs of one request: `n`, and prompts in a list.
         max_body_bytes: longest body of a request.
         body_seconds: longest time to receive a body.
         allowed_hosts: hosts that a Host header may name; others get status 421. Empty allows all. Pages of other sites

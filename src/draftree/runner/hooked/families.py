@@ -28,7 +28,7 @@ TESTED_FAMILIES = frozenset(
         "bamba", "bart", "biogpt", "bloom", "codegen", "cohere", "cohere2", "deepseek_v3", "exaone4", "falcon",
         "falcon_h1", "falcon_mamba", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt2", "gpt_bigcode",
         "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoehybrid", "internlm3", "jamba", "kimi_linear",
-        "lfm2", "lfm2_moe", "llama", "llama4_text", "m2m_100", "mamba", "mamba2", "marian", "mbart", "minimax",
+        "lfm2", "lfm2_moe", "llama", "llama4_text", "m2m_100", "mamba", "mamba2", "marian", "mbart",
         "mistral", "mixtral", "mpt", "mt5", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmo_hybrid", "opt",
         "pegasus", "persimmon", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text",
         "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm", "starcoder2", "t5", "umt5", "xglm", "zamba2",

@@ -88,9 +88,7 @@ class HookedPass:
         """Pass the rows through the model."""
         plan, target = self.plan, self.target
         ids_name = "decoder_input_ids" if target.encoder_decoder else "input_ids"
-        arguments: dict[str, Any] = {ids_name: plan.tokens, "return_dict": True}
-        # MiniMax refuses caches that are not its own where `use_cache` is set; its layers use them all the same.
-        arguments["use_cache"] = target.recurrence is None or not target.recurrence.modules
+        arguments: dict[str, Any] = {ids_name: plan.tokens, "return_dict": True, "use_cache": True}
         if target.encoder_decoder:
             arguments |= self.encoder.arguments(self.cache, self.first, plan.batch)
             arguments["decoder_attention_mask"] = self._forward_mask()

@@ -11,10 +11,9 @@ A commit puts the states of a prompt or of single tokens into the slots, and rep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,15 +22,7 @@ from torch import Tensor
 from draftree.runner.kv.cache import SlotCache, rows_within
 from draftree.runner.plan import Plan, Segment
 from draftree.runner.recurrent.families import Recurrence
-from draftree.runner.recurrent.operators import (
-    Forest,
-    Scan,
-    convolve_tree,
-    lightning,
-    replaced,
-    replaced_operators,
-    scan_tree,
-)
+from draftree.runner.recurrent.operators import Forest, Scan, convolve_tree, replaced_operators, scan_tree
 
 Store = dict[tuple[int, int], Tensor]  # by layer and number of the state
 
@@ -96,19 +87,7 @@ class RecurrentCache(SlotCache):
         self._segments, self._forests, self._sizes = segments, [], plan.sizes
         for slot in range(self._pass.slots.start, self._pass.slots.stop):
             self._restore(slot)
-        return self._in_trees() if trees else nullcontext()
-
-    @contextmanager
-    def _in_trees(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(replaced_operators(self.recurrence.files, self))
-            for module in self.recurrence.modules:
-                stack.enter_context(replaced(module, "forward", partial(self._lightning, module)))
-            yield
-
-    def _lightning(self, module: Any, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
-        self._layer_index = module.layer_idx
-        return lightning(module, hidden_states, self.scan)
+        return replaced_operators(self.recurrence.files, self) if trees else nullcontext()
 
     def _restore(self, slot: int) -> None:
         """Bring the states of a slot to its length."""
@@ -158,14 +137,6 @@ class RecurrentCache(SlotCache):
         if not self._recurrent.trees:
             self._recurrent.states[layer_idx, state_idx] = recurrent_states
         return recurrent_states
-
-    def get_linear_cache(self, layer_idx: int) -> Tensor | None:
-        """Return the states of MiniMax's lightning attention, see `get_recurrent_state`."""
-        return self.get_recurrent_state(layer_idx)
-
-    def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
-        """Note the next states of MiniMax's lightning attention."""
-        self.update_recurrent_state(linear_cache, layer_idx)
 
     def is_recording_past(self, layer_idx: int) -> bool:
         """Return False: nothing is recorded for a crop."""

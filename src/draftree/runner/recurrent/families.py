@@ -19,12 +19,10 @@ class Recurrence:
         files: modelling files that hold the operators.
         chunk: number of tokens at whose multiples a prompt may be cut, so that the model's scan computes the same; None
             where it loses the state of earlier rows, so that a prompt must be read in one pass.
-        modules: mixers whose recurrence is a part of their `forward`.
     """
 
     files: tuple[str, ...]
     chunk: int | None
-    modules: tuple[nn.Module, ...] = ()
 
     def prompt_rows(self, most: int) -> int:
         """Return how many rows of a prompt to read at once: at most `most`, unless the model needs more."""
@@ -32,7 +30,6 @@ class Recurrence:
 
 
 CHUNKS = ("mamba_chunk_size", "chunk_size")  # The chunk length of Mamba-2's scan in configurations.
-LIGHTNING = "MiniMaxLightningAttention"
 WHOLE = 1 << 30  # More rows than any prompt has.
 CHUNK = 64  # That of the gated delta rule; convolutions have none.
 
@@ -40,7 +37,7 @@ CHUNK = 64  # That of the gated delta rule; convolutions have none.
 FAMILIES: dict[str, bool] = {
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "kimi_linear"), False),
     **dict.fromkeys(("granitemoehybrid", "bamba", "nemotron_h", "falcon_h1", "zamba2", "mamba2"), False),
-    **dict.fromkeys(("lfm2", "lfm2_moe", "minimax"), False),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), False),
     **dict.fromkeys(("jamba", "mamba", "falcon_mamba"), True),
 }
 
@@ -53,5 +50,4 @@ def recurrence_of(model: nn.Module, config: Any) -> Recurrence | None:
     names = (CONV_STEP, *SCANS)
     found = sorted(file for file in files if any(hasattr(sys.modules[file], name) for name in names))
     chunk = next((size for name in CHUNKS if (size := getattr(config, name, None))), CHUNK)
-    mixers = tuple(module for module in model.modules() if type(module).__name__ == LIGHTNING)
-    return Recurrence(tuple(found), None if FAMILIES[config.model_type] else int(chunk), mixers)
+    return Recurrence(tuple(found), None if FAMILIES[config.model_type] else int(chunk))

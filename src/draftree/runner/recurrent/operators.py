@@ -128,28 +128,6 @@ SCANS: dict[str, tuple[str, Callable[..., Scan]]] = {
 }
 
 
-def lightning(module: Any, hidden: Tensor, scan: Callable[[Scan], Tensor]) -> tuple[Tensor, None]:
-    """Run MiniMax's lightning attention, whose recurrence is a part of its `forward`.
-
-    Args:
-        module: the stock module.
-        hidden: its input, [B, n, d].
-        scan: computes the outputs [B, n, heads, width].
-    """
-    heads, width = module.num_attention_heads, module.head_dim
-    mixed = module.act_fn(module.qkv_proj(hidden)).unflatten(2, (heads, 3 * width))
-    ratio = torch.exp(-module.slope_rate)
-
-    def step(states: Tensor, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
-        query, key, value = rows
-        states = ratio * states + key[..., None] * value[..., None, :]
-        return (query[..., None, :] @ states)[..., 0, :], states
-
-    output = scan(Scan(list(mixed.split(width, 3)), step, lambda output, state: output))
-    output = module.norm(output.flatten(2))
-    return module.out_proj(module.output_gate(hidden).sigmoid() * output), None
-
-
 class Forest:
     """The ancestry of the rows of a pass.
 
