@@ -102,7 +102,6 @@ class LossyRule(ABC):
         """Walk a tree as the rule would.
 
         Args:
-            scored: the tree.
             chooser: the request's processors and choice behind the path; None for the best of the raw scores.
 
         Yields:
@@ -110,11 +109,7 @@ class LossyRule(ABC):
         """
 
     def check(self, processors: Sequence[object]) -> None:
-        """Refuse logits processors that cannot score draft tokens.
-
-        Raises:
-            ValueError: one that keeps a state from position to position.
-        """
+        """Refuse logits processors that cannot score draft tokens."""
         for processor in processors:
             if type(processor).__name__ in STATEFUL:
                 raise ValueError(

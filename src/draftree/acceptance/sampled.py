@@ -30,7 +30,6 @@ class PrefixChooser:
         prefix: LongTensor [1, L], what processors see as the prompt (padding included, as in Hugging Face).
         processors: Hugging Face logits processors, this request's own.
         generator: source of noise; None with `sample` uses torch's default generator.
-        sample: draw a token instead of taking the best.
     """
 
     def __init__(

@@ -236,7 +236,6 @@ class Row:
     """Figures of one method.
 
     Attributes:
-        speed: tokens per second.
         over: this method's speed over a reference's, by the reference's name.
         stats: counts over all answers; None for Hugging Face's methods.
         differing: prompts with another answer than the reference's.

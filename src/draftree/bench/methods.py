@@ -33,7 +33,6 @@ class Method(ABC):
     Attributes:
         name: key in result files.
         optional: whether a benchmark omits this method if its first calls fail.
-        note: a sentence for the report.
     """
 
     optional = False

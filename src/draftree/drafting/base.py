@@ -105,7 +105,6 @@ class StepPlan:
     """The plan of one step, made by a shape's `plan` and completed by its `trim`.
 
     Attributes:
-        requests: of the step, B of them.
         budgets: most draft tokens of each; 0 for none.
         prepares: whether each of them drafts from rows attached to this step's pass.
         trees: the trees to verify; None before `trim`.
@@ -138,8 +137,6 @@ class Place:
     Attributes:
         runner: runs passes; hold its lock around them.
         cache: the target's keys and values.
-        encoder: cross attention of an encoder-decoder, else None.
-        slot: of the request in both.
     """
 
     runner: Runner
@@ -187,7 +184,6 @@ class Step:
     """The outcome of one pass, for the drafter to learn from.
 
     Attributes:
-        requests: the requests of the pass.
         trees: the verified trees; in a `Merge` only the drafter's own draft tokens have source bits.
         result: logits of the trees (from row `offset` on), row layouts and tapped hidden states.
         prefill_rows: per request, the number of rows of its prompt before its tree.

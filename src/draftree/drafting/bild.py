@@ -119,11 +119,7 @@ class BiLD(SecondModel):
 def check_options(
     fallback_threshold: float = 0.6, rollback_threshold: float | None = 5.0, num_draft_tokens: int = 10
 ) -> None:
-    """Refuse options of `BiLD` that are out of range.
-
-    Raises:
-        TypeError, ValueError: one sentence, what is wrong and what to do.
-    """
+    """Refuse options of `BiLD` that are out of range."""
     thresholds = {"fallback_threshold": fallback_threshold, "rollback_threshold": rollback_threshold}
     check_kind(Real, "a number", **thresholds)
     if not 0 <= fallback_threshold <= 1:

@@ -28,16 +28,6 @@ PROMPTING = (DEEP, SHALLOW)
 class BiTAWeights(nn.Module):
     """Mask embeddings and prompts, N(0, 0.02).
 
-    Args:
-        hidden_size: d.
-        layers: L.
-        kv_heads: key/value heads of the model.
-        head_dim: width of a key.
-        masks: M.
-        prompts: P; 0 for none.
-        prompting: what the prompts are, see `BiTA`.
-        value_dim: width of a value, where it is not a key's.
-
     Attributes:
         mask_embeddings: [M, d].
         prompt_embeddings: [P, d], for shallow prompts alone.

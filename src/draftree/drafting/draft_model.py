@@ -84,14 +84,7 @@ class DraftModel(SecondModel):
 
 
 def demo_draft_model(model: Any) -> DraftModel:
-    """Load the small model that was trained to draft for the embedded one.
-
-    Args:
-        model: what `demo_model` returned.
-
-    Raises:
-        ValueError: another model.
-    """
+    """Load the small model that was trained to draft for the embedded one."""
     from transformers import AutoModelForCausalLM
 
     with embedded("chat_600k") as folder:

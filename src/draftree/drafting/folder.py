@@ -47,9 +47,6 @@ def model_hash(model: Any) -> str:
 
     Parameters of 16 bits count as float32, which holds them exactly: a drafter belongs to the model in either type.
     Computed once per model object, and again when its weights have changed.
-
-    Raises:
-        ValueError: weights that are not in memory.
     """
     packed: dict[str, Any] = {}
     for name, module in model.named_modules():  # a tied head counts as its embedding, as among parameters
@@ -224,11 +221,6 @@ def named_drafter(name: str, model: Any, tokenizer: Any) -> Any:
 
     Args:
         name: one of `UNTRAINED` or `TRAINED`, `MTP`, or a folder of training or of a small model.
-        model: the target.
-        tokenizer: the target's; a small model must have the same.
-
-    Raises:
-        ValueError: of `load_drafter`, `demo_drafter` or `DraftModel.from_pretrained`.
     """
     if name in UNTRAINED:
         return REGISTRY[name].load()()
@@ -247,11 +239,7 @@ def is_small_model(folder: Path) -> bool:
 
 
 def method_class(method: Any) -> type[Trained]:
-    """Return the class of a method of training.
-
-    Raises:
-        ValueError: no such method.
-    """
+    """Return the class of a method of training."""
     if method not in IN_MODEL:
         raise ValueError(
             f"there is no method {brief(repr(method))} among {', '.join(IN_MODEL)}.{did_you_mean(method, IN_MODEL)}"

@@ -50,7 +50,6 @@ class HiddenTransferWeights(nn.Module):
     """One square bias-free linear W_i per transfer step, initialised to the identity.
 
     Args:
-        hidden_size: d.
         transfer_layers: t_1 <= t_2 <= .., 1-based layers after whose output the steps read.
     """
 

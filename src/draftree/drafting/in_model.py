@@ -48,7 +48,6 @@ class InModelDrafter(Trained, Drafter):
     """Base of the drafters whose draft tokens come out of the target's own pass.
 
     Args:
-        shapes: what must fit the model, see `shapes_of`.
         steps: depths that the weights are made for.
         tree: how candidates become a tree: "best-first" (the most probable nodes under the shape's budget, see
             `TokenTree.from_candidates`), "chain",
@@ -58,12 +57,7 @@ class InModelDrafter(Trained, Drafter):
         depth: how many of the trained depths are drafted, from the first; None for all. Fewer cost fewer rows.
         settings: what else the method takes, kept for its folder.
 
-    Raises:
-        TypeError: a setting that the method does not have.
-        ValueError: one out of range, or a tree that does not exist.
-
     Attributes:
-        method: the word of folders and commands.
         weights: all trained tensors; fp32 on the CPU until the drafter is bound, when a copy in the model's type and
             on its device is made (where it differs).
         settings: JSON-able constructor arguments besides `shapes`.
@@ -114,11 +108,7 @@ class InModelDrafter(Trained, Drafter):
 
     @classmethod
     def fresh(cls, model: Any, **settings: Any) -> Self:
-        """Return an untrained drafter for `model`, with its shapes.
-
-        Raises:
-            TypeError, ValueError: a model that cannot be driven, or settings that do not fit it.
-        """
+        """Return an untrained drafter for `model`, with its shapes."""
         return cls(shapes_of(inspect_model(model)), **settings)
 
     def shapes(self) -> dict[str, int]:
@@ -128,11 +118,7 @@ class InModelDrafter(Trained, Drafter):
     # ---------------------------------------------------------------- the drafter's contract
 
     def bind(self, target: Target, *, eos_token_ids: Sequence[int] = ()) -> None:
-        """See `Drafter.bind`.
-
-        Raises:
-            ValueError: a model of other shapes.
-        """
+        """See `Drafter.bind`."""
         found = shapes_of(target)
         for name, expected in self._shapes.items():
             if found[name] != expected:
@@ -174,10 +160,6 @@ class InModelDrafter(Trained, Drafter):
 
         D is `depth`, or less where the tree is best-first. None where the pass did not hold what `attach` returned
         (strict mode leaves rows out).
-
-        Args:
-            step: what a pass brought.
-            paths: nodes of each tree, the root first.
         """
 
     def likeliest(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:
@@ -240,11 +222,7 @@ def checked_shapes(shapes: Mapping[str, int]) -> dict[str, int]:
 
 
 def shapes_of(target: Target) -> dict[str, int]:
-    """Return the shapes that a drafter and its model share.
-
-    Raises:
-        ValueError: a model with recurrent layers, whose inputs drafters inside the model were not made for.
-    """
+    """Return the shapes that a drafter and its model share."""
     if target.recurrence is not None:
         raise ValueError(
             f"'{target.model_type}' models have recurrent layers, and drafters inside the model need attention in each "
@@ -276,7 +254,6 @@ def nodes_of(trees: TokenTree, most: int | None, attach_to: int | None) -> Group
     """Return the nodes of `trees` that get a group; the root is always one.
 
     Args:
-        trees: of a step.
         most: nodes of a tree that the drafter gives one; None for all.
         attach_to: nodes of a tree that the shape finds worth the rows (`StepPlan.attach_to`); None for all.
     """

@@ -44,15 +44,7 @@ class ResidualBlock(nn.Module):
 
 
 class MedusaWeights(nn.Module):
-    """Heads as public checkpoints name them: `{i}.{j}.linear.weight` and `.bias`, own head `{i}.{layers}.weight`.
-
-    Args:
-        hidden_size: d.
-        vocab_size: V.
-        heads: how many tokens are drafted.
-        layers: residual blocks per head.
-        own_head: whether each head has a projection [V, d] of its own, or uses the model's.
-    """
+    """Heads as public checkpoints name them: `{i}.{j}.linear.weight` and `.bias`, own head `{i}.{layers}.weight`."""
 
     def __init__(self, hidden_size: int, vocab_size: int, heads: int = 4, layers: int = 1, *, own_head: bool) -> None:
         super().__init__()

@@ -76,11 +76,7 @@ class Merge(Drafter):
         )
 
     def bind(self, target: Target, *, eos_token_ids: Sequence[int] = ()) -> None:
-        """See `Drafter.bind`.
-
-        Raises:
-            ValueError: a drafter that does not fit the model.
-        """
+        """See `Drafter.bind`."""
         for i, drafter in enumerate(self.drafters):
             with self._named(i):
                 drafter.bind(target, eos_token_ids=eos_token_ids)
@@ -165,8 +161,6 @@ def join(trees: Sequence[TokenTree], discounts: Sequence[float], budgets: Sequen
 
     Args:
         trees: one of each drafter, with the same roots; sources are bits of their own.
-        discounts: of the drafters, see `Drafter.discount`.
-        budgets: most draft tokens of each request.
     """
     drafts = []
     steps = [_probabilities(tree, discount).tolist() for tree, discount in zip(trees, discounts, strict=True)]

@@ -28,15 +28,7 @@ from draftree.tree import TokenTree
 
 
 class SecondModel(Drafter):
-    """Base of the drafters that have a small model of their own; one may serve many calls, engines and threads.
-
-    Args:
-        model: a Hugging Face causal language model or encoder-decoder, on any device, of any type.
-        runner: drives the small model: auto, hooked, eager, cpu, cuda_graphs or in_place.
-
-    Raises:
-        TypeError, ValueError: a model that cannot draft.
-    """
+    """Base of the drafters that have a small model of their own; one may serve many calls, engines and threads."""
 
     padding: ClassVar[float] = 0.0  # share of the larger vocabulary by which the two may differ in size
 
@@ -89,11 +81,7 @@ class SecondModel(Drafter):
         return cls(model, **options)
 
     def bind(self, target: Target, *, eos_token_ids: Sequence[int] = ()) -> None:
-        """See `Drafter.bind`.
-
-        Raises:
-            ValueError: another vocabulary, or an encoder on one side only.
-        """
+        """See `Drafter.bind`."""
         with self._lock:
             runner = open_runner(self.model, self._choice)
             check_pair(runner.target, target, self.padding)
@@ -106,11 +94,7 @@ class SecondModel(Drafter):
                     self._small.begin(request, source)
 
     def begin(self, request: RequestState) -> None:
-        """See `Drafter.begin`.
-
-        Raises:
-            ValueError: a source that the small model's encoder cannot read.
-        """
+        """See `Drafter.begin`."""
         with self._lock:
             self._live[request.id] = request.source
             self._small.begin(request.id, request.source)
@@ -140,11 +124,7 @@ def check_pair(small: Target, large: Target, padding: float = 0.0) -> None:
     """Check that two models have one vocabulary, and that both or neither read a source.
 
     Args:
-        small, large: the models.
         padding: share of the larger vocabulary by which their sizes may differ.
-
-    Raises:
-        ValueError: they do not fit.
     """
     if large.encoder_decoder and not small.encoder_decoder:
         raise ValueError(

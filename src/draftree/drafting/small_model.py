@@ -71,11 +71,7 @@ class SmallModel:
         """Give a request a slot, and have the encoder of an encoder-decoder read its source.
 
         Args:
-            request: its id.
             source: LongTensor [L]; None for a decoder-only model.
-
-        Raises:
-            ValueError: no source where one is needed, or one that the encoder cannot read.
         """
         slot = len(self._slots)
         for store in self._stores:
@@ -209,8 +205,6 @@ class SmallModel:
         """Read one more depth of the trees behind the texts.
 
         Args:
-            requests: as of the last `read`.
-            tokens: of the new nodes, for each request.
             parents: node above each, in the order in which they were read; -1 for the newest certain token.
             depth: of the new nodes, from 1.
 

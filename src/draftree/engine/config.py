@@ -33,7 +33,6 @@ class EngineConfig:
     """Options of an engine.
 
     Attributes:
-        drafter: the drafter; None decodes plainly.
         slots: requests decoded together; others wait.
         shape: sizes the trees; by default `DynamicTree`.
         pruner: drops improbable draft tokens inside the pass (`EarlyPruning`); None for none.
@@ -46,7 +45,6 @@ class EngineConfig:
         recorder: records each step for `write_trace`; None for no record.
         keep_prefixes: whether a free slot keeps its keys and values for prompts with the same beginning; see
             `Scheduler`. Not with `strict`.
-        clock: returns seconds, for timing steps.
 
     Raises:
         TypeError, ValueError: a wrong option, or two that exclude each other.
@@ -115,9 +113,6 @@ def check_strict(runner: Runner) -> bool:
     In 16 bits the last bits of a row's logits can depend on the other rows of a pass. The runners `cpu` and
     `cuda_graphs` compute each row independently, and in strict mode a prompt passes alone, in chunks of one size. In
     float32 no mode is needed.
-
-    Raises:
-        ValueError: rows depend on each other on this runner, or the model is an encoder-decoder.
     """
     target = runner.target
     if target.encoder_decoder:

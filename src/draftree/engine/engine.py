@@ -251,11 +251,7 @@ class Engine:
             threads.shutdown(wait=False)
 
     def _next(self, request: Request, given: int) -> list[Emitted]:
-        """Return the tokens after the first `given`, stepping until there are any; [] if the text has ended.
-
-        Raises:
-            Exception: the error that ended the request.
-        """
+        """Return the tokens after the first `given`, stepping until there are any; [] if the text has ended."""
         while _silent(request, given):
             time.sleep(0)  # Lets another stream take its turn and read its tokens before the next step.
             with self._turn:

@@ -69,9 +69,7 @@ def tree_pass(
 
     Args:
         prefill: tokens before each root that are not in the cache yet (empty after the first pass).
-        trees: one tree per request.
         starts: committed context length of each request.
-        attachment: a drafter's own rows.
         prompt_lengths: see `Plan`.
         limit: the model's context; draft tokens beyond it are moved back to its last position.
         row_by_row, prompt: see `Plan`.
@@ -180,8 +178,6 @@ def score_prompt(runner: Runner, prompt: Sequence[int], count: int, cache: SlotC
     Other requests may run passes between the chunks.
 
     Args:
-        runner: of a decoder-only model.
-        prompt: token ids.
         count: number of most probable tokens to return with each.
         cache: of one slot, used by no other caller until the last chunk; its content is dropped.
     """

@@ -132,7 +132,6 @@ class RunStats:
     """Statistics of the requests of a run.
 
     Attributes:
-        requests: statistics of each.
         runner: name of the runner; None if it is unknown.
     """
 

@@ -271,15 +271,10 @@ def params_of(
     """Build the parameters of one request from the options of `generate`.
 
     Args:
-        target: of the engine.
-        prompt: token ids.
         given: options by name: those of Hugging Face's GenerationConfig, `seed`, `generation_config`,
             `stopping_criteria`, `tokenizer`, `grammar`, and the fields of `SamplingParams` in `OF_A_REQUEST`.
         encoder_input: LongTensor [L], input of the encoder; None for decoder-only models.
         padded_prompt: LongTensor [1, L], the prompt as processors see it; None for `prompt`.
-
-    Raises:
-        TypeError, ValueError: an unknown option, or a value out of range.
     """
     left = {name: value for name, value in given.items() if value is not None or name not in NOT_GIVEN_AS_NONE}
     own = {name: left.pop(name) for name in OF_A_REQUEST if name in left}
@@ -322,14 +317,9 @@ def params_for(
     """Build the parameters of one request from checked options, with logits processors of its own.
 
     Args:
-        model: the model.
-        options: of the call.
-        max_new_tokens: limit of new tokens.
         padded_length: length of the prompt as processors see it.
-        seed: of the sampling noise.
         encoder_ids: LongTensor [1, L], the input of the encoder (of the decoder if there is none).
         mask: [1, padded_length], 1 for real tokens of a padded prompt; None if all are real.
-        grammar: constraint of the answer; None for none.
         criteria: the request's own; None for those of the options.
     """
     config = copy.copy(options.config)

@@ -44,8 +44,6 @@ class Scheduler:
     """Put requests into slots and take them out.
 
     Args:
-        runner: of the engine.
-        cache: keys and values, by slot.
         encoder: cross attention of an encoder-decoder, by slot; None for other models.
         keeps: whether free slots keep prefixes. They never do if keys depend on more than the tokens before them
             (encoder-decoders, prompts read both ways, rotary angles that depend on the length of the text, hooks).

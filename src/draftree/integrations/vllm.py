@@ -72,9 +72,6 @@ class LookaheadProposer:
 
     Args:
         vllm_config: vLLM's, with the number of draft tokens, the longest text and the end-of-sequence ids.
-
-    Raises:
-        ValueError: an unsupported version of vLLM.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -106,7 +103,6 @@ class LookaheadProposer:
             sampled_token_ids: new tokens of each row; none while its prompt is being read.
             num_tokens_no_spec: int [rows], number of tokens of each row, new ones included.
             token_ids_cpu: int [rows, longest text].
-            slot_mappings: unused.
         """
         before, self._rows = self._rows, {}
         drafts: list[list[int]] = []

@@ -42,12 +42,8 @@ def started(found: ctypes.CDLL, widest: int) -> ctypes.CDLL | None:
     """Set the signatures of a library and return it; None if it is stale.
 
     Args:
-        found: as loaded.
         widest: the most floats of a register that it may compute with, 4, 8 or 16 of a vector or 256 of a matrix; fewer
             where the processor has less.
-
-    Raises:
-        AttributeError: it lacks a function.
     """
     found.layer_start.restype = c_int32
     found.layer_start.argtypes = [c_void_p] * 3 + [c_int32]

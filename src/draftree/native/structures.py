@@ -122,10 +122,6 @@ class T5Decoder(Structure):
 def address(tensor: Tensor, dtype: torch.dtype) -> int:
     """Return the address of a tensor's first element.
 
-    Args:
-        tensor: read or written by C.
-        dtype: the type that C expects.
-
     Raises:
         RuntimeError: another type, another device, or gaps: C would read something else.
     """

@@ -34,11 +34,6 @@ EPSILON = 1e-6
 class EarlyHeadWeights(nn.Module):
     """h -> head(x + U V x) or head(P x), where x is the normed h.
 
-    Args:
-        hidden_size: d.
-        rank: of the low-rank projection; 0 for a full one.
-        places: how many tokens are predicted; 1 for the next one alone.
-
     Attributes:
         norm: [d], gains of a root-mean-square norm.
         down, up: V [rank, d] and U [d, rank] of the low-rank projection, U starting at 0.
@@ -152,12 +147,7 @@ class EarlyPruning:
         """Return the pruner of one engine's passes.
 
         Args:
-            runner: the engine's.
             cost: of its steps by their number of rows; None prunes every pass.
-            clock: seconds.
-
-        Raises:
-            ValueError: a model of other shapes.
         """
         target = runner.target
         found = {"hidden_size": target.hidden_size, "layers": len(target.layers), "vocab_size": target.vocab_size}

@@ -39,9 +39,7 @@ class Worth:
     """Decides for the passes of one engine.
 
     Args:
-        looks: measurements of pruned passes.
         target: the model, which is pruned behind `layer` layers.
-        layer: see there.
         cost: of its steps; None prunes every pass.
     """
 
@@ -122,9 +120,7 @@ class Pruner:
         """Return the rows that stay, given the states of all (`Surgery.keep`); None for all of them.
 
         Args:
-            trees: the nodes.
             visible: BoolTensor [B, T, T], the attention mask of the nodes and the rows attached behind them.
-            hidden: [B, T, d].
         """
         if hidden.is_cuda:
             torch.cuda.synchronize(hidden.device)  # the queued layers are not part of the measured time
@@ -201,7 +197,6 @@ def _resolved(total: int, surgery: Surgery, rows: Tensor) -> Surgery:
 
     Args:
         total: rows that had a number before this surgery.
-        surgery: appends rows.
         rows: LongTensor [B, N], numbers of the rows that are left; -1 in padding.
     """
     visible, positions, append = surgery.visible, surgery.positions, surgery.append

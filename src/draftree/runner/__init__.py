@@ -79,11 +79,7 @@ def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
 
 
 def layout_of(model: Any) -> ModelLayout:
-    """Return the facts of a model that one pass through its own `forward` shows.
-
-    Raises:
-        TypeError, ValueError: as `open_runner`, or a model that is not understood.
-    """
+    """Return the facts of a model that one pass through its own `forward` shows."""
     runner = open_runner(model, "hooked")
     assert isinstance(runner, HookedRunner)
     return runner.layout

@@ -43,7 +43,6 @@ def per_row_angles(
     """Return the output of a length-dependent rotary `module`, in most families cosines and sines [B, N, dim], by row.
 
     Args:
-        module: the model's rotary module.
         x: a tensor of the rows' device and dtype.
         positions: LongTensor [B, N].
         prompt_lengths: per request, the least length that picks frequencies; empty for none.
@@ -95,9 +94,7 @@ class Rotation:
 
     Args:
         width: entries that are turned, the first ones.
-        dim: width of a head.
         neighbours: pairs are neighbours, not entries of the two halves.
-        device: where the heads are.
 
     Attributes:
         plain: all of a head is turned, its halves against each other.
@@ -159,10 +156,8 @@ class PassMasks:
     """Masks of one segment for every layer kind, built once each.
 
     Args:
-        segment: the rows.
         cache: open for the pass.
         first: slot of the first request.
-        dtype: of additive masks.
         plain_row: whether a row that sees everything may have no mask.
     """
 

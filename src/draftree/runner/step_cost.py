@@ -39,9 +39,6 @@ class StepCost:
     Args:
         rows: ascending row counts, at least two.
         seconds: of a step with that many rows.
-
-    Raises:
-        ValueError: fewer than two row counts, or a time that is not over 0.
     """
 
     def __init__(self, rows: Any, seconds: Any) -> None:

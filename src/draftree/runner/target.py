@@ -84,9 +84,6 @@ class Target:
 
         Plain training mode changes nothing in models without dropout, and is left alone as Hugging Face's
         `generate` leaves it.
-
-        Raises:
-            ValueError: dropout is active, or gradient checkpointing would drop the cache.
         """
         for module in self.model.modules():
             if not module.training:

@@ -183,7 +183,6 @@ def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None =
 
     Args:
         engine: with `keep_prefixes=True` for dialogues; the application closes it at its end.
-        tokenizer: the model's.
         settings: names and limits; None for the defaults.
 
     Raises:
@@ -313,10 +312,8 @@ class Launch:
     Attributes:
         model: folder or hub name; None for the embedded model.
         parts: makes `drafter` and `pruner` for `Engine` from the model and its tokenizer.
-        settings: names and limits.
         runner, strict: see `Engine`.
         threads: CPU threads; None for torch's default.
-        placement: device and dtype of the model.
     """
 
     model: str | None

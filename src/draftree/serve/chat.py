@@ -250,7 +250,6 @@ class MessageReader:
 
         Args:
             text: next text, with special tokens if `raw`.
-            last: the output ends with this text.
             end_token: text of the special token that ended the output, "" for none; it is never content.
         """
         if self._parser is None:

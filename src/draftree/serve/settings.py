@@ -112,12 +112,10 @@ class ServerSettings:
         model_name: name of the model in requests and responses.
         root: hub name or folder of the model, which requests may name too; empty for `model_name`.
         api_keys: keys that admit a request, stripped of blanks; empty admits all requests.
-        slots: requests decoded together.
         queue: most requests that wait for a slot; more get status 429.
         max_prompt_tokens: longest prompt; None for the model's context.
         max_output_tokens: most tokens of one output; None for the model's context.
         max_choices: most outputs of one request: `n`, and prompts in a list.
-        max_body_bytes: longest body of a request.
         body_seconds: longest time to receive a body.
         allowed_hosts: hosts that a Host header may name; others get status 421. Empty allows all. Pages of other sites
             whose names resolve to this machine (DNS rebinding) send their own name.

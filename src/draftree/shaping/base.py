@@ -40,7 +40,6 @@ class Sizer(ABC):
         """Return what the coming step drafts, and whether it prepares the one after it.
 
         Args:
-            requests: of the step.
             most: draft tokens that the drafter can use.
         """
 
@@ -72,8 +71,6 @@ class Shape(ABC):
 
         Args:
             cost: seconds of a step by its number of rows; None if the shape does not measure.
-            drafter: drafts.
-            pruner: drops draft tokens inside the pass; None for none.
             packed: whether only real rows cost; otherwise trees are padded to the largest.
         """
 

@@ -54,11 +54,7 @@ class DynamicTree(Shape):
     def bind(
         self, cost: StepCost | None, drafter: Drafter, pruner: Pruner | None = None, *, packed: bool = True
     ) -> Sizer:
-        """See `Shape.bind`.
-
-        Raises:
-            ValueError: no step cost was given or measured.
-        """
+        """See `Shape.bind`."""
         known = self._given or cost
         if known is None:
             raise ValueError("DynamicTree needs the cost of steps: give `bind` a StepCost.")

@@ -24,11 +24,7 @@ NAMES = "'best-first', 'chain', 'full-K', 'efficient-K' or 'efficient-code-K' (K
 
 
 def ordered(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Return the nodes of a choice list, each once, by depth and ranks.
-
-    Raises:
-        ValueError: a node that is none, or one whose parent is missing.
-    """
+    """Return the nodes of a choice list, each once, by depth and ranks."""
     nodes = sorted({tuple(int(rank) for rank in node) for node in choices}, key=lambda node: (len(node), node))
     known = {(), *nodes}
     for node in nodes:
@@ -146,11 +142,6 @@ def choices_named(tree: str | Sequence[Sequence[int]], depth: int) -> Choices:
 
     Args:
         tree: "chain", "full-K", "efficient-K", "efficient-code-K", or a choice list.
-        depth: of the candidates.
-
-    Raises:
-        ValueError: an unknown name, more than 4096 nodes, or a list that is empty, deeper than the candidates or lacks
-            a prefix.
     """
     if isinstance(tree, str):
         found = re.fullmatch(r"(chain)|(full|efficient|efficient-code)-([1-9][0-9]*)", tree)

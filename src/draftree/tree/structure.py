@@ -77,11 +77,7 @@ def on_cpu(parents: np.ndarray) -> Structure:
 
 
 def check_parents(parents: np.ndarray) -> None:
-    """Refuse nodes that do not come behind their parents, [B, N].
-
-    Raises:
-        ValueError: there is one.
-    """
+    """Refuse nodes that do not come behind their parents, [B, N]."""
     if (parents >= np.arange(parents.shape[1])).any():
         raise ValueError(
             "A draft tree has a node that does not stand behind its parent: parents are numbers of draft tokens, from "

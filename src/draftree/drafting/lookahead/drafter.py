@@ -205,11 +205,7 @@ class Lookahead(Drafter):
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """Return a short name of a tokenizer's vocabulary; equal names mean equal ids for equal text.
-
-    Raises:
-        TypeError: the object is not a tokenizer.
-    """
+    """Return a short name of a tokenizer's vocabulary; equal names mean equal ids for equal text."""
     import hashlib
 
     if not hasattr(tokenizer, "get_vocab"):

@@ -137,8 +137,6 @@ class Trie:
         """Return the best `budget` draft tokens after the request's newest token (section 4.3.2).
 
         Args:
-            request: its number.
-            budget: limit of nodes.
             depth: limit of levels, at most `branch_length` (the default).
             mode: "hierarchical" merges shared prefixes, "parallel" repeats them in each branch (section 4.2), "single"
                 is one branch.
@@ -202,11 +200,7 @@ class Trie:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], tokenizer_fingerprint: str, *, compiled: bool = True) -> Trie:
-        """Read a trie that `save` wrote; it gives the same drafts.
-
-        Raises:
-            ValueError: there is no such file, it is not a trie, is damaged, or belongs to another tokenizer.
-        """
+        """Read a trie that `save` wrote; it gives the same drafts."""
         if not os.path.isfile(path):
             raise ValueError(f"There is no trie file {os.fspath(path)!r}: give one that Lookahead.save wrote.")
         try:

@@ -114,8 +114,6 @@ class CompiledAngles:
 
     Args:
         angles: of the rows, [B, n, 1, dim]; [1, R, 1, dim] of all real rows where there are `sizes`.
-        segment: the rows.
-        stack: the layers that read this.
         sizes: rows of each request, the first ones, where rows behind them are left out and the others lie one behind
             the other; None where all are there.
         entry: [R, inputs], what layers without an input norm read in place of their rows; None where they read these.

@@ -82,12 +82,7 @@ def pack_weights(model: Any) -> None:
 
 
 def pack_own(model: Any, runner: str) -> None:
-    """Pack a newly loaded model in place if the runner would otherwise copy much of it.
-
-    Args:
-        model: a Hugging Face model.
-        runner: name of the runner that will drive it.
-    """
+    """Pack a newly loaded model in place if the runner would otherwise copy much of it."""
     if runner not in ("auto", "cpu"):
         return
     with suppress(TypeError, ValueError):

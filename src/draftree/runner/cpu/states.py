@@ -53,10 +53,8 @@ class CompiledStates(RecurrentCache):
     """A `RecurrentCache` whose passes and commits run in C.
 
     Args:
-        library: the compiled functions.
         layers: by number, the compiled layers.
         threads: function of a number of multiplications.
-        given: as for `RecurrentCache`.
     """
 
     def __init__(self, library: ctypes.CDLL, layers: Any, threads: Any, *given: Any) -> None:

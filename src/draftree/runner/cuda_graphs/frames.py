@@ -70,11 +70,7 @@ _recording = threading.Lock()
 
 
 class CudaCapture(Capture):
-    """CUDA graphs that share one memory pool, since one graph is replayed at a time.
-
-    Args:
-        device: a CUDA device.
-    """
+    """CUDA graphs that share one memory pool, since one graph is replayed at a time."""
 
     costly = True
 
@@ -289,9 +285,7 @@ class Buffers:
         Requests that pad the batch write behind the rows of the request with the shortest context.
 
         Args:
-            packed: memory of the pass's frame.
             segment: n <= R rows of b <= B requests.
-            first: slot of the first request.
             starts: KV position of each request's first row.
             tokens: LongTensor [b, n]; None where rows come from the layers before.
             injected: how many rows, the last ones, enter as embeddings.

@@ -51,10 +51,8 @@ def add_norm(x: Tensor, more: Tensor | None, weight: Tensor | None, epsilon: flo
     """Return x + more, and its norm.
 
     Args:
-        x: [..., d].
         more: [P, ..., d], the parts of a summand; None for none.
         weight: of the norm, [d]; None for no norm, so that x + more is returned twice.
-        epsilon: of the norm.
     """
     x = x.contiguous()
     width = x.shape[-1]
@@ -133,7 +131,6 @@ def rotate_and_store(
         slots: LongTensor [B], each request's slot.
         starts: LongTensor [B], the KV position of each request's first row.
         stores: keys and values of the layer, each [slots, kv, capacity, dim].
-        groups: query heads to a key/value head.
 
     Returns:
         the rotated queries [B, kv, groups * n, dim].
@@ -296,14 +293,11 @@ def attend(
     """Return the attention of queries [B, kv, groups * n, dim], as [B, n, kv * groups * dim].
 
     Args:
-        query: of the rows.
         keys, values: [slots, kv, K, dim]. KV positions behind a request's rows are not read. The positions of a head
             follow each other in memory.
         mask: [B, n, K], added to the scores.
         slots: LongTensor [B], each request's slot.
         starts: LongTensor [B], the KV position of each request's first row.
-        groups: query heads to a key/value head.
-        scaling: of the scores.
         order: LongTensor [B, n, K], for rows that attend as each would in a pass of its own: the KV positions in the
             order of that pass. `starts` is [B, n] then, the row's own place in its order, and nothing behind it is
             read. With an order the result has other last bits than without.
@@ -335,11 +329,7 @@ def attend(
 
 
 def check(kv: int, groups: int, dim: int, activation: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Run every kernel once, as a model's layers will.
-
-    Raises:
-        Exception: Triton cannot compile or run one of them.
-    """
+    """Run every kernel once, as a model's layers will."""
 
     def ones(*shape: int) -> Tensor:
         return torch.ones(shape, dtype=dtype, device=device)

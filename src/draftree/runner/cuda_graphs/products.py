@@ -179,11 +179,7 @@ def shared_bytes(device: torch.device) -> int:
 
 
 def check(activation: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Run the kernel once in each of its forms.
-
-    Raises:
-        Exception: Triton cannot compile or run it.
-    """
+    """Run the kernel once in each of its forms."""
     x, linear = torch.ones(2, 640, dtype=dtype, device=device), (torch.ones(64, 640, dtype=dtype, device=device), None)
     product(x, [linear, linear])
     product_in_parts(x, linear)
@@ -196,7 +192,6 @@ class KernelLayer(TensorLayer):
     """The same layer, on the same weights; its rows' keys and values go to `FixedSlots`.
 
     Args:
-        layer: in tensor operations.
         next_norm: first norm of the next layer, which the last kernel of this one computes; None for none.
     """
 

@@ -31,11 +31,7 @@ class FixedSlots:
     """Stands in for the cache in the layers of one pass: writes at given KV positions, returns a band of them.
 
     Args:
-        frame: the pass's shape.
-        slots: LongTensor [B], each request's slot.
         starts: LongTensor [B], the KV position at which its rows begin.
-        row: LongTensor [R], 0, 1, ...
-        stores: keys and values of every layer.
 
     Attributes:
         by_torch: see the function of this name.
@@ -207,15 +203,7 @@ class Recording:
 
 
 def recording_of(frame: Frame, model: Recorded, stores: Stores, buffers: Buffers, kv_positions: Tensor) -> Recording:
-    """Return what passes of `frame` do, not recorded yet.
-
-    Args:
-        frame: the pass's shape.
-        model: what is run.
-        stores: keys and values of every layer.
-        buffers: memory of inputs and outputs.
-        kv_positions: LongTensor of at least K numbers 0, 1, ...
-    """
+    """Return what passes of `frame` do, not recorded yet."""
     target, take, dtype = model.target, buffers.take, model.target.dtype
     packed, shape = buffers.packed(frame), (frame.batch, frame.rows, target.hidden_size)
     out = Outputs(

@@ -71,11 +71,7 @@ def has_kernels(parts: Parts, dtype: torch.dtype, device: torch.device) -> bool:
 
 
 class CudaGraphRunner(EagerRunner):
-    """Drives models of the families in `eager.parts`; see `Runner`.
-
-    Attributes:
-        recorded: number of recordings made so far.
-    """
+    """Drives models of the families in `eager.parts`; see `Runner`."""
 
     name = "cuda_graphs"
 

@@ -272,11 +272,7 @@ def may_copy(model: Any, device: torch.device, *, much_faster: bool) -> bool:
 
 
 class StockProduct:
-    """Linears on the same input, by the stock weights: nothing is copied.
-
-    Args:
-        linears: stock modules with the same input.
-    """
+    """Linears on the same input, by the stock weights: nothing is copied."""
 
     def __init__(self, linears: list[nn.Linear]) -> None:
         self._linears: list[Any] = list(linears)

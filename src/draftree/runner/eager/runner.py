@@ -148,10 +148,6 @@ class TensorHead:
 class AngleTables:
     """The angles of one model.
 
-    Args:
-        target: of a family in `parts`.
-        dim: width of a head.
-
     Attributes:
         rotation: which entries of a head turn with which.
         tables: cosines by position [P, dim], and sines with their signs, by kind of layer or under None for all kinds.
@@ -189,11 +185,7 @@ class AngleTables:
         """Return the angles of a segment's rows in layers of that kind.
 
         Args:
-            positions: of the rows, [B, n].
             prompt_lengths: see `Plan`.
-            dtype: of the rows' states.
-            cache: where the layers put keys and values.
-            kind: of the layers.
         """
         if self.by_length:
             like = torch.empty(0, dtype=dtype, device=positions.device)
@@ -205,14 +197,7 @@ class AngleTables:
 
 
 class SegmentRows:
-    """Angles, masks and attention of the rows that enter a run of layers.
-
-    Args:
-        tables: the model's angles.
-        masks: of the rows.
-        cache: where the layers put keys and values.
-        plan: of the pass.
-    """
+    """Angles, masks and attention of the rows that enter a run of layers."""
 
     def __init__(self, tables: AngleTables, masks: PassMasks, cache: Any, plan: Plan | None = None) -> None:
         self.tables, self.masks, self.cache, self._plan = tables, masks, cache, plan
@@ -249,11 +234,7 @@ class SegmentRows:
 
 
 class EagerRunner(Runner):
-    """Drives models of the families in `parts`; see `Runner`.
-
-    Raises:
-        ValueError: a model that does not qualify.
-    """
+    """Drives models of the families in `parts`; see `Runner`."""
 
     name = "eager"
     fuses = True  # linears that read the same rows, into one product with copies of their weights

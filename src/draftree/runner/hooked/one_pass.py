@@ -36,7 +36,6 @@ class StockModel:
     """Facts of a model that its hooked passes need.
 
     Attributes:
-        target: its facts for every runner.
         family: its needs in addition to masks and positions.
         takes_positions: whether its `forward` takes position ids.
         signatures: of the `forward` of each layer.
@@ -55,12 +54,7 @@ class StockModel:
 
 
 class HookedPass:
-    """One forward call and the hooks that live as long as it does.
-
-    Args:
-        stock: the model.
-        plan, cache, first, encoder: as of `Runner.run`.
-    """
+    """One forward call and the hooks that live as long as it does."""
 
     def __init__(self, stock: StockModel, plan: Plan, cache: SlotCache, first: int, encoder: Any) -> None:
         self.stock, self.plan, self.cache, self.first, self.encoder = stock, plan, cache, first, encoder

@@ -79,12 +79,8 @@ def layout_of(target: Target, cache: SlotCache, one_row: OneRow) -> ModelLayout:
     """Return the facts of a model.
 
     Args:
-        target: the model.
         cache: an empty one, of one slot.
         one_row: passes a row through the stock model's own `forward`.
-
-    Raises:
-        ValueError: layers differ in the shape of their keys, or the modules before the head are not understood.
     """
     with lock_of(target.model):
         calls: list[nn.Module] = []  # behind the last layer, in order
@@ -238,9 +234,6 @@ TOLERANCE_16_BIT = 0.05
 
 def check_trees(runner: Runner) -> float:
     """Compare a tree's logits with its branches'; return the relative difference, largest in fp32, median in 16 bits.
-
-    Args:
-        runner: of the model.
 
     Raises:
         ValueError: they differ, so drafts would change the model's text; or a model that fails in such a pass.

@@ -69,8 +69,6 @@ class SlotCache(Cache):
     """Keys and values of `slots` requests for every layer; accepted by any Hugging Face `forward`.
 
     Args:
-        layers: number of decoder layers.
-        slots: number of requests held at once.
         capacity: KV positions to allocate at first use (grows by blocks when needed).
         prefix: per-layer (keys, values), each [kv heads, P, head dim], the deep prefix; None for none.
 
@@ -319,8 +317,6 @@ class GradientCache(SlotCache):
     Training runs the plans of inference through the same runner; only the cache differs.
 
     Args:
-        layers: number of decoder layers.
-        batch: number of sequences.
         prefix: per-layer (keys, values) that rows may see, each [kv heads, P, head dim], or [B, ..] where they differ
             by sequence; None for none.
         context: the KV positions that the rows see before them, as many in every slot, without gradients; None for

@@ -19,12 +19,7 @@ from draftree.runner.target import Target
 
 
 class EncoderState(SlotCache):
-    """Cross attention of the requests in a slot cache, whose `lengths` are those of the sources, 0 for none.
-
-    Args:
-        target: an encoder-decoder.
-        slots: number of requests held at once.
-    """
+    """Cross attention of the requests in a slot cache, whose `lengths` are those of the sources, 0 for none."""
 
     def __init__(self, target: Target, slots: int) -> None:
         super().__init__(len(target.layers), slots)
@@ -35,7 +30,6 @@ class EncoderState(SlotCache):
         """Encode one request's source and store its cross keys and values in `slot`.
 
         Args:
-            slot: slot of the request.
             input_ids: LongTensor [L], the source; ignored where `states` are given.
             states: floating [L, d], the encoder's output where it is known.
         """

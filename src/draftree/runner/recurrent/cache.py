@@ -236,11 +236,7 @@ class RecurrentCache(SlotCache):
         super()._resize(slots, capacity)
 
     def keep(self, slot: int, length: int, tail: list[int]) -> None:
-        """Refuse: a state cannot be shortened.
-
-        Raises:
-            ValueError: the context would become shorter.
-        """
+        """Refuse: a state cannot be shortened."""
         if length < self.lengths[slot] or tail:
             raise ValueError("A recurrent state cannot be cut back to fewer tokens.")
 

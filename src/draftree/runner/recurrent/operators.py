@@ -51,7 +51,6 @@ def gated_delta_rule(own: Step, query: Tensor, key: Tensor, value: Tensor, **opt
     """Describe a call of the gated delta rule (Qwen 3.5, Olmo Hybrid) or of Kimi Delta Attention.
 
     Args:
-        own: the model's one-token function.
         query, key, value: [B, n, heads, width].
         options: `g` and `beta` [B, n, heads, ...], and further arguments of the model's function.
     """
@@ -75,7 +74,6 @@ def mamba2(
     The one-token function does not limit dt, also where the scan does, as in Hugging Face's decoding.
 
     Args:
-        own: the model's one-token function.
         x: [B, n, heads, width]; dt [B, n, heads]; A, D, dt_bias [heads]; B, C [B, n, groups, state size].
     """
     width = x.shape[3]
@@ -102,7 +100,6 @@ def mamba1(
     """Describe a call of Mamba-1's scan (Jamba, Falcon Mamba).
 
     Args:
-        own: the model's one-token function.
         x: [B, channels, n], as dt and z; A [channels, state size]; B, C [B, state size, n]; D [channels].
     """
 
@@ -200,11 +197,9 @@ def convolve_tree(own: Step, inputs: Tensor, kept: Tensor, forest: Forest, *give
     """Return the convolution of each row's own window.
 
     Args:
-        own: the model's one-token function.
         inputs: [B, channels, n].
         kept: last inputs of the context, [B, channels, kernel].
         forest: ancestry of the rows.
-        given, options: further arguments of the model's function.
     """
     batch, channels, count = inputs.shape
     windows = forest.windows(kept.shape[2])  # [B, n, kernel]
@@ -243,7 +238,6 @@ def replaced_operators(files: tuple[str, ...], handler: Any) -> Iterator[None]:
     """Replace the functions for many tokens of modelling files in this thread, inside this context.
 
     Args:
-        files: names of loaded modules.
         handler: has `convolve(own, inputs, ...)` and `scan(describe, own, ...)`, with `own` the one-token functions.
     """
     for file in files:

@@ -34,8 +34,6 @@ def pack_blocks(rows: NDArray[np.uint8], form: str, inputs: int) -> Tensor:
 
     Args:
         rows: uint8 [outputs, bytes of a row], as they lie in the file.
-        form: of `FORMATS`.
-        inputs: weights of a row.
 
     Returns:
         uint8 [groups, bytes of a group].
@@ -66,9 +64,6 @@ def floats_of(packed: Tensor, form: str, inputs: int, outputs: Tensor) -> Tensor
     """Dequantise the weights of some outputs.
 
     Args:
-        packed: uint8, on the CPU.
-        form: of `FORMATS`.
-        inputs: weights of an output.
         outputs: LongTensor [n], which.
 
     Returns:
@@ -92,9 +87,6 @@ class PackedEmbedding(nn.Module):
     """An embedding whose table stays in blocks; a tied head may read the same weights.
 
     Attributes:
-        packed: uint8, see `pack_blocks`.
-        form: of `FORMATS`.
-        num_embeddings, embedding_dim: as of `nn.Embedding`.
         stock: the class of transformers or torch that this stands for.
         scale: by which Gemma multiplies what it looks up.
     """
@@ -113,11 +105,7 @@ class PackedEmbedding(nn.Module):
         return all_floats(self.packed, self.form, self.embedding_dim, self.num_embeddings)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Look up LongTensor [...], as float32 [..., embedding_dim].
-
-        Raises:
-            IndexError: an id outside of the table.
-        """
+        """Look up LongTensor [...], as float32 [..., embedding_dim]."""
         flat = ids.reshape(-1)
         if len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < self.num_embeddings:
             raise IndexError(f"a token id is outside of the vocabulary of {self.num_embeddings}")

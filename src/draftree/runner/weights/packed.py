@@ -45,9 +45,6 @@ def in_16_bits(weight: Tensor) -> Tensor:
 def to_packed(weight: Tensor) -> Tensor:
     """Pack weights, with zeros behind the last output.
 
-    Args:
-        weight: [outputs, inputs].
-
     Returns:
         [groups, inputs, LANES]; of types of which n lie together (`IN_WORD`), where inputs fill whole words,
         [groups, inputs / n, LANES, n].
@@ -79,7 +76,6 @@ def matrix_of(
     Args:
         packed: contiguous; of 16 bits also where results are float32.
         bias: [outputs] in float32, or None.
-        outputs: number of outputs.
         dtype: of results, to which they are rounded.
         scales: [outputs] in float32, of weights of 8 bits.
     """
@@ -113,7 +109,6 @@ class Packed:
     Packed linears of one piece of memory, one behind the other, are read where they are; others are copied.
 
     Attributes:
-        described: the matrix for C.
         nbytes: bytes that copies of weights take.
     """
 
@@ -187,11 +182,7 @@ def linear_bytes(target: Any) -> int:
 
 
 def misfit(groups: Sequence[Sequence[Any]]) -> str | None:
-    """Return why linears cannot be packed; None if they can.
-
-    Args:
-        groups: linears that read the same input, each group one matrix.
-    """
+    """Return why linears cannot be packed; None if they can."""
     for linears in groups:
         if all(in_blocks(m) for m in linears):
             continue
