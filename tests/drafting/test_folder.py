@@ -252,30 +252,6 @@ def test_base_names_no_path_of_this_machine(demo):
     assert base.model_type == "llama"
 
 
-def test_push_to_hub_uploads_what_save_writes(held, monkeypatch):
-    drafter, folder = held
-    calls = {}
-
-    class Hub:
-        def __init__(self, token=None):
-            calls["token"] = token
-
-        def create_repo(self, repo_id, private=None, exist_ok=False):
-            calls["repo"] = (repo_id, private, exist_ok)
-            return type("Url", (), {"repo_id": repo_id})
-
-        def upload_folder(self, *, repo_id, folder_path, commit_message):
-            from pathlib import Path
-
-            calls["files"] = {p.name: p.read_bytes() for p in Path(folder_path).iterdir()}
-            return "https://hub/commit"
-
-    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
-    assert drafter.push_to_hub("me/bita", private=True, token="t") == "https://hub/commit"
-    assert calls["repo"] == ("me/bita", True, True)
-    assert calls["files"] == {p.name: p.read_bytes() for p in folder.iterdir()}
-
-
 @pytest.mark.parametrize(("method", "floor"), [("medusa", 1.4), ("hidden-transfer", 1.4), ("bita", 1.1)])
 def test_shipped_drafters_fit_the_embedded_model_and_are_of_use(demo, method, floor):
     from draftree.models import encode_prompt

@@ -149,21 +149,6 @@ class Trained(ABC):
         (folder / WEIGHTS).write_bytes(save(tensors, {"format": "pt"}))  # `save_file` lets the owner alone read it
         (folder / CONFIG).write_text(text, encoding="utf-8")
 
-    def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
-        """Upload the folder to a hub repository, which is made if it is missing; return the commit's address."""
-        import tempfile
-
-        from huggingface_hub import HfApi
-
-        with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder)
-            api = HfApi(token=token)
-            name = str(api.create_repo(repo_id, private=private, exist_ok=True).repo_id)
-            commit = api.upload_folder(
-                repo_id=name, folder_path=folder, commit_message=f"{self.method} drafter of draftree"
-            )
-        return str(commit)
-
     @classmethod
     def from_pretrained(cls, folder_or_repo: str | Path, model: Any, *, same_weights: bool = True) -> Self:
         """Read a folder or hub repository of this method; see `load_drafter`."""

@@ -20,7 +20,7 @@ from draftree.grammar.llguidance import (
     read_tokenizer,
     translate,
 )
-from draftree.grammar.schema import prepare
+from draftree.grammar.schema import check_numbers
 from draftree.grammar.state import GrammarState
 
 KEPT = 128  # Compiled grammars per tokenizer, by latest use.
@@ -104,7 +104,8 @@ class Grammar:
                 f"The schema is a {type(schema).__name__}: give a dict, its JSON text, or a pydantic model."
             )
         try:
-            text = json.dumps(prepare(schema), ensure_ascii=False)
+            check_numbers(schema)
+            text = json.dumps(schema, ensure_ascii=False)
         except GrammarError:
             raise
         except (TypeError, ValueError, RecursionError) as error:
