@@ -124,6 +124,8 @@ def encode_seen(
     try:
         processor = AutoProcessor.from_pretrained(tokenizer.name_or_path)
     except Exception as error:  # Missing files and packages raise different errors.
+        if "torchvision" in str(error).lower():
+            raise ValueError("This model's processor needs torchvision: pip install torchvision.") from error
         raise ValueError(f"The model's processor of images cannot be loaded ({brief(error)}).") from error
     if not hasattr(processor, "image_processor"):
         raise ValueError("The model's folder has no processor of images: leave images out.")

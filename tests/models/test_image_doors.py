@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from PIL import Image
 from seeing_models import llava_folder
 from serve_driver import serving
+from transformers import AutoConfig, AutoTokenizer
 from typer.testing import CliRunner
 
 import draftree
@@ -157,6 +159,24 @@ def test_a_server_of_a_model_of_text_refuses_images(server: Any) -> None:
     refused = server.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]})
     assert refused.status_code == 400
     assert "reads text alone" in refused.json()["error"]["message"]
+
+
+def test_absent_packages_are_named(demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    demo.tokenizer.save_pretrained(tmp_path)
+    AutoConfig.for_model("qwen2_vl").save_pretrained(tmp_path)
+    for name in ("preprocessor", "video_preprocessor"):
+        kind = {"image_processor_type": "Qwen2VLImageProcessor", "video_processor_type": "Qwen2VLVideoProcessor"}
+        file = tmp_path / f"{name}_config.json"
+        file.write_text(json.dumps({**kind, "processor_class": "Qwen2VLProcessor"}), encoding="utf-8")
+    tokenizer, seen = AutoTokenizer.from_pretrained(tmp_path), message(ASKED, picture(0))
+    # As where it is absent, which it is in some environments.
+    monkeypatch.setattr("transformers.utils.import_utils.is_torchvision_available", lambda: False)
+    with pytest.raises(ValueError, match="pip install torchvision"):
+        encode_seen(tokenizer, [seen])
+    data = picture(0)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ValueError, match="pip install pillow"):
+        open_image(data)
 
 
 def test_a_picture_of_too_many_pixels_is_refused_before_it_is_unpacked() -> None:
