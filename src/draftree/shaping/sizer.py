@@ -122,8 +122,7 @@ class DynamicSizer(Sizer):
         self._learned, self._times, self._drafter, self._pruner = learned, times, drafter, pruner
         self._max_nodes = max_nodes
         self._first_way = UNPREPARED if UNPREPARED in ways else PLAIN  # of a step without preparation
-        self._adds_rows = drafter.rows(1) > 1
-        self._packed = packed and pruner is None and not self._adds_rows  # rows made inside a pass are padded
+        self._packed = packed and pruner is None and drafter.rows(1) <= 1  # rows made inside a pass are padded
         self._next: dict[int, int] = {}  # by request: how it drafts in the next step to be planned
         self._recent: dict[int, float] = {}  # by request: draft tokens of the largest recent tree
         self._since: dict[int, tuple[int, int]] = {}  # by batch: steps that attached rows, and how many may in a row
@@ -191,7 +190,7 @@ class DynamicSizer(Sizer):
         """
         way = self._policy.next()
         since, most = self._since.get(batch, (0, BARE_FIRST))
-        if way == PREPARED and self._adds_rows and since >= most:
+        if way == PREPARED and since >= most and self._drafter.rows(1) > 1:
             self._since[batch] = 0, min(2 * most, BARE_LAST)
             return self._first_way
         self._since[batch] = since + 1 if way == PREPARED else 0, most
