@@ -240,10 +240,11 @@ def test_messages_for_templates(demo: Any) -> None:
     messages = [Message.model_validate(m) for m in said]
     plain = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi there"}]
     expected = demo.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
-    assert chat_prompt(demo.tokenizer, messages)[0] == demo.tokenizer(expected, add_special_tokens=False).input_ids
+    ids, _ = chat_prompt(demo.tokenizer, messages, None)
+    assert ids == demo.tokenizer(expected, add_special_tokens=False).input_ids
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "no json"}}
     with pytest.raises(ApiError, match="no JSON"):
-        chat_prompt(demo.tokenizer, [Message.model_validate({"role": "assistant", "tool_calls": [call]})])
+        chat_prompt(demo.tokenizer, [Message.model_validate({"role": "assistant", "tool_calls": [call]})], None)
 
 
 def test_usage_in_a_stream_counts_its_chunks(demo: Any) -> None:
@@ -284,7 +285,7 @@ def shown(demo: Any, template: str, *messages: dict[str, Any]) -> str:
     """Return the prompt of messages by a template."""
     tokenizer = copy.deepcopy(demo.tokenizer)
     tokenizer.chat_template = "{% for m in messages %}" + template + "{% endfor %}"
-    return str(tokenizer.decode(chat_prompt(tokenizer, [Message.model_validate(one) for one in messages])[0]))
+    return str(tokenizer.decode(chat_prompt(tokenizer, [Message.model_validate(one) for one in messages], None)[0]))
 
 
 LOOPS = "{{ m.role }}:{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %};"
