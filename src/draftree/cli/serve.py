@@ -15,7 +15,7 @@ import typer
 from draftree.cli.decoding import Drafting, Running
 from draftree.cli.options import RealModel, Where, chosen_model, grouped
 from draftree.errors import install
-from draftree.serve.settings import KEYS, LOCAL_HOSTS, keys_of
+from draftree.serve.settings import KEYS, LOCAL_HOSTS, Limits, keys_of
 
 if TYPE_CHECKING:
     from draftree.engine.engine import Engine
@@ -37,17 +37,7 @@ def serve(
     ] = None,
     host: Annotated[str, "Address to listen on; 0.0.0.0 lets other machines in."] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
-    slots: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 8,
-    queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get status 429.")] = 256,
-    max_prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest prompt.", show_default="the model's context")
-    ] = None,
-    max_output_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of an output.", show_default="the model's context")
-    ] = None,
-    max_choices: Annotated[int, typer.Option(min=1, help="Most outputs of one request (n, prompts).")] = 64,
-    max_body_bytes: Annotated[int, typer.Option(min=1, help="Longest body of a request.")] = 4 << 20,
-    timeout: Annotated[float, "Seconds after which an output ends."] = 600.0,
+    limits: Limits,
     keep_alive: Annotated[
         int, typer.Option(min=1, help="Seconds after which a connection that is idle is closed.")
     ] = 75,
@@ -61,14 +51,6 @@ def serve(
             help="Host that requests may name; may be given again. Others get status 421.",
             show_default="any; localhost where it listens for this machine alone and has no key",
         ),
-    ] = None,
-    share: Annotated[bool, "Let all keys share what drafters learn and what the cache keeps."] = False,
-    tool_parser: Annotated[
-        str,
-        typer.Option(help="How the model writes tool calls, by vLLM's names; none for text alone."),
-    ] = "auto",
-    images: Annotated[
-        Path | None, typer.Option(help="Folder of images that requests may name as file://NAME.", show_default="none")
     ] = None,
     running: Running,
     replicas: Annotated[
@@ -96,16 +78,7 @@ def serve(
         root=model or "",
         api_keys=keys,
         allowed_hosts=hosts_for(host, allowed_host or (), keys),
-        slots=slots,
-        queue=queue,
-        max_prompt_tokens=max_prompt_tokens,
-        max_output_tokens=max_output_tokens,
-        max_choices=max_choices,
-        max_body_bytes=max_body_bytes,
-        timeout=timeout,
-        share=share,
-        tool_parser=tool_parser,
-        images=images,
+        **vars(limits),
     )
     parts = partial(drafting.for_engine, trie=trie)
     launch = Launch(model, parts, settings, running.name, running.strict, where.threads, where.placement)

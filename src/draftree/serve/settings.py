@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from draftree.errors import check_least, did_you_mean
 from draftree.serve.templates import AUTO, PARSERS
@@ -104,25 +104,33 @@ def host_of(header: str) -> str:
     return header if header.count(":") > 1 else header.partition(":")[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The settings of a server that are options of `draftree serve` and of replicas on Ray."""
+
+    slots: Annotated[int, "Requests decoded together."] = 8
+    queue: Annotated[int, "Requests that may wait; more get status 429."] = 256
+    max_prompt_tokens: Annotated[int | None, "Longest prompt; by default the model's context."] = None
+    max_output_tokens: Annotated[int | None, "Most tokens of an output; by default the model's context."] = None
+    max_choices: Annotated[int, "Most outputs of one request (n, prompts)."] = 64
+    max_body_bytes: Annotated[int, "Longest body of a request."] = 4 << 20
+    timeout: Annotated[float, "Seconds after which an output ends, with finish_reason 'length'."] = 600.0
+    share: Annotated[bool, "Let all keys share what drafters learn and what the cache keeps."] = False
+    tool_parser: Annotated[str, "How the model writes tool calls, by vLLM's names; none for text alone."] = AUTO
+    images: Annotated[Path | None, "Folder of images that requests may name as file://NAME."] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings(Limits):
     """Hold the settings of a server.
 
     Attributes:
         model_name: name of the model in requests and responses.
         root: hub name or folder of the model, which requests may name too; empty for `model_name`.
         api_keys: keys that admit a request, stripped of blanks; empty admits all requests.
-        queue: most requests that wait for a slot; more get status 429.
-        max_prompt_tokens: longest prompt; None for the model's context.
-        max_output_tokens: most tokens of one output; None for the model's context.
-        max_choices: most outputs of one request: `n`, and prompts in a list.
         body_seconds: longest time to receive a body.
         allowed_hosts: hosts that a Host header may name; others get status 421. Empty allows all. Pages of other sites
             whose names resolve to this machine (DNS rebinding) send their own name.
-        timeout: seconds after which an output ends, with finish_reason "length".
-        share: share drafts and cached prompts of all keys and users.
-        tool_parser: form of the model's tool calls; see `response_template`.
-        images: folder whose files messages may show as file://NAME; None for none.
 
     Raises:
         ValueError: a number is out of range, or a key is empty.
@@ -131,18 +139,8 @@ class ServerSettings:
     model_name: str = "draftree"
     root: str = ""
     api_keys: tuple[str, ...] = ()
-    slots: int = 8
-    queue: int = 256
-    max_prompt_tokens: int | None = None
-    max_output_tokens: int | None = None
-    max_choices: int = 64
-    max_body_bytes: int = 4 << 20
     body_seconds: float = 30.0
     allowed_hosts: tuple[str, ...] = ()
-    timeout: float = 600.0
-    share: bool = False
-    tool_parser: str = AUTO
-    images: Path | None = None
 
     def __post_init__(self) -> None:
         counts = ("slots", "max_choices", "max_body_bytes", "max_prompt_tokens", "max_output_tokens")

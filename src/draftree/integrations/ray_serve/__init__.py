@@ -12,15 +12,15 @@ from dataclasses import fields, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from draftree.by_name import check_drafter, make_drafter
 from draftree.checkpoints import Placement
 from draftree.errors import check_least, install
 from draftree.serve.app import Launch
-from draftree.serve.settings import ServerSettings, keys_of
+from draftree.serve.settings import Limits, ServerSettings, keys_of
 
 ENDLESS = 1_000_000
 GRACE = 10.0  # Seconds that running answers have when a replica stops.
@@ -89,8 +89,8 @@ def _check(launch: Launch, replicas: int, most_replicas: int | None, gpus: float
         raise ValueError(f"device is {device!r}, and Ray shows replicas without gpus none: give how many each has.")
 
 
-class Arguments(BaseModel):
-    """Declare the arguments of `app`: options of `draftree serve`, with the same names and defaults."""
+class OwnArguments(BaseModel):
+    """Declare the arguments of `app` beside `Limits`: options of `draftree serve`, with the same names."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -104,31 +104,27 @@ class Arguments(BaseModel):
     device: str = "auto"
     dtype: str = "auto"
     quantize: str | None = None
-    slots: int = 8
-    queue: int = 256
-    max_prompt_tokens: int | None = None
-    max_output_tokens: int | None = None
-    max_choices: int = 64
-    max_body_bytes: int = 4 << 20
-    timeout: float = 600.0
-    share: bool = False
     api_keys: str | None = None
     replicas: int = 1
     most_replicas: int | None = None
     gpus: float = 0.0
 
 
+LIMITS: Any = {one.name: (get_type_hints(Limits)[one.name], one.default) for one in fields(Limits)}
+Arguments = create_model("Arguments", __base__=OwnArguments, **LIMITS)
+
+
 def app(arguments: dict[str, Any]) -> Any:
     """Return the application of `serve run draftree.integrations.ray_serve:app NAME=VALUE ...`.
 
     Args:
-        arguments: see `Arguments`; `api_keys` are joined by commas and added to those of the environment.
+        arguments: see `OwnArguments` and `Limits`; `api_keys`, joined by commas, are added to those of the environment.
 
     Raises:
         ValueError: an unknown argument, or a wrong value.
     """
     try:
-        a = Arguments(**arguments)
+        a: Any = Arguments(**arguments)
     except ValidationError as error:
         first = error.errors()[0]
         name = first["loc"][0]
@@ -144,7 +140,7 @@ def app(arguments: dict[str, Any]) -> Any:
         model_name=a.name or (Path(a.model).name if a.model else "draftree-demo"),
         root=a.model or "",
         api_keys=keys_of(() if a.api_keys is None else a.api_keys.split(",")),
-        **a.model_dump(include={one.name for one in fields(ServerSettings)} - {"api_keys"}),
+        **a.model_dump(include=set(LIMITS)),
     )
     parts = partial(_parts, a.drafter, a.trie)
     launch = Launch(a.model, parts, settings, a.runner, a.strict, a.threads, placement)
