@@ -48,6 +48,7 @@ OTHERS = [
         "runners.md",
         "engines.md",
         "gguf.md",
+        "images.md",
         "methods/README.md",
         "methods/merge.md",
     )

@@ -50,7 +50,7 @@ ALWAYS = {
 TINY: dict[str, Any] = {
     **{"per_set": 1, "max_new_tokens": 10, "warm_per_set": 1, "rounds": 1, "sizes": (1, 4), "top_k": (1, 50)},
     **{"burn_in": 2, "settled": 2, "windows": (4,), "limit": 2, "timed": 2, "examples": 1},
-    **{"schemas": 2, "answers": 1, "context": 16, "seen": (0, 1), "rows": (1, 4), "batch": (1, 2)},
+    **{"forms": 2, "schemas": 2, "answers": 1, "context": 16, "seen": (0, 1), "rows": (1, 4), "batch": (1, 2)},
     **{"early_layers": (1,), "layers": (4, 5), "swept": (1, 2)},
     **{"train_steps": 2, "train_questions": 40, "leave": (0.9,), "decay": (1.0,)},
     **{"minutes": 0.0, "device": "cpu", "dtype": "float32", "compiled": False, "stock": False},

@@ -121,6 +121,24 @@ def test_requests_with_and_without_images_share_an_engine(family: str) -> None:
         assert second.reused >= ids.shape[1] - 1
 
 
+def test_prompts_that_are_read_both_ways_share_no_prefix() -> None:
+    """PaliGemma's image sees the question behind it."""
+    model = model_of("paligemma")
+    inputs = image_prompts(model, [1], seed=6)
+    with draftree.Engine(model, drafter=draftree.Lookahead(), keep_prefixes=True) as engine:
+        for more in ([], [7, 8, 9]):
+            ids = torch.tensor([[*inputs["input_ids"][0].tolist(), *more]])
+            same = inputs | {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            same["token_type_ids"] = torch.zeros_like(ids)
+            expected = model.generate(**same, max_new_tokens=NEW, do_sample=False)
+            request = engine.add(ids[0].tolist(), inputs=same, max_new_tokens=NEW, do_sample=False)
+            engine.run()
+            assert request.tokens == expected[0, ids.shape[1] :].tolist()
+            assert request.reused == 0
+    with pytest.raises(ValueError, match="takes images with each prompt"):
+        draftree.generate(model, torch.tensor([[5, 6]]), max_new_tokens=2)
+
+
 @pytest.mark.parametrize("family", few(("qwen2_vl", "gemma3", "llava"), ("qwen2_vl",)))
 @pytest.mark.parametrize("make", [draftree.Lookahead, draftree.PromptLookup, "draft", "merge"])
 def test_outside_drafters_draft_no_parts_of_images(family: str, make: Any) -> None:
