@@ -36,7 +36,7 @@ from draftree.runner import inspect_model
 TRIE, COLD = "lookahead", "lookahead-cold"  # warmed by the answers to other prompts, or empty
 TRAINED = (*registry.TRAINED, "early-head")
 BASELINES = ("jacobi", "self-speculative")  # of the papers, in `benchmarks.drafters`
-KNOWN = (*registry.UNTRAINED, COLD, *BASELINES, *TRAINED, registry.MTP)
+KNOWN = (*registry.UNTRAINED, COLD, *BASELINES, *TRAINED, registry.MTP, registry.SHIPPED)
 
 
 @dataclass
@@ -150,7 +150,7 @@ class Setup:
         """
         if name == SelfSpeculative.method:
             return SelfSpeculative(self.model)
-        if name == registry.MTP or (Path(name).is_dir() and kind_of(name) is not None):
+        if name in (registry.MTP, registry.SHIPPED) or (Path(name).is_dir() and kind_of(name) is not None):
             held = draftree.load_drafter(name, self.model)
         elif Path(name).is_dir():
             held = Trained.from_pretrained(name, self.small)

@@ -49,7 +49,8 @@ TRAINED = tuple(name for name, entry in REGISTRY.items() if entry.trained and en
 IN_MODEL = tuple(name for name, entry in REGISTRY.items() if entry.in_model)  # Methods that `save_pretrained` writes.
 
 MTP = "mtp"  # The drafter that lies in the target's own checkpoint.
-DRAFTERS = ("none", *UNTRAINED, *TRAINED, MTP)
+SHIPPED = "eagle-3"  # The EAGLE-3 head for SmolLM2-135M-Instruct that the package has.
+DRAFTERS = ("none", *UNTRAINED, *TRAINED, MTP, SHIPPED)
 CHOICE = (
     f"{', '.join(DRAFTERS)}, several joined by +, the folder of a drafter or small model, or a .json file that "
     "draftree tune wrote"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import draftree
 from draftree.drafting.published import compiled, features, recursion
@@ -332,6 +332,19 @@ def test_more_than_tensors_is_not_opened(tmp_path, target):
     torch.save({"fc.weight": torch.zeros(2), "note": Path("a")}, file)
     with pytest.raises(ValueError, match="holds more than tensors"):
         draftree.load_drafter(folder, target)
+
+
+@torch.no_grad()
+def test_the_packages_head_drafts_for_models_of_its_sizes_alone(target):
+    with pytest.raises(ValueError, match="made for a model with hidden_size 576, and this one has"):
+        draftree.Engine(target, drafter=draftree.load_drafter("eagle-3", target))
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "num_hidden_layers": 30}
+    config = LlamaConfig(vocab_size=49152, hidden_size=576, intermediate_size=64, tie_word_embeddings=True, **heads)
+    model = LlamaForCausalLM(config).eval()
+    drafter = draftree.load_drafter("eagle-3", model)
+    texts, seen = drafted(model, drafter, PROMPTS[:1])
+    assert texts == answers(model, PROMPTS[:1])
+    assert len(seen) > 5
 
 
 def test_hub_names_fetch_the_weights_of_published_drafters(monkeypatch, target):

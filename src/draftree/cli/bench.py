@@ -189,9 +189,9 @@ def tune(
 
 def _check(name: str) -> None:
     from draftree.by_name import check_drafter
-    from draftree.registry import MTP, TRAINED
+    from draftree.registry import MTP, SHIPPED, TRAINED
 
-    if name not in (*TRAINED, MTP) and not Path(name).is_dir():
+    if name not in (*TRAINED, MTP, SHIPPED) and not Path(name).is_dir():
         check_drafter(name)
         reason = "is always measured" if name in ("lookahead", "prompt-lookup") else "is not measured"
         raise ValueError(f"--drafters {name!r} {reason}: name trained drafters or small models, or leave it out.")

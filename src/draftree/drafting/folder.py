@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from draftree.errors import brief, did_you_mean
 from draftree.published import kind_of, refuse_published
-from draftree.registry import IN_MODEL, MTP, REGISTRY, SMALL, TRAINED, UNTRAINED
+from draftree.registry import IN_MODEL, MTP, REGISTRY, SHIPPED, SMALL, TRAINED, UNTRAINED
 from draftree.runner.target import inspect_model
 from draftree.runner.weights.blocks import PackedEmbedding
 from draftree.runner.weights.packed import PackedLinear
@@ -163,7 +163,8 @@ def load_drafter(folder_or_repo: str | Path, model: Any, *, same_weights: bool =
 
     Args:
         folder_or_repo: folder with `draftree_config.json` and `drafter.safetensors`, or a published drafter (EAGLE-3,
-            DFlash and their kin); or a hub repository of them; or "mtp", the MTP head in the model's own checkpoint.
+            DFlash and their kin); or a hub repository of them; or "mtp", the MTP head in the model's own checkpoint;
+            or "eagle-3", the package's head for SmolLM2-135M-Instruct.
         model: the Hugging Face model that it was trained for.
         same_weights: False takes any model of fitting shapes, such as a fine-tune, or weights rounded to another dtype;
             published drafters always do.
@@ -174,6 +175,8 @@ def load_drafter(folder_or_repo: str | Path, model: Any, *, same_weights: bool =
     """
     if folder_or_repo == MTP:
         return import_module("draftree.drafting.published").load_mtp(model)
+    if folder_or_repo == SHIPPED:
+        return _of_package(SHIPPED, model)
     folder = _fetch(folder_or_repo)
     if not (folder / CONFIG).is_file() and kind_of(folder) is not None:
         return import_module("draftree.drafting.published").load_published(folder, model)
@@ -197,7 +200,11 @@ def demo_drafter(method: str, model: Any) -> Any:
         return import_module("draftree.drafting.draft_model").demo_draft_model(model)
     if method not in TRAINED:
         raise ValueError(f"There is no drafter {method!r} for the embedded model: choose {', '.join(TRAINED)}.")
-    with as_file(files("draftree") / "data" / "drafters" / method) as folder:
+    return _of_package(method, model)
+
+
+def _of_package(name: str, model: Any) -> Any:
+    with as_file(files("draftree") / "data" / "drafters" / name) as folder:
         return load_drafter(folder, model)
 
 
@@ -209,7 +216,7 @@ def named_drafter(name: str, model: Any, tokenizer: Any) -> Any:
     """
     if name in UNTRAINED:
         return REGISTRY[name].load()()
-    if name == MTP:
+    if name in (MTP, SHIPPED):
         return load_drafter(name, model)
     if name in TRAINED or not Path(name).is_dir():
         return demo_drafter(name, model)
