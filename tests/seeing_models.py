@@ -183,10 +183,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "image_token_id": IMAGE,
     },
 }
+GLM = SETTINGS["glm4v"]
+SETTINGS["glm46v"] = GLM | {
+    "text_config": GLM["text_config"] | {"model_type": "glm4v_text"},
+    "vision_config": GLM["vision_config"] | {"model_type": "glm4v_vision"},
+}
+EXPERTS = {"n_routed_experts": 4, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}
+SETTINGS["glm4v_moe"] = GLM | {"text_config": GLM["text_config"] | MOE | EXPERTS}
+SETTINGS["cohere2_vision"] = SETTINGS["aya_vision"]
 FAMILIES = tuple(SETTINGS)
 # Placeholders of an image.
-PARTS = dict.fromkeys(("gemma3", "idefics2", "idefics3", "smolvlm", "internvl", "aya_vision", "mistral3"), 4)
-PARTS |= {"llava": 16, "paligemma": 16, "vipllava": 16, "llava_next": 36, "llava_onevision": 36}
+PARTS = dict.fromkeys(
+    ("gemma3", "idefics2", "idefics3", "smolvlm", "internvl", "aya_vision", "cohere2_vision", "mistral3"), 4
+)
+PARTS |= {"cohere2_vision": 4, "llava": 16, "paligemma": 16, "vipllava": 16, "llava_next": 36, "llava_onevision": 36}
 
 
 def seeing_model(family: str, **settings: Any) -> Any:

@@ -43,6 +43,7 @@ from draftree.shaping import Shape
 DEPTH = 6  # Largest number of frames between `generate` and the loop.
 # Inputs that `generate` makes itself, or that concern its own loop and cache.
 WITHOUT_EFFECT = ("cache_position", "encoder_outputs", "logits_to_keep", "use_cache")
+REPEATED = ("glm46v", "glm4v", "glm4v_moe")  # families whose images' features `generate` repeats in a wrong order
 
 
 def custom_generate(
@@ -249,7 +250,7 @@ def _images(
     images = [one for one in images for _ in range(copies)]
     # Hugging Face has made features and positions of images, as the model does.
     read = called.keys() - left.keys() | ({"mm_encoder_outputs", "position_ids"} if tensors else set())
-    repeated = copies > 1 and target.model.config.model_type == "glm4v"  # Each image by itself: [A, A, B, B].
+    repeated = copies > 1 and target.model.config.model_type in REPEATED
     if encoded is None or not tensors or repeated:
         return images, read
     held = [row.count(placeholder(target)) for row in ids.tolist()]

@@ -23,9 +23,9 @@ from draftree.runner.target import Target, arguments_of
 # Families whose prompts with images the test suite compares with Hugging Face's `generate`.
 FAMILIES = frozenset(
     (
-        "aya_vision", "gemma3", "gemma4", "glm4v", "idefics2", "idefics3", "internvl", "lfm2_vl", "llava",
-        "llava_next", "llava_onevision", "mistral3", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe",
-        "qwen3_vl", "qwen3_vl_moe", "smolvlm", "vipllava",
+        "aya_vision", "cohere2_vision", "gemma3", "gemma4", "glm46v", "glm4v", "glm4v_moe", "idefics2", "idefics3",
+        "internvl", "lfm2_vl", "llava", "llava_next", "llava_onevision", "mistral3", "paligemma", "qwen2_5_vl",
+        "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "vipllava",
     )
 )  # fmt: skip
 BY_PROMPT = ("idefics2", "idefics3", "smolvlm")  # their tensors have a row for each prompt, others for each image
