@@ -14,7 +14,6 @@ import typer
 
 from draftree.cli.decoding import Drafter, Drafting, Running, read_prompt
 from draftree.cli.options import MaxNewTokens, ModelFirst, RealModel, Where, chosen_model, grouped, the_model
-from draftree.registry import SHIPPED
 
 if TYPE_CHECKING:
     from draftree.cli.demo_view import View
@@ -75,8 +74,6 @@ def _loaded(model: str | None, where: Where, drafting: Drafting) -> tuple[str | 
     drafting.check(None)
     where.check()
     name = chosen_model(model, embedded=drafting.of_embedded)
-    if drafting.drafter is None and model is None and name is not None:
-        drafting = Drafting(f"lookahead+{SHIPPED}")
     from draftree.cli.demo_view import View  # Torch is imported after the checks, which then answer at once.
 
     target, tokenizer = where.load(name)
