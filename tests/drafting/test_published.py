@@ -5,7 +5,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -228,24 +227,6 @@ def test_trees_of_eagle_are_those_of_its_rows(name, in_c, target, monkeypatch):
     assert len(seen) > 20
     assert packed or load_library() is None
     check_trees(target, drafter, seen)
-
-
-class TrieAlone(draftree.Fixed):
-    """Never asks for a draft that the pass prepares."""
-
-    def plan(self, requests, most):
-        return replace(super().plan(requests, most), prepares=[False] * len(requests))
-
-
-@torch.no_grad()
-def test_a_merge_drafts_without_the_head_where_it_does_not_pay(target):
-    merged = draftree.Merge([draftree.Lookahead(), draftree.load_drafter(DATA / "speculators_eagle3", target)])
-    for shape, sources in ((TrieAlone(12), {"lookahead"}), (draftree.Fixed(12), {"lookahead", "eagle-3"})):
-        engine = draftree.Engine(target, drafter=merged, slots=2, shape=shape)
-        texts, seen = drafted(target, merged, PROMPTS[:2], engine=engine)
-        assert texts == answers(target, PROMPTS[:2])
-        found = {merged.source_name(int(bit)) for _, tree, b in seen for bit in tree.source[b, 1 : tree.sizes[b]]}
-        assert set().union(*(name.split("+") for name in found)) == sources
 
 
 @pytest.mark.usefixtures("exact")

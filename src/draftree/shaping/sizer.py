@@ -122,15 +122,11 @@ class DynamicSizer(Sizer):
         self._learned, self._times, self._drafter, self._pruner = learned, times, drafter, pruner
         self._max_nodes = max_nodes
         self._first_way = UNPREPARED if UNPREPARED in ways else PLAIN  # of a step without preparation
-        self._packed = packed and pruner is None and not self._adds_rows  # rows made inside a pass are padded
+        self._packed = packed and pruner is None and not can.prepares  # rows made inside a pass are padded
         self._next: dict[int, int] = {}  # by request: how it drafts in the next step to be planned
         self._recent: dict[int, float] = {}  # by request: draft tokens of the largest recent tree
         self._since: dict[int, tuple[int, int]] = {}  # by batch: steps that attached rows, and how many may in a row
         self._seconds_of: dict[tuple[Kind, int, int], tuple[np.ndarray, list[float]]] = {}  # see `_seconds`
-
-    @property
-    def _adds_rows(self) -> bool:
-        return bool(self._drafter.rows(1) > 1)
 
     def plan(self, requests: Sequence[RequestState], most: int) -> StepPlan:
         with self._learned.lock:
@@ -148,7 +144,7 @@ class DynamicSizer(Sizer):
             return StepPlan(requests, budgets, [take and next_way == PREPARED for take in takes], decisions=ways)
 
     def trim(self, plan: StepPlan, trees: TokenTree) -> StepPlan:
-        attached = plan.prepares_any and self._adds_rows
+        attached = plan.prepares_any
         if trees.width == 1:
             return replace(plan, trees=trees, attach_to=1 if attached else None)
         with self._learned.lock:
@@ -169,7 +165,6 @@ class DynamicSizer(Sizer):
             return replace(plan, trees=trees, gains=gains, attach_to=attach_to)
 
     def observe(self, plan: StepPlan, outcome: Outcome) -> None:
-        outcome = replace(outcome, attached=outcome.attached and self._adds_rows)
         with self._learned.lock:
             if outcome.seconds is not None:
                 self._observe_times(plan, outcome, outcome.seconds)
@@ -194,7 +189,7 @@ class DynamicSizer(Sizer):
         """
         way = self._policy.next()
         since, most = self._since.get(batch, (0, BARE_FIRST))
-        if way == PREPARED and self._adds_rows and since >= most:
+        if way == PREPARED and since >= most:
             self._since[batch] = 0, min(2 * most, BARE_LAST)
             return self._first_way
         self._since[batch] = since + 1 if way == PREPARED else 0, most

@@ -72,7 +72,7 @@ class FeatureDrafter(Drafter):
         kind: what error messages call it.
     """
 
-    capabilities = Capabilities(attaches=True, prepares=True, observes=True)
+    capabilities = Capabilities(attaches=True, observes=True)
     kind: ClassVar[str] = "drafter"
     branching: int = 4
 
@@ -81,7 +81,6 @@ class FeatureDrafter(Drafter):
         self.sizes, self.taps = sizes, tuple(taps)
         self.vocabulary = None if vocabulary is None else vocabulary.numpy()
         self._texts: ByRequest[Text] = ByRequest()
-        self._wanted: ByRequest[bool] = ByRequest()  # whether a request's next draft is to be made here
         self._ended: OrderedDict[int, Text] = OrderedDict()
 
     # ---------------------------------------------------------------- what a kind of head adds
@@ -136,7 +135,6 @@ class FeatureDrafter(Drafter):
 
     def plan(self, step: StepPlan) -> Attachment | None:
         """See `Drafter.plan`: looks at hidden states, in every pass."""
-        self._wanted.update((request.id, wanted) for request, wanted in zip(step.requests, step.prepares, strict=True))
         return Attachment(taps=self.taps)
 
     @torch.no_grad()
@@ -180,8 +178,7 @@ class FeatureDrafter(Drafter):
         for request, budget in zip(requests, budgets, strict=True):
             text = self._texts.get(request.id)
             known = text is not None and text.read < text.count and text.first + text.count == len(request.tokens) - 1
-            wanted = known and budget > 0 and self._wanted.get(request.id, False)
-            reaches.append(max(request.remaining - 1, 0) if wanted else 0)
+            reaches.append(max(request.remaining - 1, 0) if known and budget > 0 else 0)
         if not any(reaches):
             roots = [request.tokens[-1] for request in requests]
             return TokenTree.roots(torch.tensor(roots, dtype=torch.long, device="cpu"))
@@ -189,7 +186,6 @@ class FeatureDrafter(Drafter):
             return self.draft_live(requests, budgets, reaches)
 
     def end(self, request: RequestState) -> None:
-        self._wanted.pop(request.id, None)
         text = self._texts.pop(request.id, None)
         if text is not None and text.count:
             self._ended[request.id] = text
