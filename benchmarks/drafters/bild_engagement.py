@@ -95,7 +95,7 @@ def _texts(setup: Setup, large: Any, choose: Engagement, prompts: Sequence[Seque
 
 
 NAMES = ("small", "aligned", "data", "field", "reference", "metric", "template")
-EXPERIMENT = Experiment(
+FIGURE = Experiment(
     run,
     ("threshold", "engaged", "quality", "over_large"),
     lines("engaged", "quality"),

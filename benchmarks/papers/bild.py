@@ -73,7 +73,7 @@ _exit = replace(
 )
 EXPERIMENTS = (
     bild.EXPERIMENT.of_paper("BiLD", "Table 1", **QUICK),
-    bild_engagement.EXPERIMENT.of_paper("BiLD", "Figure 2", limit=20),
+    bild_engagement.FIGURE.of_paper("BiLD", "Figure 2", limit=20),
     bild.EXPERIMENT.of_paper("BiLD", "Figure 4", **QUICK),
     bild.EXPERIMENT.of_paper("BiLD", "Figure 5", **QUICK | {"ablations": True, "windows": tuple(range(3, 11))}),
     replace(_exit, run=early_exit).of_paper("BiLD", "Figure 6", **QUICK | EXIT_GRID),
