@@ -61,7 +61,7 @@ class Experiment:
         """Return what must be named or made before it is of use, in a few words; "" for nothing."""
         found = []
         if "train_steps" in self.options and self.options.get("early_layers") != ():
-            found.append(f"trains on demand ({self.options['train_steps']} steps; --set questions=)")
+            found.append(f"the extra train: trains on demand ({self.options['train_steps']} steps; --set questions=)")
         if "pair_data" in self.options:
             found.append(
                 "a pair (--model, --set small=, aligned=), or rows to build one (--set pair_data=); else the package's"

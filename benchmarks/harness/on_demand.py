@@ -14,21 +14,21 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.setup import Setup
 from draftree.drafting.folder import model_hash
+from draftree.errors import install
 from draftree.training.answers import AnswerOptions, fingerprint, make_data
 from draftree.training.options import RECIPE, Question, TrainOptions, read_questions, template_of
 from draftree.training.run import train
 
 OPTIONS: dict[str, Any] = {
     **{"questions": "", "train_questions": 4000, "train_steps": 300, "train_max_length": 384},
-    "train_learning_rate": 0.0,  # of every drafter; 0: that of RATES, else the method's own
+    "train_learning_rate": 0.0,  # of every drafter; 0: the method's own
 }
-# At which small models learn fastest, as the package's drafters have (docs/training.md); the papers' models are larger.
-RATES = {"hidden-transfer": 8e-3, "medusa": 2e-3, "early-head": 4e-3}
 FOLDER = "trained-on-demand"
 ANSWER = 128  # most tokens of an answer to learn from
 
@@ -69,7 +69,7 @@ def made(setup: Setup, name: str, about: Any, make: Make) -> Path:
 
     `about` is what the result depends on besides model, questions and length of training.
     """
-    steps, rate = setup["train_steps"], setup["train_learning_rate"] or RATES.get(name)
+    steps, rate = setup["train_steps"], setup["train_learning_rate"] or None
     if "per_set" in setup.options:
         _ = setup.encoded  # refuses prompts that cannot be measured before anything is trained
     depends = [asked(setup), about, steps, setup["train_max_length"], *([rate] if rate else [])]
@@ -77,6 +77,8 @@ def made(setup: Setup, name: str, about: Any, make: Make) -> Path:
     longest = setup["train_max_length"]
     options = TrainOptions(steps=steps, evaluations=1, max_length=longest, learning_rate=rate)  # looks at them
     if not (out / RECIPE).is_file():
+        if find_spec("accelerate") is None:
+            raise ValueError(f"Training needs accelerate: {install('train')}.")
         shutil.rmtree(out, ignore_errors=True)  # what a run that was killed has left is begun anew
         data = answers(setup)
         setup.watcher.stage(f"training of {name}, {steps} steps", None)

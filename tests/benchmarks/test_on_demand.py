@@ -13,6 +13,7 @@ from benchmarks.harness import Setup, on_demand
 from benchmarks.harness.command import run
 from benchmarks.harness.experiment import experiments
 from draftree.prompts import embedded_prompts
+from draftree.training.objectives import MedusaObjective
 
 SETS = ("e2e", "wikisql")
 OPTIONS = on_demand.OPTIONS | {
@@ -44,7 +45,7 @@ def test_a_drafter_is_trained_once_for_the_same_settings(questions: Path, tmp_pa
     assert len(files) == 1
     assert files == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("drafter.safetensors")}
     assert all((a == b).all() for a, b in zip(first.weights.parameters(), again.weights.parameters(), strict=True))
-    assert recipe_of(tmp_path)["options"]["learning_rate"] == on_demand.RATES["medusa"]
+    assert recipe_of(tmp_path)["options"]["learning_rate"] == MedusaObjective.learning_rate
     (next(iter(files)).parent / "recipe.json").unlink()  # as a run that was killed leaves it
     on_demand.drafter(setup_of(questions, tmp_path), "medusa", {"heads": 1})
     on_demand.drafter(setup_of(questions, tmp_path, train_steps=3), "medusa", {"heads": 1})

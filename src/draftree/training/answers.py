@@ -75,11 +75,11 @@ def make_data(
     """
     options = options or AnswerOptions()
     target, templates = inspect_model(model), [template] if isinstance(template, Template) else list(template)
-    asked: list[tuple[Template, list[Question]]] = []
+    asked = []
     for place, one in enumerate(templates):
         own = [replace(q, number=q.number + place * len(questions)) for q in questions]
-        asked.append((one, fitting_questions(target, one, own)))
-    fitting = [question for _, own in asked for question in own]
+        asked.append(fitting_questions(target, one, own))
+    fitting = [question for own in asked for question in own]
     kinds = [one.kind for one in templates]
     about = {
         "model": asdict(base_of(model)),
@@ -92,17 +92,11 @@ def make_data(
     if meta["complete"]:
         return meta
     done, made = _answered(out / JOURNAL), 0
-    left = [(one, [question for question in own if question.number not in done]) for one, own in asked]
-
-    def answered() -> Iterator[Answered]:
-        for one, own in left:
-            yield from ((q.number, given_rows(target, one, q)) for q in own if q.answers)
-            if unanswered := [q for q in own if not q.answers]:
-                made_here = partial(answer_all, model, tokenizer, options=options)
-                yield from (answer or made_here)(one, unanswered)
-
+    left = [[question for question in own if question.number not in done] for own in asked]
+    answer = answer or partial(answer_all, model, tokenizer, options=options)
+    answered = (one for template, own in zip(templates, left, strict=True) if own for one in answer(template, own))
     with (out / JOURNAL).open("ab") as journal:
-        for number, rows in answered():
+        for number, rows in answered:
             line = json.dumps({"number": number, "rows": rows}, ensure_ascii=False) + "\n"
             journal.write(line.encode())
             journal.flush()
@@ -187,7 +181,10 @@ def answer_all(
         while len(running) < QUEUE * options.slots and (question := next(waiting, None)) is not None:
             rows: list[dict[str, Any]] = []
             turns = _ask(engine, tokenizer, template, question, options.max_new_tokens, rows)
-            running.append(_Conversation(question.number, rows, turns, next(turns)))
+            if (first := next(turns, None)) is None:
+                yield question.number, rows  # All of its answers are given.
+            else:
+                running.append(_Conversation(question.number, rows, turns, first))
         if not running:
             return
         engine.step()
@@ -213,9 +210,10 @@ class _Conversation:
 def _ask(
     engine: Engine, tokenizer: Any, template: Template, question: Question, most: int, rows: list[dict[str, Any]]
 ) -> Iterator[Request]:
-    """Ask turn after turn: yield the request of each, and add its row to `rows` at its end."""
+    """Ask turn after turn: yield the request of each that has no given answer, and add its row to `rows` at its end."""
     target, limit = engine.target, engine.target.max_positions
-    for turn in range(len(question.turns)):
+    ends = eos_token_ids(target.model)
+    for turn, text in enumerate(question.turns):
         prompt = template.encode(question.turns[: turn + 1], [row["answer"] for row in rows])
         if turn and limit is not None and len(prompt) >= limit:
             return  # The conversation is longer than the context; the earlier turns stay.
@@ -223,36 +221,22 @@ def _ask(
         if target.encoder_decoder:
             source = torch.tensor(prompt, device=target.device, dtype=torch.long)
             start = [decoder_start(target.model.generation_config)]
-        new = most if limit is None else min(most, limit - len(start))
-        params = SamplingParams(max_new_tokens=new, eos_token_ids=eos_token_ids(target.model))
-        request = engine.add(start, params, encoder_input=source)
-        yield request
-        if request.error is not None:
-            raise request.error
-        answer = tokenizer.decode(request.tokens, skip_special_tokens=True)
-        rows.append(_row(question, turn, prompt, request.tokens, answer, request.finish_reason))
-
-
-def given_rows(target: Target, template: Template, question: Question) -> list[dict[str, Any]]:
-    """Return the rows of a question with given answers, each with an EOS; what is beyond the context is cut off."""
-    ends, own = eos_token_ids(target.model), template.tokenizer.eos_token_id
-    end = [own] if own in ends else list(ends[:1])  # Of several, the tokenizer's ends a turn.
-    rows: list[dict[str, Any]] = []
-    for turn, answer in enumerate(question.answers):
-        prompt = template.encode(question.turns[: turn + 1], question.answers[:turn])
-        ids = [*template.tokenizer(answer, add_special_tokens=False).input_ids, *end]
-        limit = target.max_positions
-        most = len(ids) if limit is None or target.encoder_decoder else max(limit - len(prompt), 0)
-        if most:
-            rows.append(_row(question, turn, prompt, ids[:most], answer, "eos" if len(ids) <= most else "length"))
-    return rows
-
-
-def _row(
-    question: Question, turn: int, prompt: list[int], ids: list[int], answer: str, finish: str | None
-) -> dict[str, Any]:
-    row = {"id": question.id, "turn": turn, "set": question.set, "question": question.turns[turn]}
-    return row | {"prompt_ids": prompt, "answer_ids": ids, "answer": answer, "finish": finish}
+        room = None if limit is None else limit - len(start)
+        finish: str | None = "eos"
+        if question.answers:
+            answer, end = question.answers[turn], tokenizer.eos_token_id  # Of several, it ends a turn.
+            end = [end] if end in ends else list(ends[:1])
+            tokens = [*tokenizer(answer, add_special_tokens=False).input_ids, *end][:room]
+        else:
+            new = most if room is None else min(most, room)
+            request = engine.add(start, SamplingParams(max_new_tokens=new, eos_token_ids=ends), encoder_input=source)
+            yield request
+            if request.error is not None:
+                raise request.error
+            tokens, finish = request.tokens, request.finish_reason
+            answer = tokenizer.decode(tokens, skip_special_tokens=True)
+        row = {"id": question.id, "turn": turn, "set": question.set, "question": text, "prompt_ids": prompt}
+        rows.append(row | {"answer_ids": tokens, "answer": answer, "finish": finish})
 
 
 BLOCK = 2  # Questions of a block per slot of the engine.
@@ -284,7 +268,7 @@ class RayAnswers:
             raise ValueError(f"More than one worker needs Ray: {install('ray')}, or leave --workers out.")
         self.workers, self.block = workers, BLOCK * options.slots
         threads = threads or max(1, (os.cpu_count() or 1) // workers)
-        self.model, self.placement, self.how = model, placement, (options, threads)
+        self.load, self.how = (model, placement), (options, threads)
 
     def __call__(self, template: Template, questions: Sequence[Question]) -> Iterator[Answered]:
         """Yield the answers to `questions`, which `template` turns into prompts, block by block."""
@@ -296,7 +280,7 @@ class RayAnswers:
         items = [{"question": question} for question in questions]
         answered = ray.data.from_items(items, override_num_blocks=-(-len(items) // self.block)).map_batches(
             _Worker,
-            fn_constructor_args=(self.model, self.placement, (template.kind, template.system or SYSTEM), *self.how),
+            fn_constructor_args=(self.load, (template.kind, template.system or SYSTEM), *self.how),
             batch_size=self.block,
             compute=ray.data.ActorPoolStrategy(size=self.workers),
             num_cpus=1,
@@ -309,17 +293,10 @@ class _Worker:
     """Hold a model in one process."""
 
     def __init__(
-        self,
-        model: str | None,
-        placement: Placement | None,
-        template: tuple[str, str],
-        options: AnswerOptions,
-        threads: int,
+        self, load: tuple[str | None, Placement | None], template: tuple[str, str], options: AnswerOptions, threads: int
     ) -> None:
-        import torch
-
         torch.set_num_threads(threads)
-        self.model, self.tokenizer = load_model(model, placement)
+        self.model, self.tokenizer = load_model(*load)
         self.template, self.options = Template(template[0], self.tokenizer, template[1]), options
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:

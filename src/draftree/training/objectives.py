@@ -37,7 +37,7 @@ class Objective(nn.Module, ABC):
         places: by depth, how many places after a split point the predicted token lies.
     """
 
-    learning_rate: ClassVar[float] = 1e-3
+    learning_rate: ClassVar[float] = 2e-3
     splits: int | None = None
     places: tuple[int, ...]
     accepts_loss_kwargs = False  # Hugging Face's trainer passes a batch alone to `forward`.
@@ -218,6 +218,7 @@ class HiddenTransferObjective(DrafterObjective):
             sees j's earlier pseudo states instead, as in decoding and in evaluation.
     """
 
+    learning_rate: ClassVar[float] = 4e-3
     splits: int | None = 64
 
     def __init__(self, trained: Trained, model: Any, *, on_pseudo: bool = False) -> None:

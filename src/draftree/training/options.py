@@ -139,9 +139,7 @@ def read_questions(
     fields = FIELDS if field is None else (field,)
     files = [file for path in paths for file in jsonl_files(path, "questions")]
     by_file = [list(_read(file, fields, reference)) for file in files]
-    if limit is not None:
-        by_file = _evenly(by_file, limit)
-    rows = [row for group in by_file for row in group]
+    rows = [row for group in _evenly(by_file, limit) for row in group]
     if not rows:
         raise ValueError("There are no questions: give rows with a 'prompt', a 'question' or 'turns'.")
     return [
@@ -155,31 +153,29 @@ ASKS, TELLS = ("human", "user"), ("gpt", "assistant")
 
 
 def read_given(paths: Sequence[Path], limit: int | None = None, first: int = 0) -> list[Question]:
-    """Return the questions of files together with their answers, numbered from `first`.
+    """Return the questions of files of JSON lines or JSON arrays with their given answers, numbered from `first`.
 
-    A row, of JSON lines or of a JSON array, has a `prompt` or `question` and an `answer`, `response` or `completion`.
-    Or it is a dialogue in the form of ShareGPT (`conversations`) or of chat APIs (`messages`); other speakers than user
-    and assistant, and questions without an answer, are left out.
+    A row has a `prompt` or `question` and an `answer`, `response` or `completion`, or it is a dialogue: ShareGPT's
+    `conversations`, or `messages`. Of a dialogue, users' turns that the next speaker does not answer are left out.
 
     Raises:
         ValueError: a missing or unreadable file, a row of another form, or no answers.
     """
     by_file = [list(_given(file)) for path in paths for file in jsonl_files(path, "data")]
-    found = [one for group in (by_file if limit is None else _evenly(by_file, limit)) for one in group]
+    found = [one for group in _evenly(by_file, limit) for one in group]
     if not found:
         raise ValueError("There are no given answers: give rows with a 'prompt' and an 'answer', or 'conversations'.")
     return [replace(one, number=number) for number, one in enumerate(found, first)]
 
 
 def _given(file: Path) -> Iterator[Question]:
-    array = file.read_text("utf-8-sig").lstrip().startswith("[")
-    for number, row in enumerate(json.loads(file.read_text("utf-8-sig")), 1) if array else jsonl_rows(file):
+    text = file.read_text("utf-8-sig")
+    rows = json.loads(text) if text.lstrip().startswith("[") else [row for _, row in jsonl_rows(file)]
+    for number, row in enumerate(rows, 1):
         talk = row.get("conversations", row.get("messages"))
-        if talk is None:
-            ends = ((ASKS[0], FIELDS[1:]), (TELLS[0], ANSWERS))
-            talk = [{"from": who, "value": next(filter(None, map(row.get, names)), None)} for who, names in ends]
-        pairs, asked = [], None
-        for said in talk:
+        flat = tuple(next(filter(None, map(row.get, names)), None) for names in (FIELDS[1:], ANSWERS))
+        pairs, asked = [flat] if all(flat) else [], None
+        for said in talk or ():
             who, text = said.get("from", said.get("role")), said.get("value", said.get("content"))
             if who in TELLS and asked and text:
                 pairs.append((asked, text))
@@ -187,7 +183,7 @@ def _given(file: Path) -> Iterator[Question]:
         if pairs:
             turns, answers = zip(*pairs, strict=True)
             yield Question(number, str(row.get("id", f"{file.stem}-{number}")), file.stem, turns, answers=answers)
-        elif "conversations" not in row and "messages" not in row:
+        elif talk is None:
             raise ValueError(f"{file}, row {number}, has no 'prompt' with an 'answer', and is no dialogue.")
 
 
@@ -204,8 +200,8 @@ def _read(file: Path, fields: Sequence[str], reference: str | None) -> Iterator[
         yield prompt, known
 
 
-def _evenly(groups: list[list[Any]], limit: int) -> list[list[Any]]:
-    """Return the first rows of every group, `limit` in all, taken from the groups in turns."""
+def _evenly(groups: list[list[Any]], limit: int | None) -> list[list[Any]]:
+    """Return the first rows of every group, `limit` in all, taken from the groups in turns; None for all rows."""
     in_turns = sorted((place, i) for i, group in enumerate(groups) for place in range(len(group)))
     share = Counter(i for _, i in in_turns[:limit])
     return [group[: share[i]] for i, group in enumerate(groups)]
