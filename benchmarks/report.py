@@ -50,6 +50,7 @@ OTHERS = [
         "gguf.md",
         "images.md",
         "methods/README.md",
+        "methods/published.md",
         "methods/merge.md",
     )
 ]
