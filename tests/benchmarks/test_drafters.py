@@ -115,7 +115,7 @@ def test_pseudo_states_are_compared_with_the_states_that_came(demo):
 
 
 def test_gains_are_told_by_the_kind_of_text(demo):
-    setup = setup_of(demo, kinds.EXPERIMENT, drafters=("lookahead-cold", "lookahead", "draft-model"), per_set=2)
+    setup = setup_of(demo, kinds.EXPERIMENT, drafters=("lookahead-cold", "lookahead", "draft-model"), per_set=3)
     *_, table = kinds.run(setup)
     assert table.attrs["differing"] == 0
     names = ["lookahead-cold", "lookahead", "draft-model"]
@@ -123,8 +123,8 @@ def test_gains_are_told_by_the_kind_of_text(demo):
         (kind, name) for kind in ("SQL and shell", "sentences from data", "maths in words", "all") for name in names
     ]
     assert list(zip(table["kind"], table["drafter"], strict=True)) == expected
-    assert list(table["prompts"]) == [2] * 9 + [6] * 3
-    assert list(table["over_plain_low"].isna()) == [True] * 9 + [False] * 3, "two prompts have no interval"
+    assert list(table["prompts"]) == [3] * 9 + [9] * 3
+    assert list(table["over_plain_low"].isna()) == [True] * 9 + [False] * 3, "three prompts have no interval"
     assert (table["over_plain_low"][9:] <= table["over_plain"][9:]).all()
     assert (table["over_plain"][9:] <= table["over_plain_high"][9:]).all()
     assert table["acceptance_length"].max() > 1, "something was accepted"

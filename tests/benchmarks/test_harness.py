@@ -31,12 +31,12 @@ from draftree.models import encode_prompt
 from draftree.prompts import Prompt
 from draftree.shaping import Fixed
 
-OVER, UNDER = np.array([1, 5, 2, 8, 4, 7]), np.array([2, 5, 4, 10, 9, 8])
+OVER, UNDER = np.array([1, 5, 2, 8, 4, 7, 3]), np.array([2, 5, 4, 10, 9, 8, 6])
 
 
 def test_a_share_is_the_sum_over_the_sum_with_scipys_interval():
     share = Share(OVER, UNDER, 1.0)
-    assert share.value == pytest.approx(1 + 27 / 38)
+    assert share.value == pytest.approx(1 + 30 / 44)
 
     def statistic(over, under, axis=-1):
         return 1 + over.sum(axis) / under.sum(axis)
@@ -53,8 +53,8 @@ def test_a_ratio_resamples_both_sides_by_the_same_prompts():
 
 
 def test_few_prompts_have_no_interval_and_a_resample_without_a_case_counts_for_nothing():
-    assert np.isnan(Share(OVER[:4], UNDER[:4]).interval).all()
-    assert Share([0, 3, 3, 3, 3], [0, 4, 4, 4, 4]).interval == pytest.approx((0.75, 0.75))
+    assert np.isnan(Share(OVER[:6], UNDER[:6]).interval).all()
+    assert Share([0, *[3] * 6], [0, *[4] * 6]).interval == pytest.approx((0.75, 0.75))
     assert np.isnan(Share([0, 0], [0, 0]).value)
 
 

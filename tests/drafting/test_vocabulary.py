@@ -158,7 +158,7 @@ def test_a_draft_model_may_be_padded_to_another_size(
     out = generate(model, ids, mask, drafter=drafter, shape=Fixed(8), **given)
     same(out.sequences, generate(model, ids, mask, **given).sequences if options else hf(model, ids, mask))
     assert out.stats.total.accepted > 0
-    assert [stats.drafted == 0 for stats in out.stats.requests][-1] == (more < 0), "it cannot read the last prompt"
+    assert out.stats.requests[-1].drafted > 0, "where it lacks a token of the prompt, too"
 
 
 def test_how_far_sizes_may_differ() -> None:

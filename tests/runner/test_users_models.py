@@ -132,7 +132,7 @@ def test_layers_inside_of_others_that_name_no_argument(name: str) -> None:
         places[i] = Steered(layers[i], vector).eval()
     expected = hf(model, IDS)
     text = expected if name != "t5" else torch.cat([IDS, expected[:, 1:]], 1)
-    pruner = EarlyPruning(EarlyHead.fresh(model, layer=3), keep=3, top_k=10, always=True)
+    pruner = EarlyPruning(EarlyHead.fresh(model, layer=3), top_k=10, always=True)
     for options in ({}, {"pruner": pruner}):
         assert torch.equal(answer(model, expected=text, **options), expected)
 

@@ -23,6 +23,7 @@ COLOURS = {
     "bild": "#b4874b",
     "grammar": "#961eff",
     "mtp": "#4b6900",
+    "eagle-3": "#9687c3",
     "several": "#b44b4b",  # Merged drafters that drafted the same token.
 }
 # Greys, for drafters without a colour, Hugging Face and plain decoding.
