@@ -99,8 +99,7 @@ class Session:
         """
         dev = spread(self.data.dev, self.options.dev_rows)
         self.trainer = DrafterTrainer(objective, self.args, self.data.train, dev, report)
-        scored = self.trainer.train_and_score(self._checkpoint)
-        return scored
+        return self.trainer.train_and_score(self._checkpoint)
 
     def finish(self, own: dict[str, Any], title: str, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """Save the result and write recipe.json and the curve, in the first process; return the recipe.
