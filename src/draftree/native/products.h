@@ -3,9 +3,8 @@
  * The weights lie in panels of LANES outputs, [panels, in, LANES], so that one pass over a panel feeds every row: a
  * dozen rows cost little more than one while the matrix comes from memory. Weights are software-prefetched, as the
  * processor's own prefetcher ends with each page: with one tile of rows a page or half of one ahead; with several, or where
- * panels are short or come one at a time, the panels behind these, so that memory works while tiles compute. Every output
- * is summed in the order of the inputs whatever the number of rows and threads, so a row's result does not depend on the
- * other rows. */
+ * panels come one at a time, the panels behind these, so that memory works while tiles compute. Every output is summed in
+ * the order of the inputs whatever the number of rows and threads, so a row's result does not depend on the other rows. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +16,6 @@
 #define LANES 16
 #define AHEAD 64 /* words of an output, whose panel's are one page */
 #define SOON 32 /* words of an output */
-#define NEAR 2048 /* words of outputs of panels side by side, up to which those behind them fit into the second level of caches */
 
 #if defined(__GNUC__)
 #define INLINE static inline __attribute__((always_inline))
@@ -87,6 +85,14 @@ INLINE float rounded(float x, int on) { return on ? as_bfloat16(x) : x; }
 #define ADD_BYTES(sum, w, four)
 #endif
 
+/* Weights that will be read soon, in two streams, since memory is read faster so. Of one panel at a time each word of an output
+ * takes a line of the streams by turns, `step` floats apart; of two one of each, the lines behind each other, and `lead` words
+ * before the panels' end both go on in the panels behind these. */
+typedef struct {
+    const float *first, *second;
+    int64_t step, lead;
+} Ahead;
+
 #include "blocks.h"
 
 #define VECTOR Lanes16
@@ -107,11 +113,11 @@ INLINE float rounded(float x, int on) { return on ? as_bfloat16(x) : x; }
     ((vector) == 16 ? name##_16(__VA_ARGS__) : (vector) == 8 ? name##_8(__VA_ARGS__) : name##_4(__VA_ARGS__))
 
 /* A tile of a size, in a function of its own: within one for all sizes compilers do not find registers for all sums. */
-typedef void (*Tile)(const Matrix *m, const float *x, int64_t panel, const float *const *ahead, int64_t step, float *result);
+typedef void (*Tile)(const Matrix *m, const float *x, int64_t panel, const Ahead *ahead, float *result);
 #define TILE_FUNCTION(n, wide, name, target, vector, kind)                                                               \
     target NOINLINE static void tile_##name##_##kind##_##n##_##wide(                                                     \
-        const Matrix *m, const float *x, int64_t panel, const float *const *ahead, int64_t step, float *result) {        \
-        WITH(vector, product_tile, m, x, panel, n, wide, kind, ahead, step, result);                                     \
+        const Matrix *m, const float *x, int64_t panel, const Ahead *ahead, float *result) {                             \
+        WITH(vector, product_tile, m, x, panel, n, wide, kind, ahead, result);                                           \
     }
 #define TILE_ENTRY(n, wide, name, target, vector, kind) [wide / 2][n] = tile_##name##_##kind##_##n##_##wide,
 /* T(rows, panels side by side) for all sizes that products with such vectors have. */
@@ -313,20 +319,18 @@ INLINE void product_panels(const Product *t, int64_t first, int64_t last, int ve
         for (int64_t i = 0, before = 0; i < tiles; i++) {
             int64_t height = height_of(t->rows, tiles, i), count = height * parts;
             const float *own = m->packed + (panel - t->before) * words * LANES;
-            const float *next = t->soon ? t->soon : own + wide * words * LANES, *ahead[2] = {next, next};
-            int64_t step = LANES;
+            const float *next = t->soon ? t->soon : own + wide * words * LANES;
+            Ahead ahead = {next, next, LANES, 0};
             if (wide == 1) { /* the next one, by halves, of which each tile takes its part */
-                step = LANES / tiles;
-                ahead[0] = next + i * step * (words / 2), ahead[1] = ahead[0] + words / 2 * LANES;
-            } else if (tiles > 1) {
-                if (!t->soon && i < wide) ahead[0] = ahead[1] = next + i * words * LANES;
-            } else if (wide == 2 && wide * words <= NEAR) { /* the panels behind these, line by line */
-                ahead[1] = next + LANES, step = wide * LANES;
-            } else {
-                ahead[0] = own + AHEAD * LANES, ahead[1] = own + (words + AHEAD) * LANES;
+                ahead.step = LANES / tiles;
+                ahead.first = next + i * ahead.step * (words / 2), ahead.second = ahead.first + words / 2 * LANES;
+            } else if (tiles == 1) {
+                ahead = (Ahead){own + AHEAD * LANES, own + (words + AHEAD) * LANES, LANES, AHEAD};
+            } else if (!t->soon && i < wide) {
+                ahead.first = ahead.second = next + i * words * LANES;
             }
             float result[12 * 4 * LANES];
-            sizes[wide / 2][count](m, at, panel - t->before, ahead, step, result);
+            sizes[wide / 2][count](m, at, panel - t->before, &ahead, result);
             if (kind == BYTES) {
                 float numbers[6 * 4 * LANES];
                 join_parts(result, units + before, height, parts, wide * LANES, numbers);

@@ -28,57 +28,59 @@ INLINE VECTOR TILED(from_halves)(const HALVES *held) {
 
 /* `rows` x `wide` panels at once: x as Laying leaves it, result [rows, wide, LANES]; `kind` of weights; constants after
  * inlining. Four panels side by side keep memory busy by themselves under one row; under more the sums fill the processor's
- * queue, and what comes soon has to be prefetched. Elsewhere weights from `ahead` on will be read soon, in two streams, since
- * memory is read faster so: of two panels `step` words further in both with every word of an output, of one in each by turns. */
+ * queue, and what comes soon has to be prefetched. Of fewer panels `ahead` says what that is. */
 INLINE void TILED(product_tile)(const Matrix *m, const float *x, int64_t panel, int rows, int wide, int kind,
-                                const float *const *ahead, int64_t step, float *result) {
-    const float *soon = ahead[0], *also = ahead[1];
+                                const Ahead *ahead, float *result) {
     VECTOR sums[12][4][PARTS];
-    const int64_t words = words_of(m);
+    const int64_t words = words_of(m), step = ahead->step, others = (wide - 1) * words * LANES;
     const float *weights = m->packed + panel * words * LANES;
+    const float *soon = wide < 4 ? ahead->first : weights + SOON * LANES, *also = ahead->second;
     EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] = (VECTOR){0};
-    for (int64_t k = 0; k < words; k++) {
-        if (wide == 1) {
-            const float *behind = soon + step;
-            FETCH(soon);
-            soon = also, also = behind;
-        } else if (wide < 4) {
-            FETCH(soon);
-            FETCH(also);
-            soon += step, also += step;
-        } else if (rows > 1) {
-            EACH(p, wide) FETCH(weights + (p * words + k + SOON) * LANES);
-        }
-        VECTOR w[4][PARTS], part[4][PARTS];
-        const float *word = weights + k * LANES;
-        if (kind != FLOAT16) EACH(p, wide) EACH(q, PARTS) w[p][q] = ((const VECTOR *)(word + p * words * LANES))[q];
-        if (kind == DOTS) {
-            EACH(r, rows) EACH(p, wide) EACH(q, PARTS) ADD_DOTS(sums[r][p][q], w[p][q], x[r]);
-        } else if (kind == BYTES) { /* as unsigned ones, which are 128 more */
-            EACH(p, wide) EACH(q, PARTS) w[p][q] = (VECTOR)((BITS)w[p][q] ^ 0x80808080);
-            EACH(r, rows) EACH(p, wide) EACH(q, PARTS) ADD_BYTES(sums[r][p][q], w[p][q], x[r]);
-        } else if (kind == BFLOAT16) { /* the upper halves of two floats, the first one's below */
-            EACH(p, wide) EACH(q, PARTS) part[p][q] = (VECTOR)((BITS)w[p][q] << 16);
-            EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += x[r] * part[p][q];
-            EACH(p, wide) EACH(q, PARTS) part[p][q] = (VECTOR)((BITS)w[p][q] & 0xffff0000);
-            EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += x[rows + r] * part[p][q];
-        } else if (kind == FLOAT16) { /* all outputs' weights of one input, and behind them those of the next */
-            EACH(i, 2) {
-                EACH(p, wide) EACH(q, PARTS)
-                    part[p][q] = TILED(from_halves)((const HALVES *)(word + p * words * LANES + i * LANES / 2) + q);
-                EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += x[i * rows + r] * part[p][q];
+    int64_t end = words - (wide < 4 ? ahead->lead : SOON);
+    for (int64_t k = 0; k < words; end = words, soon += others, also += others)
+        for (; k < end; k++) {
+            if (wide == 1) {
+                const float *behind = soon + step;
+                FETCH(soon);
+                soon = also, also = behind;
+            } else if (wide < 4) {
+                FETCH(soon);
+                FETCH(also);
+                soon += step, also += step;
+            } else if (rows > 1) {
+                EACH(p, wide) FETCH(soon + p * words * LANES);
+                soon += LANES;
             }
-        } else if (kind == INT8) { /* the bytes of a word, the lowest first */
-            EACH(i, 4) {
-                EACH(p, wide) EACH(q, PARTS)
-                    part[p][q] = __builtin_convertvector((WHOLE)((BITS)w[p][q] << (24 - 8 * i)) >> 24, VECTOR);
-                EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += x[i * rows + r] * part[p][q];
+            VECTOR w[4][PARTS], part[4][PARTS];
+            const float *word = weights + k * LANES;
+            if (kind != FLOAT16) EACH(p, wide) EACH(q, PARTS) w[p][q] = ((const VECTOR *)(word + p * words * LANES))[q];
+            if (kind == DOTS) {
+                EACH(r, rows) EACH(p, wide) EACH(q, PARTS) ADD_DOTS(sums[r][p][q], w[p][q], x[r]);
+            } else if (kind == BYTES) { /* as unsigned ones, which are 128 more */
+                EACH(p, wide) EACH(q, PARTS) w[p][q] = (VECTOR)((BITS)w[p][q] ^ 0x80808080);
+                EACH(r, rows) EACH(p, wide) EACH(q, PARTS) ADD_BYTES(sums[r][p][q], w[p][q], x[r]);
+            } else if (kind == BFLOAT16) { /* the upper halves of two floats, the first one's below */
+                EACH(p, wide) EACH(q, PARTS) part[p][q] = (VECTOR)((BITS)w[p][q] << 16);
+                EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += x[r] * part[p][q];
+                EACH(p, wide) EACH(q, PARTS) part[p][q] = (VECTOR)((BITS)w[p][q] & 0xffff0000);
+                EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += x[rows + r] * part[p][q];
+            } else if (kind == FLOAT16) { /* all outputs' weights of one input, and behind them those of the next */
+                EACH(i, 2) {
+                    EACH(p, wide) EACH(q, PARTS)
+                        part[p][q] = TILED(from_halves)((const HALVES *)(word + p * words * LANES + i * LANES / 2) + q);
+                    EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += x[i * rows + r] * part[p][q];
+                }
+            } else if (kind == INT8) { /* the bytes of a word, the lowest first */
+                EACH(i, 4) {
+                    EACH(p, wide) EACH(q, PARTS)
+                        part[p][q] = __builtin_convertvector((WHOLE)((BITS)w[p][q] << (24 - 8 * i)) >> 24, VECTOR);
+                    EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += x[i * rows + r] * part[p][q];
+                }
+            } else {
+                EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += x[r] * w[p][q];
             }
-        } else {
-            EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += x[r] * w[p][q];
+            x += kind == BFLOAT16 || kind == FLOAT16 ? 2 * rows : kind == INT8 ? 4 * rows : rows;
         }
-        x += kind == BFLOAT16 || kind == FLOAT16 ? 2 * rows : kind == INT8 ? 4 * rows : rows;
-    }
     EACH(r, rows) EACH(p, wide) EACH(q, PARTS) ((VECTOR *)(result + (r * wide + p) * LANES))[q] = sums[r][p][q];
 }
 
