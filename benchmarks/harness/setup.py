@@ -28,6 +28,7 @@ from draftree.checkpoints import Placement
 from draftree.demo_model import without_bars
 from draftree.drafting import Drafter
 from draftree.drafting.folder import Trained, demo_drafter
+from draftree.drafting.published.eagle import Eagle3
 from draftree.models import encode_prompt
 from draftree.prompts import Prompt, Watcher, embedded_prompts
 from draftree.published import kind_of
@@ -151,7 +152,7 @@ class Setup:
         if name == SelfSpeculative.method:
             return SelfSpeculative(self.model)
         if name in (registry.MTP, registry.SHIPPED) or (Path(name).is_dir() and kind_of(name) is not None):
-            held = draftree.load_drafter(name, self.model)
+            held = draftree.load_drafter(name, self.small)
         elif Path(name).is_dir():
             held = Trained.from_pretrained(name, self.small)
         else:  # the package's own are of its weights as they are stored, in float32
@@ -163,7 +164,7 @@ class Setup:
                     raise
                 how = "--early-head FOLDER" if name == "early-head" else f"--drafter {name}=FOLDER"
                 raise ValueError(f"The package's {name} is not for this model: name one that is by {how}.") from error
-        return self.inflated.fitted(held) if isinstance(held, Trained) else held
+        return self.inflated.fitted(held) if isinstance(held, Trained | Eagle3) else held
 
     def drafter(self, name: str) -> Drafter:
         """Return a drafter of that name as it is before the first prompt; several, joined by +, are merged."""

@@ -2,29 +2,58 @@
 
 The large model's hidden states begin with the small one's, so matrices on them are set into larger ones, prompt keys go
 to the heads and entries where the small model's went, and layers are counted as `Places.layer` counts them. Draft
-tokens are the small drafter's, and their cost is that of a drafter of the large model.
+tokens are the small drafter's, and their cost is that of a drafter of the large model. An EAGLE-3 head reads the small
+model's entries alone, and costs what it did.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.inflate.model import places_of
 from benchmarks.inflate.places import Places
 from benchmarks.inflate.weights import GAIN, NEVER
 from draftree.drafting.folder import Trained
+from draftree.drafting.published.eagle import Eagle3
+from draftree.drafting.published.features import Sizes
+from draftree.runner import Runner
 
 
-def inflate_drafter(drafter: Trained, model: Any) -> Any:
+class SmallEagle3(Eagle3):
+    """A small model's EAGLE-3 head on a large one.
+
+    Args:
+        drafter: for the small model.
+        model: what `inflate` made of that model.
+    """
+
+    def __init__(self, drafter: Eagle3, model: Any) -> None:
+        places, vocabulary = places_of(model), drafter.vocabulary
+        ids = None if vocabulary is None else torch.from_numpy(vocabulary)
+        super().__init__(drafter.head, [places.layer(tap) for tap in drafter.taps], ids)
+        self.sizes, self._width = (
+            Sizes(places.large.hidden_size, None, places.large.vocab_size),
+            places.small.hidden_size,
+        )
+        if self.head.embed_tokens is None:
+            table = model.get_input_embeddings().weight.detach()[:, : self._width]
+            self.head.embed_tokens = nn.Embedding.from_pretrained(table.clone())
+
+    def features_of(self, taps: Sequence[Tensor], runner: Runner) -> Tensor:
+        """See `FeatureDrafter.features_of`."""
+        return super().features_of([tap[..., : self._width] for tap in taps], runner)
+
+
+def inflate_drafter(drafter: Trained | Eagle3, model: Any) -> Any:
     """Return a drafter (or early head) of the large `model` with the draft tokens of the small model's `drafter`.
 
     Args:
-        drafter: BiTA, Hidden Transfer, Medusa or an early head of the small model.
+        drafter: BiTA, Hidden Transfer, Medusa, EAGLE-3 or an early head of the small model.
         model: what `inflate` made of that model.
 
     Returns:
@@ -34,6 +63,8 @@ def inflate_drafter(drafter: Trained, model: Any) -> Any:
         ValueError: a model that was not inflated, or from another one than the drafter was trained for; a drafter that
             holds a tensor which no rule here knows.
     """
+    if isinstance(drafter, Eagle3):
+        return SmallEagle3(drafter, model)
     places = places_of(model)
     if places.small.recurrent:
         raise ValueError("Drafters of a model with recurrent layers cannot be inflated: its states were scaled.")

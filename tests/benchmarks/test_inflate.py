@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from few import few
+from transformers import AutoModelForCausalLM
 from zoo import MEMBERS, VOCABULARY, build, construct
 
 import draftree
 from benchmarks.harness.inputs import Subject
+from benchmarks.inflate import inflate_drafter
 from benchmarks.inflate import sizes as inflation
 from benchmarks.inflate.model import inflate, places_of
 from benchmarks.inflate.sizes import SIZES, Size, parameters_named, size_for
@@ -263,3 +266,21 @@ def test_weights_are_those_of_a_published_checkpoint(demo: Any, dtype: torch.dty
     assert any(not torch.equal(weight, weight.bfloat16().float()) for weight in plain.values())
     measured = Subject.load(None).inflated("20M").model
     assert all(torch.equal(weight, weight.bfloat16().float()) for weight in measured.parameters())
+
+
+@pytest.mark.parametrize("name", ["speculators_eagle3", "original_eagle3"])
+def test_an_eagle_head_drafts_the_same_on_an_inflated_model(name, monkeypatch):
+    folder = Path(__file__).parents[1] / "data" / "drafters"
+    target = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32).eval()
+    size = Size.of(target.config)
+    large = inflate(target, shape=replace(size, hidden_size=size.hidden_size + 40, layers=2 * size.layers))
+    drafts = {}
+    for model in (target, large):
+        drafter = draftree.load_drafter(folder / name, target)
+        drafter = drafter if model is target else inflate_drafter(drafter, model)
+        own, drawn = drafter.draft_live, drafts.setdefault(model is target, [])
+        monkeypatch.setattr(drafter, "draft_live", lambda *a, own=own, drawn=drawn: drawn.append(own(*a)) or drawn[-1])
+        ids = torch.arange(3, 15)[None]
+        draftree.generate(model, ids, max_new_tokens=12, drafter=drafter, shape=draftree.Fixed(6))
+    assert len(drafts[True]) > 3
+    assert [tree.tokens.tolist() for tree in drafts[True]] == [tree.tokens.tolist() for tree in drafts[False]]
