@@ -75,7 +75,7 @@ static int64_t nanoseconds(void) {
 
 /* Divides a task among threads where it is worth it. */
 static void spread(Share share, const void *task, int64_t items, int64_t threads, int64_t multiplications) {
-    if (!parallel || threads < 2 || multiplications < WORTH_A_THREAD || alone) {
+    if (!parallel || threads < 2 || items < 2 || multiplications < WORTH_A_THREAD || alone) {
         alone -= alone > 0;
         share(task, 0, items);
         return;
