@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from training_driver import data_for, same
+from transformers import AutoModelForCausalLM, Gemma4TextConfig
 from zoo import MEMBERS, construct
 
 import draftree
@@ -177,5 +178,21 @@ def test_what_no_head_can_be_trained_for_is_refused(method):
         prepare(method, construct(MEMBERS["t5"]), {}, {})
     with pytest.raises(ValueError, match="draft_vocab is 1: give at least 2"):
         prepare(method, construct(MEMBERS["llama"]), {"draft_vocab": 1}, {})
+    with pytest.raises(ValueError, match="models with attention"):
+        prepare(method, construct(MEMBERS["falcon_mamba"]), {}, {})
     with pytest.raises(ValueError, match="decay is 2: give a number over 0 and at most 1"):
         prepare(method, construct(MEMBERS["llama"]), {}, {"decay": 2})
+
+
+def test_a_head_for_layers_of_different_widths(tmp_path):
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32, "hidden_size_per_layer_input": 8}
+    torch.manual_seed(0)
+    config = Gemma4TextConfig(vocab_size=97, vocab_size_per_layer_input=97, **sizes)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    made = model, data_for(model, tmp_path / "data", count=30), tmp_path / "states"
+    run(made, tmp_path / "head", "eagle3", steps=2, batch=2, checkpoints=1)
+    ids = torch.arange(5, 15)[None]
+    plain = draftree.generate(model, ids, max_new_tokens=12).sequences
+    drafter = draftree.load_drafter(tmp_path / "head", model)
+    assert torch.equal(draftree.generate(model, ids, max_new_tokens=12, drafter=drafter).sequences, plain)

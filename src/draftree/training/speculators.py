@@ -46,10 +46,11 @@ class Speculator:
 
     def __init__(self, model: Any, kind: dict[str, Any], layer: tuple[Any, int], settings: dict[str, int]) -> None:
         target = inspect_model(model)
-        if target.encoder_decoder or target.model.get_input_embeddings().weight.shape[-1] != target.hidden_size:
+        wide = target.model.get_input_embeddings().weight.shape[-1] == target.hidden_size
+        if target.encoder_decoder or not wide or not _number(target.config, "num_attention_heads"):
             raise ValueError(
-                "EAGLE-3 and DFlash heads are trained for decoder-only models with embeddings as wide as their hidden "
-                f"states, and this '{target.model_type}' model is none: train Medusa or Hidden Transfer instead."
+                "EAGLE-3 and DFlash heads are trained for decoder-only models with attention, and embeddings as wide "
+                f"as their hidden states, and this '{target.model_type}' model is none: train Medusa instead."
             )
         check_least(1, depth=settings["depth"], layers=layer[1])
         check_least(2, 2**31, draft_vocab=settings["draft_vocab"])
@@ -151,14 +152,20 @@ def layer_config(target: Target, kind: Any, layers: int) -> Any:
     return kind(
         vocab_size=target.vocab_size,
         hidden_size=target.hidden_size,
-        intermediate_size=getattr(own, "intermediate_size", None) or 4 * target.hidden_size,
+        intermediate_size=_number(own, "intermediate_size") or 4 * target.hidden_size,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=getattr(own, "num_key_value_heads", None) or heads,
-        head_dim=getattr(own, "head_dim", None) or target.hidden_size // heads,
+        num_key_value_heads=_number(own, "num_key_value_heads") or heads,
+        head_dim=_number(own, "head_dim") or target.hidden_size // heads,
         max_position_embeddings=target.max_positions or 32_768,
         rope_parameters={"rope_type": "default", "rope_theta": base},
     )
+
+
+def _number(config: Any, name: str) -> int | None:
+    """Return a number of a configuration, or None. (Gemma 4's attribute raises where layers differ.)"""
+    held = config.to_dict().get(config.attribute_map.get(name, name))
+    return held if isinstance(held, int) else None
 
 
 def begin(head: Any) -> None:
