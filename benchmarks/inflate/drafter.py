@@ -36,10 +36,8 @@ class SmallEagle3(Eagle3):
         places, vocabulary = places_of(model), drafter.vocabulary
         ids = None if vocabulary is None else torch.from_numpy(vocabulary)
         super().__init__(drafter.head, [places.layer(tap) for tap in drafter.taps], ids)
-        self.sizes, self._width = (
-            Sizes(places.large.hidden_size, None, places.large.vocab_size),
-            places.small.hidden_size,
-        )
+        self.sizes = Sizes(places.large.hidden_size, None, places.large.vocab_size)
+        self._width = places.small.hidden_size
         if self.head.embed_tokens is None:
             table = model.get_input_embeddings().weight.detach()[:, : self._width]
             self.head.embed_tokens = nn.Embedding.from_pretrained(table.clone())
