@@ -64,7 +64,7 @@ def begun(made, method):
     return objective.eval(), Batch(**collate([(row, None) for row in rows.train[3:5]], None))
 
 
-def test_recorded_states_are_the_inputs_of_the_tapped_layers(made, tmp_path, monkeypatch):
+def test_inputs_of_the_tapped_layers_and_likely_tokens_are_recorded(made, tmp_path, monkeypatch):
     monkeypatch.setattr("draftree.training.recording.SHARD", 20)
     model, data, _ = made
     rows = read_data(data, inspect_model(model))
@@ -77,9 +77,13 @@ def test_recorded_states_are_the_inputs_of_the_tapped_layers(made, tmp_path, mon
     recording.complete(lines.append)
     assert "1 of 1 files" in lines[-1]
     for row in every[:5]:
-        hidden = model(torch.tensor([row.tokens]), output_hidden_states=True).hidden_states
-        expected = torch.cat([hidden[1], hidden[3]], -1)[0]
-        torch.testing.assert_close(recording[row.number].float(), expected, rtol=1e-2, atol=1e-4)
+        result = model(torch.tensor([row.tokens]), output_hidden_states=True)
+        expected = torch.cat([result.hidden_states[1], result.hidden_states[3]], -1)[0]
+        recorded = recording[row.number]
+        torch.testing.assert_close(recorded.states.float(), expected, rtol=1e-2, atol=1e-4)
+        best = result.logits[0, row.start - 1 :].softmax(-1).topk(16)
+        torch.testing.assert_close(recorded.shares.float(), best.values, rtol=1e-2, atol=1e-4)
+        assert torch.equal(recorded.ids[:-1, 0], torch.tensor(row.tokens[row.start :]))  # The answer is greedy.
     Recording(tmp_path, inspect_model(model), (1, 2), every, bf16=False).complete(lines.append)
     assert "5 of 5 files" in lines[-1]  # Those of other taps are not taken for them.
 

@@ -36,6 +36,8 @@ class Texts:
         text: of each text its first row, its length, its first anchor and the number of its anchors.
         ahead: LongTensor [N, depth + 1], the tokens behind each anchor; those behind a text's end are its last.
         there: BoolTensor [N, depth + 1], which of them exist.
+        likely, shares: LongTensor and float [N, depth, K], the tokens that the model finds likeliest in the place of
+            each drafted one, and their probabilities, which are 0 behind the text's end.
     """
 
     states: Tensor
@@ -45,6 +47,8 @@ class Texts:
     text: list[tuple[int, int, int, int]]
     ahead: Tensor
     there: Tensor
+    likely: Tensor
+    shares: Tensor
 
     @property
     def positions(self) -> Tensor:
@@ -54,6 +58,8 @@ class Texts:
 
 class HeadObjective(Objective):
     """Base of the losses of heads: the mean over anchors of each drafted token's loss, weighted by decay^depth.
+
+    The loss is the cross entropy with the model's own probabilities, of its likeliest tokens in the draft vocabulary.
 
     Args:
         trained: holds the head.
@@ -96,13 +102,16 @@ class HeadObjective(Objective):
             size = int(batch.length[b])
             places = self.anchors_of(batch.splits[b][batch.real[b]])
             index = places[:, None] + ahead
-            states, tokens = self.recording[number].to(device).float(), batch.tokens[b, :size]
-            ahead_of = tokens[index.clamp(max=size - 1)], index < size
-            parts.append((states, tokens, places + rows, places, *ahead_of))
+            held, tokens = self.recording[number], batch.tokens[b, :size]
+            there, answered = index < size, index[:, :-1] - (size - len(held.ids))
+            answered = answered.clamp(max=len(held.ids) - 1)
+            likely, shares = held.ids.to(device)[answered].long(), held.shares.to(device)[answered].float()
+            ahead_of = tokens[index.clamp(max=size - 1)], there, likely, shares * there[:, 1:, None]
+            parts.append((held.states.to(device).float(), tokens, places + rows, places, *ahead_of))
             text.append((rows, size, count, len(places)))
             rows, count = rows + size, count + len(places)
-        states, tokens, row, place, ahead, there = (torch.cat(part) for part in zip(*parts, strict=True))
-        return Texts(states, tokens, row, place, text, ahead, there)
+        states, tokens, row, place, *ahead_of = (torch.cat(part) for part in zip(*parts, strict=True))
+        return Texts(states, tokens, row, place, text, *ahead_of)
 
     @abstractmethod
     def drafted(self, texts: Texts) -> list[Tensor]:
@@ -127,11 +136,11 @@ class HeadObjective(Objective):
         return [(ids[None, :, depth + 1], texts.there[None, :, depth + 1]) for depth in range(self.depth)]
 
     def loss(self, texts: Texts, depth: int, logits: Tensor) -> Tensor:
-        """Return the mean loss of a depth's logits [N, Vd] over the anchors with a token in the draft vocabulary."""
-        ids, there = self.draft_ids[texts.ahead[:, depth + 1]], texts.there[:, depth + 1]
-        there = there & (ids >= 0)
-        losses = F.cross_entropy(logits.float(), ids.clamp(min=0), reduction="none")
-        return (losses * there).sum() / there.sum().clamp(min=1)
+        """Return the mean loss of a depth's logits [N, Vd] over the anchors with a token of this depth."""
+        ids = self.draft_ids[texts.likely[:, depth]]
+        shares = texts.shares[:, depth] * (ids >= 0)
+        losses = -(logits.float().log_softmax(-1).gather(-1, ids.clamp(min=0)) * shares).sum(-1)
+        return losses.sum() / texts.there[:, depth + 1].sum().clamp(min=1)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the target's embeddings of tokens."""

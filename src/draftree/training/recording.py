@@ -1,4 +1,4 @@
-"""Record hidden states of a frozen model at the rows of a data set, once for all passes of a training.
+"""Record hidden states and predictions of a frozen model at the rows of a data set, once for all passes of a training.
 
 A folder holds one safetensors file for every 64 rows. A file is written whole, so a stopped recording goes on with the
 next one; a file's name has a hash of its contents' source, so those of other data or taps are not taken for it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,29 @@ from draftree.runner.target import Target
 from draftree.training.rows import Row
 
 SHARD = 64  # Rows of a file.
-BATCH = 8  # Rows of a pass.
+BATCH = 8  # Most rows of a pass.
+LOGITS = 1 << 28  # Most logits of a pass of several rows.
+LIKELY = 16  # Tokens whose probabilities are recorded.
 EVERY = 20.0  # Seconds between two lines of progress.
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What was recorded of a row of T tokens.
+
+    Attributes:
+        states: bfloat16 [T, taps * d], the tapped hidden states side by side.
+        ids, shares: int32 and float16 [A, K], the K likeliest tokens behind each of the row's last A tokens, the first
+            of which is the last of the prompt, and their probabilities.
+    """
+
+    states: Tensor
+    ids: Tensor
+    shares: Tensor
+
+
 class Recording:
-    """Hold the hidden states of a data set's rows, in a folder.
+    """Hold what was recorded of a data set's rows, in a folder.
 
     Args:
         folder: is made where it is missing.
@@ -46,17 +64,15 @@ class Recording:
         self._shards: dict[int, list[Row]] = {}
         for row in sorted(rows, key=lambda row: row.number):
             self._shards.setdefault(row.number // SHARD, []).append(row)
-        source = f"{model_hash(target.model)} {self.taps} {bf16}"
+        source = f"{model_hash(target.model)} {self.taps} {bf16} {LIKELY}"
         self._paths = {number: folder / _name(number, held, source) for number, held in self._shards.items()}
         self._files: dict[int, Any] = {}
 
-    def __getitem__(self, number: int) -> Tensor:
-        """Return the tapped hidden states of a row side by side, bfloat16 [T, taps * d]."""
+    def __getitem__(self, number: int) -> Recorded:
         shard = number // SHARD
         if shard not in self._files:
             self._files[shard] = safe_open(str(self._paths[shard]), "pt")
-        states: Tensor = self._files[shard].get_tensor(str(number))
-        return states
+        return Recorded(*(self._files[shard].get_tensor(f"{number} {field.name}") for field in fields(Recorded)))
 
     def complete(self, report: Callable[[str], None]) -> None:
         """Record the rows that are missing; `report` gets lines of progress."""
@@ -75,15 +91,24 @@ class Recording:
     def _record(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         device, runner = self.target.device, HookedRunner(self.target)
         tensors: dict[str, Tensor] = {}
-        ordered = sorted(rows, key=len)
-        for some in (ordered[i : i + BATCH] for i in range(0, len(ordered), BATCH)):
+        left = sorted(rows, key=len)
+        while left:
+            some = [left.pop()]
+            while left and len(some) < min(BATCH, LOGITS // (len(some[0]) * self.target.vocab_size)):
+                some.append(left.pop())
             texts = [torch.tensor(row.tokens, dtype=torch.long, device="cpu") for row in some]
             tokens = pad_sequence(texts, batch_first=True).to(device)
-            plan = Plan.causal(tokens, taps=self.taps, first_logit_row=tokens.shape[1] - 1)
+            first = min(row.start for row in some) - 1
+            plan = Plan.causal(tokens, taps=self.taps, first_logit_row=first)
             with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
-                hidden = runner.run_with_gradients(plan).hidden
-            states = torch.cat([hidden[tap] for tap in self.taps], -1).to(torch.bfloat16).cpu()
-            tensors |= {str(row.number): own[: len(row)].contiguous() for row, own in zip(some, states, strict=True)}
+                result = runner.run_with_gradients(plan)
+            states = torch.cat([result.hidden[tap] for tap in self.taps], -1).to(torch.bfloat16).cpu()
+            for row, own, logits in zip(some, states, result.logits, strict=True):
+                logits = logits[row.start - 1 - first : len(row) - first].float()
+                best = logits.topk(min(LIKELY, logits.shape[-1]))
+                shares = (best.values - logits.logsumexp(-1, keepdim=True)).exp()
+                made = own[: len(row)].contiguous(), best.indices.int().cpu(), shares.half().cpu()
+                tensors |= {f"{row.number} {f.name}": one for f, one in zip(fields(Recorded), made, strict=True)}
         return tensors
 
 
