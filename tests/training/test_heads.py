@@ -176,6 +176,36 @@ def test_a_resumed_run_equals_an_uninterrupted_one(made, tmp_path, monkeypatch, 
     assert torch.equal(weights[0]["t2d"].nonzero()[:, 0], known)
 
 
+def test_training_goes_on_from_a_trained_head(made, tmp_path):
+    run(made, tmp_path / "head", "eagle3")
+    model, data, states = made
+    settings = {"source": tmp_path / "head", "depth": 3}
+    trained, objective = prepare("eagle3", model, settings, {})
+    objective.begin(read_data(data, inspect_model(model)), states, lambda line: None, bf16=False)
+    before = load_file(tmp_path / "head" / "model.safetensors")
+    for name, tensor in trained.weights.state_dict().items():
+        torch.testing.assert_close(tensor, before[name].float(), rtol=0, atol=0)
+    options = TrainOptions(steps=4, batch=8, evaluations=2, checkpoints=1)
+    quiet = {"states": states, "options": options, "report": lambda line: None}
+    train("eagle3", model, data, tmp_path / "more", settings=settings, **quiet)
+    first, more = (json.loads((tmp_path / name / "curve.json").read_text())["dev_loss"] for name in ("head", "more"))
+    assert more[-1][1] < first[-1][1] < first[0][1]
+    after = load_file(tmp_path / "more" / "model.safetensors")
+    assert torch.equal(after["d2t"], before["d2t"])
+    assert torch.equal(after["embed_tokens.weight"], before["embed_tokens.weight"])
+    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("head", "more")]
+    assert configs[0] == configs[1]
+
+
+def test_a_head_that_training_cannot_go_on_from_is_refused(made, tmp_path):
+    model, *_ = made
+    with pytest.raises(ValueError, match="holds no EAGLE-3 head"):
+        prepare("eagle3", model, {"source": tmp_path}, {})
+    shipped = Path(draftree.__file__).parent / "data" / "drafters" / "eagle-3"
+    with pytest.raises(ValueError, match="was made for a model with hidden_size 576"):
+        prepare("eagle3", model, {"source": shipped}, {})
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_what_no_head_can_be_trained_for_is_refused(method):
     with pytest.raises(ValueError, match=r"decoder-only models.*this 't5' model is none"):

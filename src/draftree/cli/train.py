@@ -203,11 +203,15 @@ def eagle3(
     depth: Annotated[int, "Tokens that it learns to draft one after the other."] = 4,
     draft_vocab: DraftVocab = 8192,
     embeddings: Annotated[bool, "Store the model's embeddings too, for speculators' own loader."] = False,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", help="Folder of an EAGLE-3 head to go on from.", show_default="a new head"),
+    ] = None,
     decay: Decay = 0.8,
     run: HeadRun,
 ) -> None:
     """Train an EAGLE-3 head, saved in the format of speculators."""
-    settings = {"depth": depth, "draft_vocab": draft_vocab, "embeddings": embeddings}
+    settings = {"depth": depth, "draft_vocab": draft_vocab, "embeddings": embeddings, "source": source}
     _train("eagle3", material, where, run, settings, {"decay": decay})
 
 

@@ -106,12 +106,12 @@ class HeadObjective(Objective):
             there, answered = index < size, index[:, :-1] - (size - len(held.ids))
             answered = answered.clamp(max=len(held.ids) - 1)
             likely, shares = held.ids.to(device)[answered].long(), held.shares.to(device)[answered].float()
-            ahead_of = tokens[index.clamp(max=size - 1)], there, likely, shares * there[:, 1:, None]
-            parts.append((held.states.to(device).float(), tokens, places + rows, places, *ahead_of))
+            own = held.states.to(device).float(), tokens, places + rows, places
+            parts.append((*own, tokens[index.clamp(max=size - 1)], there, likely, shares * there[:, 1:, None]))
             text.append((rows, size, count, len(places)))
             rows, count = rows + size, count + len(places)
-        states, tokens, row, place, *ahead_of = (torch.cat(part) for part in zip(*parts, strict=True))
-        return Texts(states, tokens, row, place, text, *ahead_of)
+        states, tokens, row, place, *more = (torch.cat(part) for part in zip(*parts, strict=True))
+        return Texts(states, tokens, row, place, text, *more)
 
     @abstractmethod
     def drafted(self, texts: Texts) -> list[Tensor]:
@@ -143,8 +143,9 @@ class HeadObjective(Objective):
         return losses.sum() / texts.there[:, depth + 1].sum().clamp(min=1)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Return the target's embeddings of tokens."""
-        made: Tensor = self.target.model.get_input_embeddings()(ids)
+        """Return the embeddings of tokens: the target's, or the head's own."""
+        table = self.weights.embed_tokens or self.target.model.get_input_embeddings()
+        made: Tensor = table(ids)
         return made.float()
 
     def heads_of(self, attention: Any, names: str, rows: Tensor, positions: Tensor) -> list[Tensor]:

@@ -12,9 +12,10 @@ from transformers import LlamaConfig, Qwen3Config
 
 from draftree.drafting.folder import Base
 from draftree.drafting.published.block import BlockHead, BlockLayout
-from draftree.drafting.published.eagle import EagleHead, EagleLayout
+from draftree.drafting.published.eagle import Eagle3, EagleHead, EagleLayout
 from draftree.errors import check_least
 from draftree.files import write_json
+from draftree.published import kind_of
 from draftree.runner.target import Target, inspect_model
 from draftree.training.rows import Data
 
@@ -42,7 +43,6 @@ class Speculator:
 
     base: Base | None = None
     recipe: dict[str, Any] | None = None
-    vocabulary: Tensor
 
     def __init__(self, model: Any, kind: dict[str, Any], layer: tuple[Any, int], settings: dict[str, int]) -> None:
         target = inspect_model(model)
@@ -56,7 +56,10 @@ class Speculator:
         check_least(2, 2**31, draft_vocab=settings["draft_vocab"])
         size, count = min(settings["draft_vocab"], target.vocab_size), len(target.layers)
         self.settings = settings | {"draft_vocab": size}
-        self.taps = (2, count // 2, count - 3) if count > 6 else (min(1, count), count // 2, max(count - 1, 1))
+        self.vocabulary = torch.empty(0, dtype=torch.long, device="cpu")
+        self.taps: tuple[int, ...] = (
+            (2, count // 2, count - 3) if count > 6 else (min(1, count), count // 2, max(count - 1, 1))
+        )
         self.config = kind | {
             "speculators_version": SPECULATORS,
             "draft_vocab_size": size,
@@ -75,8 +78,46 @@ class Speculator:
             self.weights = EagleHead(EagleLayout.of(Path(), self.config), len(self.taps), own)
         begin(self.weights)
 
+    def go_on_from(self, folder: Path, model: Any) -> None:
+        """Begin with a trained EAGLE-3 head of any layout: with its sizes, draft vocabulary and weights.
+
+        Raises:
+            ValueError: another kind of drafter, one for another model, or one that speculators' layout cannot hold.
+        """
+        if kind_of(folder) != "EAGLE-3":
+            raise ValueError(f"{str(folder)!r} holds no EAGLE-3 head, and training goes on from no other drafter.")
+        target = inspect_model(model)
+        drafter = Eagle3.load(folder, len(target.layers))
+        layout, held = drafter.head.layout, {name: t.float() for name, t in drafter.head.state_dict().items()}
+        drafter.bind(target)
+        if not layout.norm_before_head:
+            raise ValueError(
+                f"The head in {str(folder)!r} reads what is not normed (norm_output is false), which speculators' "
+                "layout cannot hold: train a new one."
+            )
+        size, self.taps = layout.draft_vocab_size, drafter.taps
+        known = drafter.vocabulary
+        self.vocabulary = torch.arange(size, device="cpu") if known is None else torch.from_numpy(known)
+        self.settings = self.settings | {"draft_vocab": size}
+        self.config |= {
+            "draft_vocab_size": size,
+            "transformer_layer_config": layout.config.to_diff_dict() | {"vocab_size": layout.vocab_size},
+            "eagle_aux_hidden_state_layer_ids": list(self.taps),
+            "norm_before_residual": layout.norm_before_residual,
+            "norm_before_fc": layout.norm_before_fc,
+            "fc_norm": layout.fc_norm,
+            "norm_output": layout.norm_fed_back,
+        }
+        own = [name for name in ("embed_tokens", "lm_head") if f"{name}.weight" in held]
+        self.weights = EagleHead(layout, len(self.taps), own)
+        self.weights.load_state_dict(held, assign=True)
+        if self.weights.embed_tokens is not None:
+            self.weights.embed_tokens.requires_grad_(False)
+
     def choose(self, data: Data, table: Tensor | None) -> None:
         """Choose the draft vocabulary by the data, and begin with these rows of the model's output embedding."""
+        if len(self.vocabulary):
+            return  # A trained head has one.
         size = self.weights.layout.vocab_size
         answers, others = (torch.zeros(size, dtype=torch.long, device="cpu") for _ in range(2))
         for row in data.train:
@@ -114,10 +155,13 @@ class Speculator:
         write_json(folder / "config.json", self.config | {"speculators_config": verifier})
 
 
-def eagle3(model: Any, *, depth: int = 4, draft_vocab: int = 8192, embeddings: bool = False) -> Speculator:
-    """Return an untrained EAGLE-3 head of one layer; it learns to draft `depth` tokens one after the other.
+def eagle3(
+    model: Any, *, depth: int = 4, draft_vocab: int = 8192, embeddings: bool = False, source: Path | None = None
+) -> Speculator:
+    """Return an EAGLE-3 head of one layer, or a trained one to go on from; it learns to draft `depth` tokens in turn.
 
-    With `embeddings`, its file holds a copy of the model's, which speculators' own loader needs.
+    With `embeddings`, its file holds a copy of the model's, which speculators' own loader needs. `source` is the folder
+    of a trained head, whose layers and draft vocabulary stay.
     """
     kind = {
         "architectures": ["Eagle3DraftModel"],
@@ -129,7 +173,10 @@ def eagle3(model: Any, *, depth: int = 4, draft_vocab: int = 8192, embeddings: b
         "embed_requires_grad": False,
     }
     settings = {"depth": depth, "draft_vocab": draft_vocab, "embeddings": embeddings}
-    return Speculator(model, kind, (LlamaConfig, 1), settings)
+    made = Speculator(model, kind, (LlamaConfig, 1), settings)
+    if source is not None:
+        made.go_on_from(source, model)
+    return made
 
 
 def dflash(model: Any, *, depth: int = 7, draft_vocab: int = 8192, layers: int = 2) -> Speculator:
