@@ -123,6 +123,23 @@ def test_a_training_pass_equals_drafting(made, method):
                 torch.testing.assert_close(own[n], other, rtol=1e-4, atol=1e-4)
 
 
+def test_the_loss_is_the_cross_entropy_with_the_models_probabilities(made):
+    objective, batch = begun(made, "eagle3")
+    texts = objective.texts(batch)
+    logits, known = objective.drafted(texts), objective.trained.vocabulary
+    for depth, own in enumerate(logits):
+        losses = []
+        for first, size, anchor, count in texts.text:
+            rows = made[0](texts.tokens[None, first : first + size]).logits[0].softmax(-1)
+            for n in range(anchor, anchor + count):
+                after = int(texts.place[n]) + 1 + depth  # the row that predicts what this depth drafts
+                if after < size - 1:
+                    best = rows[after].topk(16)
+                    shares = torch.zeros_like(rows[after]).scatter(0, best.indices, best.values)[known]
+                    losses.append(-(shares * own[n].log_softmax(-1)).sum())
+        torch.testing.assert_close(objective.loss(texts, depth, own), torch.stack(losses).mean(), rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize(("method", "steps"), [("eagle3", 40), ("dflash", 100)])
 def test_a_trained_head_accepts_more_than_with_its_layers_in_reverse(demo, spoken, method, steps, tmp_path):
     data, states = spoken
