@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import draftree
+from draftree.drafting.folder import base_of
 from draftree.drafting.published import compiled, features, recursion
 from draftree.drafting.published.block import DFlash
 from draftree.drafting.published.eagle import Eagle3
@@ -23,6 +24,7 @@ from draftree.engine.sampling import SamplingParams
 from draftree.native import load_library
 from draftree.runner.cpu.runner import CpuRunner
 from draftree.runner.target import inspect_model
+from draftree.training.speculators import eagle3
 
 DATA = Path(__file__).parents[1] / "data" / "drafters"
 LAYERS = 8  # of the target
@@ -79,6 +81,24 @@ def test_rows_of_eagle_equal_the_reference(name, target):
         found = eagle_logits(drafter, target, tokens, taps, start, deeper)
         for depth, logits in enumerate(found):
             assert (logits - recorded[f"logits.{depth}"][start]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", EAGLE)
+@torch.no_grad()
+def test_training_goes_on_from_each_layout_of_eagle(name, target, tmp_path):
+    recorded = load_file(DATA / name / "recorded.safetensors")
+    if not Eagle3.load(DATA / name, LAYERS).head.layout.norm_before_head:
+        with pytest.raises(ValueError, match="norm_output is false"):
+            eagle3(target, source=DATA / name)
+        return
+    made = eagle3(target, source=DATA / name)
+    made.base = base_of(target)
+    made.save_pretrained(tmp_path, dtype=torch.float32)
+    drafter = Eagle3.load(tmp_path, LAYERS)
+    assert made.config["speculators_model_type"] == "eagle3"
+    tokens, taps = recorded["input_ids"], taps_in(recorded, drafter.taps)
+    for depth, logits in enumerate(eagle_logits(drafter, target, tokens, taps, 3, tokens[5:6])):
+        assert (logits - recorded[f"logits.{depth}"][3]).abs().max() < 1e-5
 
 
 @torch.no_grad()
