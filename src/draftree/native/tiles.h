@@ -27,8 +27,8 @@ INLINE VECTOR TILED(from_halves)(const HALVES *held) {
 }
 
 /* `rows` x `wide` panels at once: x as Laying leaves it, result [rows, wide, LANES]; `kind` of weights; constants after
- * inlining. Four panels side by side keep memory busy by themselves under one row; under more the sums fill the processor's
- * queue, and what comes soon has to be prefetched. Of fewer panels `ahead` says what that is. */
+ * inlining. Of four panels side by side what comes SOON is prefetched, of fewer what `ahead` says: into the second level of
+ * caches, as the first one has few places for lines that are on their way. */
 INLINE void TILED(product_tile)(const Matrix *m, const float *x, int64_t panel, int rows, int wide, int kind,
                                 const Ahead *ahead, float *result) {
     VECTOR sums[12][4][PARTS];
@@ -41,14 +41,14 @@ INLINE void TILED(product_tile)(const Matrix *m, const float *x, int64_t panel, 
         for (; k < end; k++) {
             if (wide == 1) {
                 const float *behind = soon + step;
-                FETCH(soon);
+                FETCH_NEAR(soon);
                 soon = also, also = behind;
             } else if (wide < 4) {
-                FETCH(soon);
-                FETCH(also);
+                FETCH_NEAR(soon);
+                FETCH_NEAR(also);
                 soon += step, also += step;
-            } else if (rows > 1) {
-                EACH(p, wide) FETCH(soon + p * words * LANES);
+            } else {
+                EACH(p, wide) FETCH_NEAR(soon + p * words * LANES);
                 soon += LANES;
             }
             VECTOR w[4][PARTS], part[4][PARTS];
