@@ -4,13 +4,23 @@
 #     sh recipes/smollm2.sh MODEL QUESTIONS OUT
 #
 # MODEL is the model's folder in float32, QUESTIONS a folder with the training part of the sets below as JSON lines with a
-# "prompt". Answers take about an hour of one core, training three quarters. Begun again, the first step goes on by itself and the
-# second with --resume as a fourth argument.
+# "prompt". The head is trained on answers to the first 250 questions of each set, and then on those to the next 200. On one core
+# answers take about an hour each time, training three quarters. Begun again, data sets go on by themselves; with --resume as a
+# fourth argument the first training does. (The head that ships was trained on its first answers' tokens alone, before draftree
+# recorded probabilities.)
 set -eu
 model=$1 questions=$2 out=$3
-cd "$questions"
-draftree train data e2e.jsonl gsm8k.jsonl sgd_chat.jsonl wikisql.jsonl tldr_shell.jsonl py_functions.jsonl leetcode_py.jsonl \
-    squad.jsonl scitldr.jsonl wikisplit.jsonl tm4_coffee.jsonl fairytaleqa.jsonl \
-    -m "$model" --template full --limit 3000 --batch 16 --max-new-tokens 192 --out "$out/answers"
-draftree train eagle3 --data "$out/answers" -m "$model" --states "$out/states" --out "$out/eagle-3" \
-    --draft-vocab 8192 --steps 1400 --learning-rate 8e-4 --bf16 --threads 1 --dev-rows 60 ${4:-}
+sets="e2e gsm8k sgd_chat wikisql tldr_shell py_functions leetcode_py squad scitldr wikisplit tm4_coffee fairytaleqa"
+mkdir -p "$out/first" "$out/next"
+for name in $sets; do
+    head -n 250 "$questions/$name.jsonl" > "$out/first/$name.jsonl"
+    tail -n +251 "$questions/$name.jsonl" | head -n 200 > "$out/next/$name.jsonl"
+done
+for part in first next; do
+    draftree train data "$out/$part" -m "$model" --template full --batch 16 --max-new-tokens 192 --out "$out/$part-answers"
+done
+how="-m $model --bf16 --threads 1"
+draftree train eagle3 --data "$out/first-answers" --states "$out/first-states" --out "$out/first-head" $how \
+    --draft-vocab 8192 --steps 1400 --learning-rate 8e-4 --dev-rows 60 ${4:-}
+draftree train eagle3 --data "$out/next-answers" --states "$out/next-states" --out "$out/eagle-3" $how \
+    --from "$out/first-head" --steps 1000 --learning-rate 6e-4 --dev-rows 100
