@@ -22,13 +22,13 @@
 #define NOINLINE __attribute__((noinline))
 #define UNROLL _Pragma("GCC unroll 12")
 #define FETCH(address) __builtin_prefetch(address)
-#define FETCH_NEAR(address) __builtin_prefetch(address, 0, 2) /* into the second level of caches */
+#define FETCH_SECOND(address) __builtin_prefetch(address, 0, 2) /* into the second level of caches */
 #else
 #define INLINE static inline
 #define NOINLINE
 #define UNROLL
 #define FETCH(address)
-#define FETCH_NEAR(address)
+#define FETCH_SECOND(address)
 #endif
 
 /* Vectors of as many floats, whatever the alignment. */

@@ -41,14 +41,14 @@ INLINE void TILED(product_tile)(const Matrix *m, const float *x, int64_t panel, 
         for (; k < end; k++) {
             if (wide == 1) {
                 const float *behind = soon + step;
-                FETCH_NEAR(soon);
+                FETCH_SECOND(soon);
                 soon = also, also = behind;
             } else if (wide < 4) {
-                FETCH_NEAR(soon);
-                FETCH_NEAR(also);
+                FETCH_SECOND(soon);
+                FETCH_SECOND(also);
                 soon += step, also += step;
             } else {
-                EACH(p, wide) FETCH_NEAR(soon + p * words * LANES);
+                EACH(p, wide) FETCH_SECOND(soon + p * words * LANES);
                 soon += LANES;
             }
             VECTOR w[4][PARTS], part[4][PARTS];
