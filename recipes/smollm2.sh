@@ -5,7 +5,7 @@
 #
 # MODEL is the model's folder in float32, QUESTIONS a folder with the training part of the sets below as JSON lines with a
 # "prompt". The head is trained on answers to the first 250 questions of each set, and then on those to the next 200. On one core
-# answers take about an hour each time, training three quarters. Begun again, data sets go on by themselves; with --resume as a
+# answers take about an hour each time, training half an hour. Begun again, data sets go on by themselves; with --resume as a
 # fourth argument the first training does. (The head that ships was trained on its first answers' tokens alone, before draftree
 # recorded probabilities.)
 set -eu
