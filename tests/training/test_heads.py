@@ -218,6 +218,8 @@ def test_a_head_that_training_cannot_go_on_from_is_refused(made, tmp_path):
     model, *_ = made
     with pytest.raises(ValueError, match="holds no EAGLE-3 head"):
         prepare("eagle3", model, {"source": tmp_path}, {})
+    with pytest.raises(ValueError, match="There is no drafter folder"):
+        prepare("eagle3", model, {"source": str(tmp_path / "missing")}, {})
     shipped = Path(draftree.__file__).parent / "data" / "drafters" / "eagle-3"
     with pytest.raises(ValueError, match="was made for a model with hidden_size 576"):
         prepare("eagle3", model, {"source": shipped}, {})

@@ -204,8 +204,8 @@ def eagle3(
     draft_vocab: DraftVocab = 8192,
     embeddings: Annotated[bool, "Store the model's embeddings too, for speculators' own loader."] = False,
     source: Annotated[
-        Path | None,
-        typer.Option("--from", help="Folder of an EAGLE-3 head to go on from.", show_default="a new head"),
+        str | None,
+        typer.Option("--from", help="Folder or hub name of an EAGLE-3 head to go on from.", show_default="a new head"),
     ] = None,
     decay: Decay = 0.8,
     run: HeadRun,

@@ -177,7 +177,7 @@ def load_drafter(folder_or_repo: str | Path, model: Any, *, same_weights: bool =
         return import_module("draftree.drafting.published").load_mtp(model)
     if folder_or_repo == SHIPPED:
         return _of_package(SHIPPED, model)
-    folder = _fetch(folder_or_repo)
+    folder = fetched(folder_or_repo)
     if not (folder / CONFIG).is_file() and kind_of(folder) is not None:
         return import_module("draftree.drafting.published").load_published(folder, model)
     held = _load(folder, model, same_weights)
@@ -242,7 +242,7 @@ def method_class(method: Any) -> type[Trained]:
 
 def _load(folder_or_repo: str | Path, model: Any, same_weights: bool) -> Trained:
     target = inspect_model(model)
-    folder = _fetch(folder_or_repo)
+    folder = fetched(folder_or_repo)
     config, base = _read_config(folder)
     try:
         held = method_class(config["method"]).fresh(model, **config["settings"])
@@ -269,7 +269,12 @@ def _load(folder_or_repo: str | Path, model: Any, same_weights: bool) -> Trained
     return held
 
 
-def _fetch(folder_or_repo: str | Path) -> Path:
+def fetched(folder_or_repo: str | Path) -> Path:
+    """Return the folder of a drafter, also of one in a hub repository.
+
+    Raises:
+        ValueError: there is none.
+    """
     folder, name = Path(folder_or_repo).expanduser(), str(folder_or_repo)
     if folder.is_dir():
         return folder

@@ -10,7 +10,7 @@ from safetensors.torch import save
 from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config
 
-from draftree.drafting.folder import Base
+from draftree.drafting.folder import Base, fetched
 from draftree.drafting.published.block import BlockHead, BlockLayout
 from draftree.drafting.published.eagle import Eagle3, EagleHead, EagleLayout
 from draftree.errors import check_least
@@ -78,12 +78,13 @@ class Speculator:
             self.weights = EagleHead(EagleLayout.of(Path(), self.config), len(self.taps), own)
         begin(self.weights)
 
-    def go_on_from(self, folder: Path, model: Any) -> None:
-        """Begin with a trained EAGLE-3 head of any layout: with its sizes, draft vocabulary and weights.
+    def go_on_from(self, source: str | Path, model: Any) -> None:
+        """Begin with a trained EAGLE-3 head of any layout, see `eagle3`: with its sizes, draft vocabulary and weights.
 
         Raises:
             ValueError: another kind of drafter, one for another model, or one that speculators' layout cannot hold.
         """
+        folder = fetched(source)
         if kind_of(folder) != "EAGLE-3":
             raise ValueError(f"{str(folder)!r} holds no EAGLE-3 head, and training goes on from no other drafter.")
         target = inspect_model(model)
@@ -156,12 +157,12 @@ class Speculator:
 
 
 def eagle3(
-    model: Any, *, depth: int = 4, draft_vocab: int = 8192, embeddings: bool = False, source: Path | None = None
+    model: Any, *, depth: int = 4, draft_vocab: int = 8192, embeddings: bool = False, source: str | Path | None = None
 ) -> Speculator:
     """Return an EAGLE-3 head of one layer, or a trained one to go on from; it learns to draft `depth` tokens in turn.
 
     With `embeddings`, its file holds a copy of the model's, which speculators' own loader needs. `source` is the folder
-    of a trained head, whose layers and draft vocabulary stay.
+    or hub name of a trained head, whose layers and draft vocabulary stay.
     """
     kind = {
         "architectures": ["Eagle3DraftModel"],
