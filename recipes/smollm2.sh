@@ -5,9 +5,8 @@
 #
 # MODEL is the model's folder in float32, QUESTIONS a folder with the training part of the sets below as JSON lines with a
 # "prompt". The head is trained on answers to the first 250 questions of each set, and then on those to the next 200. On one core
-# answers take about an hour each time, training half an hour. Begun again, data sets go on by themselves; with --resume as a
-# fourth argument the first training does. (The head that ships was trained on its first answers' tokens alone, before draftree
-# recorded probabilities.)
+# answers take about an hour each time, training half an hour. Begun again, the script goes on where it stopped. (The head that
+# ships was trained on its first answers' tokens alone, before draftree recorded probabilities.)
 set -eu
 model=$1 questions=$2 out=$3
 sets="e2e gsm8k sgd_chat wikisql tldr_shell py_functions leetcode_py squad scitldr wikisplit tm4_coffee fairytaleqa"
@@ -19,8 +18,13 @@ done
 for part in first next; do
     draftree train data "$out/$part" -m "$model" --template full --batch 16 --max-new-tokens 192 --out "$out/$part-answers"
 done
-how="-m $model --bf16 --threads 1"
-draftree train eagle3 --data "$out/first-answers" --states "$out/first-states" --out "$out/first-head" $how \
-    --draft-vocab 8192 --steps 1400 --learning-rate 8e-4 --dev-rows 60 ${4:-}
-draftree train eagle3 --data "$out/next-answers" --states "$out/next-states" --out "$out/eagle-3" $how \
-    --from "$out/first-head" --steps 1000 --learning-rate 6e-4 --dev-rows 100
+train() { # PART HEAD OPTIONS
+    part=$1 head=$out/$2 resume=
+    shift 2
+    [ ! -f "$head/recipe.json" ] || return 0
+    ! ls -d "$head"/checkpoints/checkpoint-* > /dev/null 2>&1 || resume=--resume
+    draftree train eagle3 --data "$out/$part-answers" --states "$out/$part-states" --out "$head" -m "$model" --bf16 --threads 1 \
+        $resume "$@"
+}
+train first first-head --draft-vocab 8192 --steps 1400 --learning-rate 8e-4 --dev-rows 60
+train next eagle-3 --from "$out/first-head" --steps 1000 --learning-rate 6e-4 --dev-rows 100

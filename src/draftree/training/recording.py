@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from draftree.drafting.folder import model_hash
 from draftree.files import replacing
+from draftree.runner.base import top_tokens
 from draftree.runner.hooked.runner import HookedRunner
 from draftree.runner.plan import Plan
 from draftree.runner.target import Target
@@ -104,10 +105,10 @@ class Recording:
                 result = runner.run_with_gradients(plan)
             states = torch.cat([result.hidden[tap] for tap in self.taps], -1).to(torch.bfloat16).cpu()
             for row, own, logits in zip(some, states, result.logits, strict=True):
-                logits = logits[row.start - 1 - first : len(row) - first].float()
-                best = logits.topk(min(LIKELY, logits.shape[-1]))
-                shares = (best.values - logits.logsumexp(-1, keepdim=True)).exp()
-                made = own[: len(row)].contiguous(), best.indices.int().cpu(), shares.half().cpu()
+                logits = logits[row.start - 1 - first : len(row) - first]
+                best = top_tokens(logits[None], min(LIKELY, logits.shape[-1]))
+                ids, logp = (torch.from_numpy(found[0]) for found in best)
+                made = own[: len(row)].contiguous(), ids.int(), logp.exp().half()
                 tensors |= {f"{row.number} {f.name}": one for f, one in zip(fields(Recorded), made, strict=True)}
         return tensors
 

@@ -34,7 +34,7 @@ class Speculator:
     Attributes:
         config: what config.json will have.
         weights: the head, by the names of the files.
-        vocabulary: LongTensor [Vd], the target's token id of each draft id, ascending.
+        vocabulary: LongTensor [Vd], the target's token id of each draft id, ascending; empty until it is chosen.
         base, recipe: see `Trained`.
 
     Raises:
