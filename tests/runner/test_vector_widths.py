@@ -14,6 +14,7 @@ from limited_library import limited_to
 import draftree
 from draftree.native import load_library
 from draftree.runner import open_runner
+from draftree.runner.base import top_tokens
 from draftree.runner.weights.packed import PackedLinear, to_packed
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="the library is not built")
@@ -47,6 +48,25 @@ def test_products(widest: int) -> None:
                 found = linear(x)
             assert torch.allclose(found, x @ weight.T + bias, atol=1e-4), rows
             assert torch.equal(found[:1], linear(x[:1]).detach()), "a row does not depend on the others"
+
+
+@pytest.mark.parametrize("width", [5, 16, 127, 128, 8193])
+def test_top_tokens(widest: int, width: int) -> None:
+    torch.manual_seed(width)
+    logits = 20 * torch.randn(2, 3, width, dtype=torch.float32)
+    logits[0, 1] = -torch.inf
+    logits[1, 0, 2:] = -torch.inf  # two tokens alone are possible
+    logits[1, 2] = logits[1, 2].sort().values  # every one is better than those before it
+    tokens, logp = map(torch.from_numpy, top_tokens(logits, 4))
+    expected = logits.double().log_softmax(-1).topk(4)
+    whole = torch.ones(2, 3, 4, dtype=torch.bool)
+    whole[0, 1], whole[1, 0, 2:] = False, False
+    assert torch.equal(tokens[whole], expected.indices[whole])
+    assert torch.allclose(logp[whole], expected.values[whole].float(), rtol=0, atol=1e-5)
+    assert tokens[~whole].eq(0).all()
+    assert logp[~whole].isneginf().all()
+    halves = top_tokens(logits.bfloat16(), 1)
+    assert (halves[0] == logits.bfloat16().argmax(-1, keepdim=True).numpy())[whole.numpy()[..., :1]].all()
 
 
 @pytest.mark.parametrize("flush", [False, True])

@@ -181,6 +181,7 @@ typedef struct {
     Share in_pairs, in_bytes, in_halves, in_parts, in_blocks;
     int64_t most; /* rows of a tile */
     void (*norm)(const float *, const float *, float, int64_t, int64_t, int, int, float *);
+    void (*top)(const float *, int64_t, int64_t, int64_t, int64_t *, float *);
     void (*rotate)(const Layer *, const Pass *, const float *, float *, float *, float *);
 } Kernels;
 

@@ -5,7 +5,7 @@
 
 #include "kernels.h"
 
-#define ABI 30 /* raised when a signature changes; draftree.native refuses a library of another number */
+#define ABI 31 /* raised when a signature changes; draftree.native refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define HELD_UP 1000000 /* nanoseconds; a share on several threads that takes so much longer than one thread would has waited */
 #define A_PASS 64 /* shares, about */
@@ -95,6 +95,20 @@ static int64_t panels_of(const Matrix *m) { return (m->outputs + LANES - 1) / LA
 /* out = x, each row scaled to a mean square of 1, times weight. */
 void layer_norm(const float *x, const float *weight, float epsilon, int64_t rows, int64_t width, int rounding, float *out) {
     kernels.norm(x, weight, epsilon, rows, width, 0, rounding, out);
+}
+
+/* Rows [rows, width] of two kinds, each through its norm, side by side: out [rows, 2 * width]. */
+void layer_beside(const float *x, const float *y, const float *x_norm, const float *y_norm, float epsilon, int64_t rows,
+                  int64_t width, float *out) {
+    for (int64_t r = 0; r < rows; r++, x += width, y += width, out += 2 * width) {
+        layer_norm(x, x_norm, epsilon, 1, width, 0, out);
+        layer_norm(y, y_norm, epsilon, 1, width, 0, out + width);
+    }
+}
+
+/* The `count` likeliest tokens of logits [rows, width], and their log-probabilities, each [rows, count]; see top_rows. */
+void layer_top(const float *logits, int64_t rows, int64_t width, int64_t count, int64_t *tokens, float *logp) {
+    kernels.top(logits, rows, width, count, tokens, logp);
 }
 
 /* x [rows, inputs of m] as its product reads them: as it lies, or in `scratch`, which has room for half as many floats more. */

@@ -32,6 +32,34 @@ INLINE void norm_rows(const float *x, const float *weight, float epsilon, int64_
     }
 }
 
+/* The `count` largest of each row's `width` logits, those first, and their log-probabilities; where fewer are more than -infinity,
+ * the others are number 0 with -infinity. */
+INLINE void top_rows(const float *x, int64_t rows, int64_t width, int64_t count, int64_t *best, float *logp) {
+    for (int64_t r = 0; r < rows; r++, x += width, best += count, logp += count) {
+        for (int64_t k = 0; k < count; k++) best[k] = 0, logp[k] = -INFINITY;
+        for (int64_t i = 0; i < width; i += 8 * LANES) {
+            int64_t end = i + 8 * LANES < width ? i + 8 * LANES : width;
+            int above = 0; /* whether any of these is one of the largest so far */
+            for (int64_t j = i; j < end; j++) above |= x[j] > logp[count - 1];
+            for (int64_t j = i; above && j < end; j++) {
+                int64_t k = count - 1;
+                if (!(x[j] > logp[k])) continue;
+                for (; k > 0 && x[j] > logp[k - 1]; k--) best[k] = best[k - 1], logp[k] = logp[k - 1];
+                best[k] = j;
+                logp[k] = x[j];
+            }
+        }
+        float most = logp[0], lanes[LANES] = {0}, sum = 0;
+        if (!(most > -INFINITY)) continue;
+        int64_t i = 0;
+        for (; i + LANES <= width; i += LANES)
+            for (int k = 0; k < LANES; k++) lanes[k] += exponential(x[i + k] - most);
+        for (; i < width; i++) sum += exponential(x[i] - most);
+        for (int k = 0; k < LANES; k++) sum += lanes[k];
+        for (int64_t k = 0; k < count; k++) logp[k] -= most + logf(sum);
+    }
+}
+
 /* A number turned with its partner. */
 INLINE float turned(float own, float other, float cosine, float sine, int rounding) {
     int each = rounding & ROUNDS && !(rounding & TURNS_ROUND_ONCE);
@@ -251,6 +279,9 @@ INLINE void t5_attending_share(const T5Attending *t, int64_t first, int64_t last
                                    int64_t width, int add, int rounding, float *out) {                            \
         norm_rows(x, weight, epsilon, rows, width, add, rounding, out);                                           \
     }                                                                                                             \
+    target static void top_##name(const float *x, int64_t rows, int64_t width, int64_t count, int64_t *best, float *logp) { \
+        top_rows(x, rows, width, count, best, logp);                                                              \
+    }                                                                                                             \
     target static void rotate_##name(const Layer *l, const Pass *p, const float *qkv, float *query, float *keys,  \
                                      float *values) {                                                             \
         rotate_rows(l, p, qkv, query, keys, values);                                                              \
@@ -278,5 +309,6 @@ INLINE void t5_attending_share(const T5Attending *t, int64_t first, int64_t last
         .moving = moving_##name,                                                                                  \
         .most = MOST_ROWS(vector),                                                                                \
         .norm = norm_##name,                                                                                      \
+        .top = top_##name,                                                                                        \
         .rotate = rotate_##name,                                                                                  \
     };

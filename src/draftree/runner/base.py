@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from draftree.native import load_library
+from draftree.native.structures import address, array_address
 from draftree.runner.kv.cache import BLOCK, SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import PassResult, Plan
@@ -152,11 +154,16 @@ def top_tokens(logits: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
 
     One copy brings both. Tokens are 0 and their log-probabilities -inf where all logits of a depth are -inf.
     """
+    library = load_library() if logits.is_cpu else None
+    if library is not None:
+        rows = logits.float().contiguous()
+        shape = *rows.shape[:-1], count
+        tokens, logp = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.float32)
+        at, *to = address(rows, torch.float32), array_address(tokens, np.int64), array_address(logp, np.float32)
+        library.layer_top(at, rows.numel() // rows.shape[-1], rows.shape[-1], count, *to)
+        return tokens, logp
     top = logits.float().log_softmax(-1).topk(count, -1)
-    if logits.is_cpu:
-        tokens, logp = top.indices.numpy(), top.values.numpy()
-    else:
-        packed = torch.stack([top.indices.int(), top.values.contiguous().view(torch.int32)]).numpy(force=True)
-        tokens, logp = packed[0].astype(np.int64), packed[1].view(np.float32)
+    packed = torch.stack([top.indices.int(), top.values.contiguous().view(torch.int32)]).numpy(force=True)
+    tokens, logp = packed[0].astype(np.int64), packed[1].view(np.float32)
     impossible = np.isnan(logp)  # of logits that are all -inf
     return np.where(impossible, 0, tokens), np.where(impossible, np.float32(-np.inf), logp)

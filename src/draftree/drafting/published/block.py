@@ -294,7 +294,7 @@ class DFlash(FeatureDrafter):
         masks = [layout.mask_token] * (layout.block - 1)
         newest = [requests[b].tokens[-1] for b in live]
         ids = torch.tensor([token for root in newest for token in (root, *masks)], dtype=torch.long, device=device)
-        embeddings = self.embedded(requests, ids) * layout.more.get("input_embedding_scale", 1.0)
+        embeddings = self.embedded(ids) * layout.more.get("input_embedding_scale", 1.0)
         rows = self.head.block(embeddings, texts).view(len(live), layout.block, -1)
         rows = rows[:, layout.first_row :][:, : max(reaches)]
         logits = self._factored(self.logits(requests, rows))

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from draftree.drafting.published.layers import Span
 from draftree.native import load_library
-from draftree.runner.cpu.layers import CompiledAngles, CompiledLayer, CompiledStack
+from draftree.native.structures import address
+from draftree.runner.cpu.layers import CompiledAngles, CompiledLayer, CompiledStack, norm_rows
 from draftree.runner.eager.parts import Heads, Norm, Parts
 from draftree.runner.eager.runner import Angles
 from draftree.runner.kv.cache import BLOCK, SlotCache
@@ -45,7 +47,10 @@ class CompiledLayers:
     """
 
     def __init__(self, library: Any, head: Any) -> None:
-        self._head, count = head, len(head.layers)
+        self._library, self._head, count = library, head, len(head.layers)
+        first = head.layers[0]
+        self._entering = Norm.of(first.input_layernorm), Norm.of(first.hidden_norm)
+        self._closing = Norm.of(head.norm)
         heads = [_parts(layer) for layer in head.layers]
         dim = heads[0].heads.dim
         self._rotation = Rotation(dim, dim, False, torch.device("cpu"))
@@ -73,47 +78,54 @@ class CompiledLayers:
             embeddings, features, positions = (
                 torch.cat([part.split(counts)[i] for i in order]) for part in (embeddings, features, positions)
             )
-        x, entry = self._head.layers[0].enter(embeddings, features)
-        x = x.clone()[None]
+        width = features.shape[1]
+        entry = features.new_empty(len(features), 2 * width)
+        norms = [norm.weight for norm in self._entering]
+        at = [address(part, torch.float32) for part in (embeddings, features, *norms, entry)]
+        self._library.layer_beside(*at[:4], self._entering[0].epsilon, len(features), width, at[4])
+        x = (entry[:, width:] if self._head.layers[0].norm_before_residual else features).clone()[None]
         self._stack.run(0, len(self._stack.layers), x, self._described(spans, positions, entry))
         if len(spans) == 1:
             return x[0]
         made = dict(zip(order, x[0].split([span.count for span in spans]), strict=True))
         return torch.cat([made[i] for i in range(len(order))])
 
+    def head_input(self, out: Tensor) -> Tensor:
+        """See `EagleHead.head_input`."""
+        return norm_rows(self._library, self._closing, out) if self._head.layout.norm_before_head else out
+
     def _described(self, spans: Sequence[Span], positions: Tensor, entry: Tensor) -> CompiledAngles:
         """Describe a pass over the rows of `spans`, which stand in the order of their slots."""
         first, end = spans[0].states.number, spans[-1].states.number + 1
         rows, back = max(span.count for span in spans), max(span.drafts for span in spans)
-        visible = torch.ones(end - first, rows, back + rows, dtype=torch.bool, device="cpu")
-        places = torch.zeros(end - first, rows, dtype=torch.long, device="cpu")
+        visible = np.ones((end - first, rows, back + rows), dtype=bool)
+        places, known = np.zeros((end - first, rows), dtype=np.int64), positions.numpy()
         sizes, begin = [0] * (end - first), 0
         for number in range(first, end):
             self.cache.clear(number)
         for span in spans:
             number, count = span.states.number - first, span.count
             sizes[number], self.cache.lengths[first + number] = count, span.start
-            places[number, :count] = positions[begin : begin + count]
+            places[number, :count] = known[begin : begin + count]
             if span.sees is not None:
-                known = span.drafts + count
-                visible[number, :count, back - span.drafts : back + count] = span.sees[:, -known:]
+                sees = span.sees.numpy()[:, -(span.drafts + count) :]
+                visible[number, :count, back - span.drafts : back + count] = sees
             begin += count
         self.cache.open(first, end - first, rows)
-        cosine, sine = self._turns(positions)
-        segment = Segment(0, None, places, visible)
+        cosine, sine = self._turns(positions, int(places.max()) + 1)
+        segment = Segment(0, None, torch.from_numpy(places), torch.from_numpy(visible))
         return CompiledAngles(
             Angles(cosine, sine, self.cache, self._rotation), segment, self._stack, sizes, entry.contiguous()
         )
 
-    def _turns(self, positions: Tensor) -> Tensor:
-        """Return cosines and sines of positions [R], [2, 1, R, 1, dim]."""
-        longest = int(positions.max()) + 1
+    def _turns(self, positions: Tensor, longest: int) -> Tensor:
+        """Return cosines and sines of positions [R], all below `longest`, [2, 1, R, 1, dim]."""
         if longest > self._angles.shape[1]:
             known = torch.arange(-(-longest // BLOCK) * BLOCK, device="cpu")
             like = torch.empty(1, dtype=torch.float32, device="cpu")
             cosine, sine = self._head.rope(like, known[None])
             self._angles = torch.stack(self._rotation.spread(cosine[0], sine[0]))
-        return self._angles[:, positions][:, None, :, None]
+        return self._angles.index_select(1, positions)[:, None, :, None]
 
 
 def compiled(head: Any) -> CompiledLayers | None:

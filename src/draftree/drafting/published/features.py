@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from draftree.drafting.base import Attachment, ByRequest, Capabilities, Drafter, RequestState, Step, StepPlan, target_of
+from draftree.drafting.base import Attachment, ByRequest, Capabilities, Drafter, RequestState, Step, StepPlan
 from draftree.drafting.published.layers import Grown, States
 from draftree.native import load_library
 from draftree.runner import Runner
@@ -120,6 +120,8 @@ class FeatureDrafter(Drafter):
 
     def _place(self, target: Target) -> None:
         """Move the head to the target; on a CPU it has float32, with products of 8 bits in C."""
+        own = self.head.embed_tokens
+        self._table = target.model.get_input_embeddings() if own is None else own
         if target.device.type != "cpu":
             self.head.to(target.device)
             for weight in self.head.parameters():  # Buffers keep their type: frequencies, and biases of experts.
@@ -145,12 +147,15 @@ class FeatureDrafter(Drafter):
             [*range(before), *(step.offset + node for node in path)]
             for before, path in zip(step.prefill_rows, step.accepted, strict=True)
         ]
-        taps = []
+        taps, places = [], dict[int, Tensor]()  # of rows, by the first layer of their segment
         for tap in self.taps:
             segment = max((s for s in result.segments if s.start <= tap), key=lambda s: s.start)
-            standing = rows_within(segment, rows)
             hidden = result.hidden[tap]
-            taps.append(torch.cat([own[where] for own, where in zip(hidden, standing, strict=True)]))
+            if segment.start not in places:
+                each = enumerate(rows_within(segment, rows))
+                flat = [b * hidden.shape[1] + row for b, own in each for row in own]
+                places[segment.start] = torch.tensor(flat, dtype=torch.long, device=hidden.device)
+            taps.append(hidden.flatten(0, 1).index_select(0, places[segment.start]))
         like = self.head.norm.weight
         features = self.features_of([tap.to(like) for tap in taps], result.runner)
         for request, new in zip(step.requests, features.split(list(map(len, rows))), strict=True):
@@ -196,11 +201,9 @@ class FeatureDrafter(Drafter):
         """Return what is known of a running request's text."""
         return self._texts[request.id]
 
-    def embedded(self, requests: Sequence[RequestState], ids: Tensor) -> Tensor:
+    def embedded(self, ids: Tensor) -> Tensor:
         """Return the embeddings [R, d] of LongTensor [R], by the head's own table or the target's."""
-        own = self.head.embed_tokens
-        table = target_of(requests).model.get_input_embeddings() if own is None else own
-        made: Tensor = table(ids).to(self.head.norm.weight.dtype)
+        made: Tensor = self._table(ids).to(self.head.norm.weight.dtype)
         return made
 
     def logits(self, requests: Sequence[RequestState], closed: Tensor) -> Tensor:

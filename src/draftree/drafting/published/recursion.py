@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,11 +46,11 @@ class RecursiveDrafter(FeatureDrafter):
         reaches = [min(reach, self.depth) for reach in reaches]
         branches = [_Branch([], []) for _ in requests]
         roots: list[Tensor] = []
-        nothing = torch.zeros_like(self.head.norm.weight)
 
         def first() -> Best:
-            read = iter(self._read([request for request, reach in zip(requests, reaches, strict=True) if reach > 0]))
-            roots.extend(next(read)[0] if reach > 0 else nothing for reach in reaches)
+            read = self._read([request for request, reach in zip(requests, reaches, strict=True) if reach > 0])
+            rest = iter(read)  # Those that draft nothing get any root, whose tokens nobody reads.
+            roots.extend(next(rest)[0] if reach > 0 else read[0][0] for reach in reaches)
             return self._best(requests, [[root] for root in roots])
 
         def more(nodes: Sequence[Nodes], depth: int) -> Best:
@@ -88,7 +89,7 @@ class RecursiveDrafter(FeatureDrafter):
             positions += range(text.first + begin, text.first + begin + count)
             spans.append(Span(text.states, begin, count, causal(begin, count, new.device)))
             text.read = end
-        out = self._pass(live, (tokens, torch.cat(features), positions, spans))
+        out = self._pass((tokens, torch.cat(features), positions, spans))
         return list(out.split([span.count for span in spans]))
 
     def _deeper(
@@ -118,26 +119,26 @@ class RecursiveDrafter(FeatureDrafter):
             mask = torch.from_numpy(sees).to(root.device)
             spans.append(Span(text.states, text.count + before, len(new), mask, before))
         rows = self.head.fed_back(torch.stack(features))
-        out = iter(self._pass(requests, (tokens, rows, positions, spans)))
+        out = iter(self._pass((tokens, rows, positions, spans)))
         made = [[next(out) for _ in new] for new, _ in nodes]
         for branch, outputs in zip(branches, made, strict=True):
             branch.outputs.extend(outputs)
         return made
 
-    def _pass(self, requests: Sequence[RequestState], rows: Rows) -> Tensor:
+    def _pass(self, rows: Rows) -> Tensor:
         tokens, features, positions, spans = rows
         device = features.device
         ids, places = (torch.tensor(held, dtype=torch.long, device=device) for held in (tokens, positions))
-        return self.layers(self.embedded(requests, ids), features, places, spans)
+        return self.layers(self.embedded(ids), features, places, spans)
 
     def _best(self, requests: Sequence[RequestState], outputs: Sequence[Sequence[Tensor]]) -> Best:
         """Return the best tokens behind each output, by request."""
         counts = [len(own) for own in outputs]
-        logits = self.logits(requests, self.head.head_input(torch.stack([out for own in outputs for out in own])))
+        logits = self.logits(requests, self.layers.head_input(torch.stack([out for own in outputs for out in own])))
         tokens, logp = self.best(logits)
         shape = len(counts), max(counts), tokens.shape[-1]
         best = np.zeros(shape, dtype=np.int64), np.full(shape, -np.inf, dtype=np.float32)
-        begins = np.cumsum([0, *counts])
-        for b, (begin, count) in enumerate(zip(begins, counts, strict=False)):
-            best[0][b, :count], best[1][b, :count] = tokens[begin : begin + count], logp[begin : begin + count]
+        for b, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
+            begin = end - count
+            best[0][b, :count], best[1][b, :count] = tokens[begin:end], logp[begin:end]
         return best

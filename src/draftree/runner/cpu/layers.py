@@ -44,6 +44,14 @@ def threads_for(work: int, meetings: float = 1.0) -> int:
     return torch.get_num_threads() if work > meetings * WORTH_THREADS else 1
 
 
+def norm_rows(library: ctypes.CDLL, norm: Norm, x: Tensor, rounding: int = 0) -> Tensor:
+    """Return float32 rows [..., d] by a norm in float32; `rounding` is of `rounding_of`."""
+    normed, width = torch.empty_like(x), x.shape[-1]
+    at, by, to = (address(t, torch.float32) for t in (x, norm.weight, normed))
+    library.layer_norm(at, by, norm.epsilon, x.numel() // width, width, rounding, to)
+    return normed
+
+
 class CompiledLayer:
     """See `eager.layer.TensorLayer`; `window` is what it sees back, `rotation` of its heads, `dtype` the model's."""
 
@@ -175,12 +183,7 @@ class CompiledHead:
         self.copied = self._packed.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = x.float().contiguous()
-        rows, width = x.shape[0] * x.shape[1], x.shape[2]
-        normed = torch.empty_like(x)
-        at, by, to = (address(t, torch.float32) for t in (x, self._norm.weight, normed))
-        self._library.layer_norm(at, by, self._norm.epsilon, rows, width, self._rounding, to)
-        logits = self.product(normed)
+        logits = self.product(norm_rows(self._library, self._norm, x.float().contiguous(), self._rounding))
         return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
 
     def product(self, read: Tensor) -> Tensor:
