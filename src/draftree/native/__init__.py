@@ -53,7 +53,6 @@ def started(found: ctypes.CDLL, widest: int) -> ctypes.CDLL | None:
     if found.layer_start(*openmp, widest) != ABI:
         return None
     found.layer_norm.argtypes = [c_void_p, c_void_p, c_float, c_int64, c_int64, c_int, c_void_p]
-    found.layer_beside.argtypes = [*[c_void_p] * 4, c_float, c_int64, c_int64, c_void_p]
     found.layer_top.argtypes = [c_void_p, *[c_int64] * 3, c_void_p, c_void_p]
     found.layer_product.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_int64, c_int, c_void_p, c_void_p]
     found.blocks_pack.argtypes = [c_int64, c_void_p, *[c_int64] * 4, c_void_p]
@@ -63,7 +62,7 @@ def started(found: ctypes.CDLL, widest: int) -> ctypes.CDLL | None:
     found.layer_run.argtypes = [c_void_p, c_int64, POINTER(Pass), c_int64, *[c_void_p] * 4]
     found.states_move.argtypes, found.states_move.restype = [POINTER(Moving), c_int64, c_int64], None
     found.t5_pass.argtypes = [POINTER(T5Decoder), POINTER(Pass), *[c_void_p] * 3, *[c_int64] * 3, *[c_void_p] * 3]
-    for name in ("norm", "beside", "top", "product", "run"):
+    for name in ("norm", "top", "product", "run"):
         getattr(found, f"layer_{name}").restype = None
     found.t5_pass.restype = c_int64
     return found

@@ -97,15 +97,6 @@ void layer_norm(const float *x, const float *weight, float epsilon, int64_t rows
     kernels.norm(x, weight, epsilon, rows, width, 0, rounding, out);
 }
 
-/* Rows [rows, width] of two kinds, each through its norm, side by side: out [rows, 2 * width]. */
-void layer_beside(const float *x, const float *y, const float *x_norm, const float *y_norm, float epsilon, int64_t rows,
-                  int64_t width, float *out) {
-    for (int64_t r = 0; r < rows; r++, x += width, y += width, out += 2 * width) {
-        layer_norm(x, x_norm, epsilon, 1, width, 0, out);
-        layer_norm(y, y_norm, epsilon, 1, width, 0, out + width);
-    }
-}
-
 /* The `count` likeliest tokens of logits [rows, width], and their log-probabilities, each [rows, count]; see top_rows. */
 void layer_top(const float *logits, int64_t rows, int64_t width, int64_t count, int64_t *tokens, float *logp) {
     kernels.top(logits, rows, width, count, tokens, logp);

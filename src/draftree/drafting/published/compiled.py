@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from draftree.drafting.published.layers import Span
 from draftree.native import load_library
-from draftree.native.structures import address
-from draftree.runner.cpu.layers import CompiledAngles, CompiledLayer, CompiledStack, norm_rows
+from draftree.runner.cpu.layers import CompiledAngles, CompiledLayer, CompiledStack
 from draftree.runner.eager.parts import Heads, Norm, Parts
 from draftree.runner.eager.runner import Angles
 from draftree.runner.kv.cache import BLOCK, SlotCache
@@ -47,10 +46,7 @@ class CompiledLayers:
     """
 
     def __init__(self, library: Any, head: Any) -> None:
-        self._library, self._head, count = library, head, len(head.layers)
-        first = head.layers[0]
-        self._entering = Norm.of(first.input_layernorm), Norm.of(first.hidden_norm)
-        self._closing = Norm.of(head.norm)
+        self._head, count = head, len(head.layers)
         heads = [_parts(layer) for layer in head.layers]
         dim = heads[0].heads.dim
         self._rotation = Rotation(dim, dim, False, torch.device("cpu"))
@@ -78,21 +74,13 @@ class CompiledLayers:
             embeddings, features, positions = (
                 torch.cat([part.split(counts)[i] for i in order]) for part in (embeddings, features, positions)
             )
-        width = features.shape[1]
-        entry = features.new_empty(len(features), 2 * width)
-        norms = [norm.weight for norm in self._entering]
-        at = [address(part, torch.float32) for part in (embeddings, features, *norms, entry)]
-        self._library.layer_beside(*at[:4], self._entering[0].epsilon, len(features), width, at[4])
-        x = (entry[:, width:] if self._head.layers[0].norm_before_residual else features).clone()[None]
+        x, entry = self._head.layers[0].enter(embeddings, features)
+        x = x.clone()[None]
         self._stack.run(0, len(self._stack.layers), x, self._described(spans, positions, entry))
         if len(spans) == 1:
             return x[0]
         made = dict(zip(order, x[0].split([span.count for span in spans]), strict=True))
         return torch.cat([made[i] for i in range(len(order))])
-
-    def head_input(self, out: Tensor) -> Tensor:
-        """See `EagleHead.head_input`."""
-        return norm_rows(self._library, self._closing, out) if self._head.layout.norm_before_head else out
 
     def _described(self, spans: Sequence[Span], positions: Tensor, entry: Tensor) -> CompiledAngles:
         """Describe a pass over the rows of `spans`, which stand in the order of their slots."""

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from draftree.drafting.base import Attachment, ByRequest, Capabilities, Drafter, RequestState, Step, StepPlan
-from draftree.drafting.published.layers import Grown, States
+from draftree.drafting.published.layers import NORMS, Grown, States
 from draftree.native import load_library
 from draftree.runner import Runner
 from draftree.runner.base import top_tokens
+from draftree.runner.cpu.layers import CompiledNorm
 from draftree.runner.kv.cache import rows_within
 from draftree.runner.target import Target
 from draftree.runner.weights.packed import in_eight_bits
@@ -119,7 +120,7 @@ class FeatureDrafter(Drafter):
         self._place(target)
 
     def _place(self, target: Target) -> None:
-        """Move the head to the target; on a CPU it has float32, with products of 8 bits in C."""
+        """Move the head to the target; on a CPU it has float32, with norms, and products of 8 bits, in C."""
         own = self.head.embed_tokens
         self._table = target.model.get_input_embeddings() if own is None else own
         if target.device.type != "cpu":
@@ -131,6 +132,8 @@ class FeatureDrafter(Drafter):
         for name, module in list(self.head.named_modules()) if load_library() is not None else ():
             if type(module) is nn.Linear and module.in_features % 32 == 0:
                 self.head.set_submodule(name, in_eight_bits(module))
+            elif type(module) in NORMS:
+                self.head.set_submodule(name, CompiledNorm(module))
 
     def begin(self, request: RequestState) -> None:
         self._texts[request.id] = self._text(request.tokens)

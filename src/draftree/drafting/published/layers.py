@@ -19,6 +19,7 @@ from transformers.models.qwen3 import modeling_qwen3
 
 CONFIGS: dict[str, Any] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 ATTENTION: dict[str, Any] = {"llama": modeling_llama.LlamaAttention, "qwen3": modeling_qwen3.Qwen3Attention}
+NORMS = modeling_llama.LlamaRMSNorm, modeling_qwen3.Qwen3RMSNorm
 BLOCK = 256  # States grow by so many rows.
 
 Angles = tuple[Tensor, Tensor]  # cosines and sines, each [1, R, head dim]

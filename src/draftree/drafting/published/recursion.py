@@ -134,7 +134,7 @@ class RecursiveDrafter(FeatureDrafter):
     def _best(self, requests: Sequence[RequestState], outputs: Sequence[Sequence[Tensor]]) -> Best:
         """Return the best tokens behind each output, by request."""
         counts = [len(own) for own in outputs]
-        logits = self.logits(requests, self.layers.head_input(torch.stack([out for own in outputs for out in own])))
+        logits = self.logits(requests, self.head.head_input(torch.stack([out for own in outputs for out in own])))
         tokens, logp = self.best(logits)
         shape = len(counts), max(counts), tokens.shape[-1]
         best = np.zeros(shape, dtype=np.int64), np.full(shape, -np.inf, dtype=np.float32)

@@ -17,8 +17,9 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from draftree.native import load_library
 from draftree.native.structures import Layer, Pass, address, optional_address, store_addresses
 from draftree.runner.cpu.states import CompiledDelta, recurrent_floats
 from draftree.runner.eager.parts import Norm, Parts
@@ -44,12 +45,24 @@ def threads_for(work: int, meetings: float = 1.0) -> int:
     return torch.get_num_threads() if work > meetings * WORTH_THREADS else 1
 
 
-def norm_rows(library: ctypes.CDLL, norm: Norm, x: Tensor, rounding: int = 0) -> Tensor:
+def norm_rows(library: Any, norm: Norm, x: Tensor, rounding: int = 0) -> Tensor:
     """Return float32 rows [..., d] by a norm in float32; `rounding` is of `rounding_of`."""
     normed, width = torch.empty_like(x), x.shape[-1]
     at, by, to = (address(t, torch.float32) for t in (x, norm.weight, normed))
     library.layer_norm(at, by, norm.epsilon, x.numel() // width, width, rounding, to)
     return normed
+
+
+class CompiledNorm(nn.Module):
+    """A stock root-mean-square norm, in C."""
+
+    def __init__(self, stock: Any) -> None:
+        super().__init__()
+        self.weight, self.eps = stock.weight, float(stock.variance_epsilon)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale float32 [..., d] to a mean square of 1, times the weight."""
+        return norm_rows(load_library(), Norm(self.weight, self.eps), x.contiguous())
 
 
 class CompiledLayer:
