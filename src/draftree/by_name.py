@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +35,30 @@ def check_drafter(name: str, trie: Path | None = None) -> None:
     if name.endswith(TUNED):
         if not Path(name).is_file():
             raise ValueError(f"There is no tuned choice {name!r}: give a file that draftree tune wrote.")
-    elif name not in DRAFTERS and not (name and Path(name).is_dir()):
-        raise ValueError(f"There is no drafter {name!r}: choose {CHOICE}.{did_you_mean(name, DRAFTERS)}")
-    elif name not in DRAFTERS and kind_of(name) not in RUN:
-        refuse_published(name)
+    elif name not in DRAFTERS:
+        folder = _folder_of(name)
+        if kind_of(folder) not in RUN:
+            refuse_published(folder)
     if trie is not None and name != "lookahead":
         raise ValueError(f"--trie belongs to the lookahead drafter, not to {name!r}: leave one of them out.")
+
+
+def _folder_of(name: str) -> Any:
+    """Return the folder of a drafter, fetched where `name` is one of the hub."""
+    if name and Path(name).is_dir():
+        return name
+    if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", name):
+        raise ValueError(f"There is no drafter {name!r}: choose {CHOICE}.{did_you_mean(name, DRAFTERS)}")
+    from draftree.drafting.folder import fetched
+
+    return fetched(name)
 
 
 def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = None) -> Any:
     """Return the drafter that a command names.
 
     - A name of `DRAFTERS`; several names joined by + are merged.
-    - A folder that training wrote. A folder without `draftree_config.json` is read as a small Hugging Face model.
+    - A folder that training wrote, or a published drafter's; a small Hugging Face model's; or their names on the hub.
     - A .json file of `draftree tune`, which sets the trees too and is not merged.
 
     Args:

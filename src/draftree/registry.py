@@ -52,8 +52,8 @@ MTP = "mtp"  # The drafter that lies in the target's own checkpoint.
 SHIPPED = "eagle-3"  # The EAGLE-3 head for SmolLM2-135M-Instruct that the package has.
 DRAFTERS = ("none", *UNTRAINED, *TRAINED, MTP, SHIPPED)
 CHOICE = (
-    f"{', '.join(DRAFTERS)}, several joined by +, the folder of a drafter or small model, or a .json file that "
-    "draftree tune wrote"
+    f"{', '.join(DRAFTERS)}, several joined by +, the folder or hub name of a drafter or small model, or a .json "
+    "file that draftree tune wrote"
 )
 
 

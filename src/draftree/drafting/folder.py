@@ -212,17 +212,17 @@ def named_drafter(name: str, model: Any, tokenizer: Any) -> Any:
     """Return a drafter that needs no training, that of a folder, or the embedded model's own of a method.
 
     Args:
-        name: one of `UNTRAINED` or `TRAINED`, `MTP`, or a folder of training or of a small model.
+        name: one of `UNTRAINED` or `TRAINED`, `MTP`, or the folder or hub name of a drafter or of a small model.
     """
     if name in UNTRAINED:
         return REGISTRY[name].load()()
     if name in (MTP, SHIPPED):
         return load_drafter(name, model)
-    if name in TRAINED or not Path(name).is_dir():
+    if name in TRAINED:
         return demo_drafter(name, model)
-    if is_small_model(Path(name)):
+    if is_small_model(fetched(name)):
         return REGISTRY[SMALL].load().from_pretrained(name, tokenizer, dtype=inspect_model(model).dtype)
-    return load_drafter(Path(name), model)
+    return load_drafter(name, model)
 
 
 def is_small_model(folder: Path) -> bool:

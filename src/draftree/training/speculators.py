@@ -57,9 +57,8 @@ class Speculator:
         size, count = min(settings["draft_vocab"], target.vocab_size), len(target.layers)
         self.settings = settings | {"draft_vocab": size}
         self.vocabulary = torch.empty(0, dtype=torch.long, device="cpu")
-        self.taps: tuple[int, ...] = (
-            (2, count // 2, count - 3) if count > 6 else (min(1, count), count // 2, max(count - 1, 1))
-        )
+        few = min(1, count), count // 2, max(count - 1, 1)
+        self.taps: tuple[int, ...] = (2, count // 2, count - 3) if count > 6 else few
         self.config = kind | {
             "speculators_version": SPECULATORS,
             "draft_vocab_size": size,
@@ -91,11 +90,9 @@ class Speculator:
         drafter = Eagle3.load(folder, len(target.layers))
         layout, held = drafter.head.layout, {name: t.float() for name, t in drafter.head.state_dict().items()}
         drafter.bind(target)
-        if not layout.norm_before_head:
-            raise ValueError(
-                f"The head in {str(folder)!r} reads what is not normed (norm_output is false), which speculators' "
-                "layout cannot hold: train a new one."
-            )
+        if not layout.norm_before_head or len(drafter.head.layers) > 1:
+            has = "several layers" if layout.norm_before_head else "a last linear that reads what is not normed"
+            raise ValueError(f"The head in {str(folder)!r} has {has}, which is not trained here: train a new one.")
         size, self.taps = layout.draft_vocab_size, drafter.taps
         known = drafter.vocabulary
         self.vocabulary = torch.arange(size, device="cpu") if known is None else torch.from_numpy(known)
@@ -143,7 +140,7 @@ class Speculator:
             known[self.vocabulary] = True
             tensors |= {"d2t": self.vocabulary - torch.arange(len(self.vocabulary), device="cpu"), "t2d": known}
         if self.embeddings is not None:
-            tensors["embed_tokens.weight"] = self.embeddings.detach().cpu().to(dtype or torch.float16)
+            tensors.setdefault("embed_tokens.weight", self.embeddings.detach().cpu().to(dtype or torch.float16))
         proposal = {"proposal_type": "greedy", "speculative_tokens": self.settings["depth"]}
         verifier = {
             "algorithm": self.config["speculators_model_type"],

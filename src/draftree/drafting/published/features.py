@@ -84,8 +84,6 @@ class FeatureDrafter(Drafter):
         self._texts: ByRequest[Text] = ByRequest()
         self._ended: OrderedDict[int, Text] = OrderedDict()
 
-    # ---------------------------------------------------------------- what a kind of head adds
-
     @abstractmethod
     def features_of(self, taps: Sequence[Tensor], runner: Runner) -> Tensor:
         """Return the features [R, d'] of tapped hidden states, each [R, d]."""
@@ -93,8 +91,6 @@ class FeatureDrafter(Drafter):
     @abstractmethod
     def draft_live(self, requests: Sequence[RequestState], budgets: Sequence[int], reaches: Sequence[int]) -> TokenTree:
         """Return the trees; a request of reach 0 gets none. At least one has more."""
-
-    # ---------------------------------------------------------------- the drafter's contract
 
     def bind(self, target: Target, *, eos_token_ids: Sequence[int] = ()) -> None:
         """See `Drafter.bind`.
@@ -188,8 +184,7 @@ class FeatureDrafter(Drafter):
             known = text is not None and text.read < text.count and text.first + text.count == len(request.tokens) - 1
             reaches.append(max(request.remaining - 1, 0) if known and budget > 0 else 0)
         if not any(reaches):
-            roots = [request.tokens[-1] for request in requests]
-            return TokenTree.roots(torch.tensor(roots, dtype=torch.long, device="cpu"))
+            return TokenTree.roots(torch.tensor([r.tokens[-1] for r in requests], dtype=torch.long, device="cpu"))
         with torch.no_grad():
             return self.draft_live(requests, budgets, reaches)
 

@@ -127,8 +127,7 @@ class RecursiveDrafter(FeatureDrafter):
 
     def _pass(self, rows: Rows) -> Tensor:
         tokens, features, positions, spans = rows
-        device = features.device
-        ids, places = (torch.tensor(held, dtype=torch.long, device=device) for held in (tokens, positions))
+        ids, places = (torch.tensor(held, dtype=torch.long, device=features.device) for held in (tokens, positions))
         return self.layers(self.embedded(ids), features, places, spans)
 
     def _best(self, requests: Sequence[RequestState], outputs: Sequence[Sequence[Tensor]]) -> Best:
