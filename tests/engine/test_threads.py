@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -55,6 +55,25 @@ def test_one_drafter_in_eight_threads(name: str, runner: str) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         found = list(pool.map(lambda prompt: ours(model, prompt, drafter, runner), PROMPTS * 2))
     assert found == expected * 2
+
+
+def test_logits_of_states_wait_for_the_pass_of_another_thread() -> None:
+    """Its hooks cut what the model's head reads to the rows whose logits the pass returns."""
+    model = copy_of("demo")
+    runner = open_runner(model, "hooked")
+    states = torch.randn(1, 3, model.config.hidden_size)
+    expected = runner.logits(states)
+    with ThreadPoolExecutor(1) as pool:
+        asked: list[Future[torch.Tensor]] = []
+
+        def ask(*_: Any) -> None:
+            if not asked:
+                asked.append(pool.submit(runner.logits, states))
+                wait(asked, timeout=1)
+
+        model.model.norm.register_forward_pre_hook(ask)
+        ours(model, PROMPTS[0], runner="hooked")
+        assert torch.equal(asked[0].result(), expected)
 
 
 def test_shapes_pruners_runners_and_recorders_are_shared_as_well() -> None:

@@ -114,7 +114,7 @@ def test_candidates_are_free_drafters_given_ones_and_merges():
         (["Hello.", "Hi."], {"minutes": 0}, "minutes is 0: give a finite number over 0"),
         (["Hello.", "Hi."], {"minutes": math.inf}, "minutes is inf"),
         (["Hello.", "Hi."], {"max_new_tokens": 5000}, "Prompt '0': .*context"),
-        (["Hello.", "Hi."], {"drafters": ["jacobi-folder"]}, "no drafter 'jacobi-folder'"),
+        (["Hello.", "Hi."], {"drafters": ["jacobi-folder"]}, "no drafter folder 'jacobi-folder'"),
     ],
 )
 def test_bad_input_is_one_sentence(demo, prompts, options, words):

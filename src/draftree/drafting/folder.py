@@ -216,11 +216,9 @@ def named_drafter(name: str, model: Any, tokenizer: Any) -> Any:
     """
     if name in UNTRAINED:
         return REGISTRY[name].load()()
-    if name in (MTP, SHIPPED):
-        return load_drafter(name, model)
     if name in TRAINED:
         return demo_drafter(name, model)
-    if is_small_model(fetched(name)):
+    if name not in (MTP, SHIPPED) and is_small_model(fetched(name)):
         return REGISTRY[SMALL].load().from_pretrained(name, tokenizer, dtype=inspect_model(model).dtype)
     return load_drafter(name, model)
 

@@ -175,16 +175,17 @@ class HookedRunner(Runner):
 
     @torch.no_grad()
     def close(self, hidden: Tensor) -> Tensor:
-        return self.layout.close(hidden)
+        with self.lock:  # another thread's pass has hooks on these modules while it lasts
+            return self.layout.close(hidden)
 
     @torch.no_grad()
     def head(self, closed: Tensor) -> Tensor:
-        return self.layout.head(closed)
+        with self.lock:
+            return self.layout.head(closed)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        layout = self.layout
-        return layout.finish(layout.head(layout.close(hidden)))
+        return self.layout.finish(self.head(self.close(hidden)))
 
     @cached_property
     def layout(self) -> ModelLayout:
