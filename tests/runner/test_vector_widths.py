@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from limited_library import limited_to
@@ -65,6 +66,12 @@ def test_top_tokens(widest: int, width: int) -> None:
     assert torch.allclose(logp[whole], expected.values[whole].float(), rtol=0, atol=1e-5)
     assert tokens[~whole].eq(0).all()
     assert logp[~whole].isneginf().all()
+    for odd in (torch.nan, torch.inf):
+        broken = logits[1:, 1].clone()
+        broken[0, width // 2] = odd
+        none, never = top_tokens(broken, 4)
+        assert (none == 0).all()
+        assert np.isneginf(never).all()
     halves = top_tokens(logits.bfloat16(), 1)
     assert (halves[0] == logits.bfloat16().argmax(-1, keepdim=True).numpy())[whole.numpy()[..., :1]].all()
 

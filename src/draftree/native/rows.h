@@ -33,7 +33,7 @@ INLINE void norm_rows(const float *x, const float *weight, float epsilon, int64_
 }
 
 /* The `count` largest of each row's `width` logits, those first, and their log-probabilities; where fewer are more than -infinity,
- * the others are number 0 with -infinity. */
+ * the others are number 0 with -infinity, as are all in a row with what is no number. */
 INLINE void top_rows(const float *x, int64_t rows, int64_t width, int64_t count, int64_t *best, float *logp) {
     for (int64_t r = 0; r < rows; r++, x += width, best += count, logp += count) {
         for (int64_t k = 0; k < count; k++) best[k] = 0, logp[k] = -INFINITY;
@@ -56,7 +56,10 @@ INLINE void top_rows(const float *x, int64_t rows, int64_t width, int64_t count,
             for (int k = 0; k < LANES; k++) lanes[k] += exponential(x[i + k] - most);
         for (; i < width; i++) sum += exponential(x[i] - most);
         for (int k = 0; k < LANES; k++) sum += lanes[k];
-        for (int64_t k = 0; k < count; k++) logp[k] -= most + logf(sum);
+        for (int64_t k = 0; k < count; k++) {
+            logp[k] -= most + logf(sum);
+            if (!(logp[k] <= 0)) best[k] = 0, logp[k] = -INFINITY; /* among logits that are no numbers, or infinite */
+        }
     }
 }
 
