@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +35,15 @@ def check_drafter(name: str, trie: Path | None = None) -> None:
         if not Path(name).is_file():
             raise ValueError(f"There is no tuned choice {name!r}: give a file that draftree tune wrote.")
     elif name not in DRAFTERS:
-        folder = _folder_of(name)
+        if not name or not ("/" in name or Path(name).is_dir()):
+            raise ValueError(f"There is no drafter {name!r}: choose {CHOICE}.{did_you_mean(name, DRAFTERS)}")
+        from draftree.drafting.folder import fetched
+
+        folder = fetched(name)
         if kind_of(folder) not in RUN:
             refuse_published(folder)
     if trie is not None and name != "lookahead":
         raise ValueError(f"--trie belongs to the lookahead drafter, not to {name!r}: leave one of them out.")
-
-
-def _folder_of(name: str) -> Any:
-    """Return the folder of a drafter, fetched where `name` is one of the hub."""
-    if name and Path(name).is_dir():
-        return name
-    if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", name):
-        raise ValueError(f"There is no drafter {name!r}: choose {CHOICE}.{did_you_mean(name, DRAFTERS)}")
-    from draftree.drafting.folder import fetched
-
-    return fetched(name)
 
 
 def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = None) -> Any:

@@ -81,7 +81,8 @@ class Speculator:
         """Begin with a trained EAGLE-3 head of any layout, see `eagle3`: with its sizes, draft vocabulary and weights.
 
         Raises:
-            ValueError: another kind of drafter, one for another model, or one that speculators' layout cannot hold.
+            ValueError: another kind of drafter, one for another model, of several layers, or whose last linear reads
+                what is not normed, which speculators' layout cannot hold.
         """
         folder = fetched(source)
         if kind_of(folder) != "EAGLE-3":
